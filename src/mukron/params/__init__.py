@@ -1,0 +1,21 @@
+"""Parametrizations: from base shapes to roles, initial scales, learning-rate and damping multipliers."""
+
+from mukron.params.apply import parametrize
+from mukron.params.errors import ParametrizationError
+from mukron.params.layers import Fans, fans
+from mukron.params.parametrization import ParameterPlan, Parametrization, Scales
+from mukron.params.shapes import BaseParameter, BaseShapes, base_shapes, build
+
+__all__ = [
+    "BaseParameter",
+    "BaseShapes",
+    "Fans",
+    "ParameterPlan",
+    "Parametrization",
+    "ParametrizationError",
+    "Scales",
+    "base_shapes",
+    "build",
+    "fans",
+    "parametrize",
+]

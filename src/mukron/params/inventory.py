@@ -1,0 +1,66 @@
+"""Which parameters a model has, under which name, and which modules use them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.nn.parameter import UninitializedParameter
+from torch.optim.swa_utils import AveragedModel
+
+from mukron.params.errors import ParametrizationError
+from mukron.params.layers import Fans, fans
+
+WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel, AveragedModel)
+# Name segments that torch's own wrappers put inside a model, not only around it.
+WRAPPER_SEGMENTS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+
+
+@dataclass(frozen=True)
+class Found:
+    """One parameter of a model, with every place that uses it: more than one if it is tied."""
+
+    parameter: nn.Parameter
+    uses: dict[str, Fans | None]  # full name there -> its fans, None if the owner's type is not known
+    owner: str  # the first owner's type, for messages
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.parameter.shape)
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """The model the user wrote, without DataParallel, DistributedDataParallel, AveragedModel or torch.compile."""
+    while True:
+        if isinstance(model, WRAPPERS):
+            model = model.module
+        elif isinstance(inner := model._modules.get("_orig_mod"), nn.Module):
+            model = inner
+        else:
+            return model
+
+
+def inventory(model: nn.Module) -> dict[str, Found]:
+    """Every parameter once, under the name the user's own model gives it."""
+    found: dict[int, tuple[str, Found]] = {}
+    for module_name, module in unwrap(model).named_modules():
+        for local, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+            name = clean_name(f"{module_name}.{local}" if module_name else local)
+            if isinstance(parameter, UninitializedParameter):
+                raise ParametrizationError(
+                    f'parameter "{name}" of a lazy {type(module).__name__} has no shape yet; '
+                    "run one batch through the model first"
+                )
+            _, first = found.setdefault(id(parameter), (name, Found(parameter, {}, type(module).__name__)))
+            first.uses[name] = fans(module, local, tuple(parameter.shape))
+    return dict(found.values())
+
+
+def clean_name(name: str) -> str:
+    """The name without the segments that torch's wrappers add."""
+    return ".".join(segment for segment in name.split(".") if segment not in WRAPPER_SEGMENTS)
+
+
+def on_meta(found: dict[str, Found]) -> bool:
+    return any(entry.parameter.device == torch.device("meta") for entry in found.values())

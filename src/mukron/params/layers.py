@@ -1,0 +1,89 @@
+"""Fan-in and fan-out of a parameter, told by the module that owns it.
+
+A shape alone does not say which side is which: a transposed convolution stores them the other way round, an
+embedding's rows are picked and not summed, a depthwise convolution sums over no channel however many there are. Each
+known module type has one function here; a module's subclasses inherit it.
+
+A layer of your own joins in by::
+
+    from mukron.params import Fans, fans
+
+    @fans.register(MyLinear)
+    def _(module, name, shape):
+        return Fans(fan_in=shape[1], fan_out=shape[0]) if name == "weight" else None
+
+Returning None leaves the parameter without a known owner: it must be declared, ``base_shapes(..., roles={...})``.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import singledispatch
+from typing import NamedTuple
+
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.conv import _ConvNd
+
+Shape = tuple[int, ...]
+
+
+class Fans(NamedTuple):
+    """How many numbers are summed into one unit of the layer's output, and how many units there are."""
+
+    fan_in: int
+    fan_out: int
+    vector: bool = False  # a bias or gain: one number a unit, no sum
+
+
+@singledispatch
+def fans(module: nn.Module, name: str, shape: Shape) -> Fans | None:
+    """The fans of ``module``'s own parameter ``name``, or None if its type is not known."""
+    return None
+
+
+def _vector(shape: Shape) -> Fans:
+    return Fans(1, math.prod(shape), vector=True)
+
+
+@fans.register(nn.Linear)
+@fans.register(nn.RNNBase)  # weight_ih, weight_hh, weight_hr, each [gates x hidden, input]
+@fans.register(nn.RNNCellBase)
+def _dense(module: nn.Module, name: str, shape: Shape) -> Fans:
+    return _vector(shape) if len(shape) == 1 else Fans(shape[1], shape[0])
+
+
+@fans.register
+def _bilinear(module: nn.Bilinear, name: str, shape: Shape) -> Fans:
+    return _vector(shape) if name == "bias" else Fans(shape[1] * shape[2], shape[0])
+
+
+@fans.register
+def _conv(module: _ConvNd, name: str, shape: Shape) -> Fans:
+    if name == "bias":
+        return _vector(shape)
+    if module.transposed:  # [in, out / groups, *kernel]
+        return Fans(shape[0] // module.groups * math.prod(shape[2:]), shape[1] * module.groups)
+    return Fans(math.prod(shape[1:]), shape[0])  # [out, in / groups, *kernel]
+
+
+@fans.register(nn.Embedding)
+@fans.register(nn.EmbeddingBag)
+def _embedding(module: nn.Module, name: str, shape: Shape) -> Fans:
+    return Fans(1, shape[1])  # the input is one-hot: one row is picked, none are summed over the vocabulary
+
+
+@fans.register(_NormBase)  # batch and instance norm
+@fans.register(nn.LayerNorm)
+@fans.register(nn.GroupNorm)
+@fans.register(nn.RMSNorm)
+@fans.register(nn.PReLU)
+def _gain(module: nn.Module, name: str, shape: Shape) -> Fans:
+    return _vector(shape)
+
+
+@fans.register
+def _attention(module: nn.MultiheadAttention, name: str, shape: Shape) -> Fans:
+    if name in ("in_proj_bias", "bias_k", "bias_v"):
+        return _vector(shape)
+    return Fans(shape[1], module.embed_dim)  # in_proj_weight stacks q, k and v: [3 embed, embed]

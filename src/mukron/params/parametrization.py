@@ -1,0 +1,256 @@
+"""The plan: what each parameter of a network is, and what every method's numbers are multiplied by."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from typing import Any
+
+from torch import nn
+
+from mukron.params.errors import ParametrizationError
+from mukron.params.inventory import inventory, unwrap
+from mukron.params.layers import Shape
+from mukron.params.resolve import Growth, check_names
+from mukron.params.storage import Data, check_stamp, read_json, stamp, write_json
+from mukron.table import Table
+from mukron.theory import Method, Role, Scheme, get_method, get_scheme, initial_exponent, solve
+
+KIND, VERSION = "parametrization", 1
+ZERO = "zero"
+
+
+@dataclass(frozen=True)
+class ParameterPlan:
+    """One parameter: its role, how much its sides grew, and its initial spread."""
+
+    growth: Growth
+    shape: Shape
+    base_shape: Shape
+    base_std: float  # of the initial values at the base width; 0 if they are all equal
+    std: float  # of the initial values here, once parametrized
+    tied: tuple[str, ...] = ()  # the other names of the same tensor
+
+    @property
+    def role(self) -> Role:
+        return self.growth.role
+
+
+@dataclass(frozen=True)
+class Scales:
+    """What a method's numbers are multiplied by for one parameter."""
+
+    lr: float
+    damping: Mapping[str, float]  # by the factor's name: {"A": ..., "B": ...} for K-FAC
+
+
+@dataclass(frozen=True)
+class Parametrization:
+    """A network's plan: plain data keyed by parameter name. Made by ``parametrize``; saves to and loads from JSON.
+
+    It holds no tensor and marks none, so it outlives copies, checkpoints and wrappers of the model. It remembers the
+    model it was made for (weakly), so that ``param_groups`` need not be told; another copy is passed as ``model=``.
+    """
+
+    scheme: Scheme
+    parameters: Mapping[str, ParameterPlan]
+    output_exponent: Fraction | str | None = None  # replaces b of the output weights; "zero": they start at zero
+    base_width: int | None = None
+    _model: weakref.ref[nn.Module] | None = field(default=None, compare=False, repr=False)
+
+    def initial_exponent(self, role: Role) -> Fraction | None:
+        """b: the initial std is the base width's times r_in^-b. None: the initial values are zero."""
+        if role is Role.OUTPUT and self.output_exponent is not None:
+            return None if self.output_exponent == ZERO else Fraction(self.output_exponent)
+        return initial_exponent(role, self.scheme.s)
+
+    def scales(self, method: Method | str) -> dict[str, Scales]:
+        """The multipliers of the learning rate and of each damping term, for every parameter."""
+        exponents = solve(method, self.scheme)
+        scales = {}
+        for name, plan in self.parameters.items():
+            own, growth = exponents[plan.role], plan.growth
+            scales[name] = Scales(
+                lr=(-own.c).of(growth.r_in, growth.r_out),
+                damping={factor: (-d).of(growth.r_in, growth.r_out) for factor, d in own.d.items()},
+            )
+        return scales
+
+    def param_groups(
+        self, method: str, lr: float, *, weight_decay: float = 0.0, model: nn.Module | None = None
+    ) -> list[dict[str, Any]]:
+        """Parameter groups for an optimizer of torch: ``torch.optim.AdamW(p.param_groups("adamw", lr=1e-3))``.
+
+        Weight decay goes here, not to the optimizer: ``lr * weight_decay``, by which a step shrinks the weights, is
+        kept the same in every layer at every width. Each group also says the ``role`` of its parameters.
+        """
+        if lr < 0 or weight_decay < 0:
+            raise ParametrizationError(f"lr and weight_decay must not be negative, got {lr} and {weight_decay}")
+        if method.strip().lower() == "adam" and weight_decay:
+            raise ParametrizationError(
+                "Adam mixes weight decay into its normalized gradient, where no width-independent scale exists; "
+                'use param_groups("adamw", ...) with torch.optim.AdamW'
+            )
+        found = inventory(self._checked(model))
+        members = defaultdict(list)
+        for name, scale in self.scales(method).items():
+            members[self.parameters[name].role, scale.lr].append(found[name].parameter)
+        return [
+            {"params": parameters, "lr": lr * scale, "weight_decay": weight_decay / scale, "role": role.value}
+            for (role, scale), parameters in members.items()
+        ]
+
+    def explain(self, method: Method | str) -> Table:
+        """For every parameter: role, sizes, initial std, learning-rate and damping multipliers, and why."""
+        method = get_method(method)
+        scales = self.scales(method)
+        factors = [factor.name for factor in method.damped]
+        rows = []
+        for name, plan in self.parameters.items():
+            scale = scales[name]
+            numbers = [scale.lr, *(scale.damping[factor] for factor in factors)]
+            rows.append(
+                (
+                    *(name, str(plan.role), _sizes(plan.shape), _sizes(plan.base_shape)),
+                    *(_short(float(ratio)) for ratio in (plan.growth.r_in, plan.growth.r_out)),
+                    _short(plan.std) if plan.std else "constant",
+                    *map(_short, numbers),
+                    _reason(method, self.scheme, plan),
+                )
+            )
+        columns = (
+            *("parameter", "role", "shape", "base shape", "r_in", "r_out", "initial std", "lr x"),
+            *(f"rho_{factor} x" for factor in factors),
+            "why",
+        )
+        return Table(f"{method.title}, {self.scheme}", columns, tuple(rows), self._notes(method))
+
+    def check(self, saved: Parametrization | Mapping[str, Any]) -> None:
+        """Refuse a plan, such as one from a checkpoint, that was made with other base shapes or another scheme."""
+        other = saved if isinstance(saved, Parametrization) else Parametrization.from_dict(saved)
+        for what in ("scheme", "output_exponent"):
+            theirs, ours = getattr(other, what), getattr(self, what)
+            if theirs != ours:
+                raise ParametrizationError(f"the saved plan has {what} {theirs}, this one {ours}")
+        check_names(other.parameters, self.parameters, "in this network", "in the saved plan")
+        for name, plan in self.parameters.items():
+            theirs = other.parameters[name]
+            if (theirs.base_shape, theirs.growth) != (plan.base_shape, plan.growth):
+                raise ParametrizationError(
+                    f'parameter "{name}": the saved plan has base shape {list(theirs.base_shape)} as {theirs.role}, '
+                    f"this one {list(plan.base_shape)} as {plan.role}; learning rates would change meaning: use the "
+                    "base shapes that the checkpoint was trained with"
+                )
+
+    def bind(self, model: nn.Module) -> Parametrization:
+        """The same plan for that model, which must have the same parameters and shapes."""
+        found = inventory(model)
+        check_names(self.parameters, found, "in this network", "in the plan")
+        for name, plan in self.parameters.items():
+            if found[name].shape != plan.shape:
+                raise ParametrizationError(
+                    f'parameter "{name}": {list(found[name].shape)} in this network, {list(plan.shape)} in the plan'
+                )
+        return replace(self, _model=weakref.ref(unwrap(model)))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        write_json(path, self.to_dict())
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], model: nn.Module | None = None) -> Parametrization:
+        """Read a saved plan; with ``model``, check that it fits that network and bind it."""
+        plan = cls.from_dict(read_json(path), source=str(path))
+        return plan if model is None else plan.bind(model)
+
+    def to_dict(self) -> Data:
+        """Plain JSON data, as ``save`` writes it; may go into a checkpoint beside the ``state_dict``."""
+        parameters = {
+            name: {
+                "role": plan.role.value,
+                "r_in": str(plan.growth.r_in),
+                "r_out": str(plan.growth.r_out),
+                "shape": list(plan.shape),
+                "base_shape": list(plan.base_shape),
+                "base_std": plan.base_std,
+                "std": plan.std,
+                "tied": list(plan.tied),
+            }
+            for name, plan in self.parameters.items()
+        }
+        exponent = None if self.output_exponent is None else str(self.output_exponent)
+        content = {"scheme": self.scheme.name, "output_exponent": exponent, "base_width": self.base_width}
+        return stamp(KIND, VERSION, {**content, "parameters": parameters})
+
+    @classmethod
+    def from_dict(cls, data: object, source: str = "parametrization") -> Parametrization:
+        content = check_stamp(data, KIND, VERSION, source)
+        parameters = {
+            name: ParameterPlan(
+                growth=Growth(Role(entry["role"]), Fraction(entry["r_in"]), Fraction(entry["r_out"])),
+                shape=tuple(entry["shape"]),
+                base_shape=tuple(entry["base_shape"]),
+                base_std=entry["base_std"],
+                std=entry["std"],
+                tied=tuple(entry["tied"]),
+            )
+            for name, entry in content["parameters"].items()
+        }
+        exponent = content["output_exponent"]
+        if exponent not in (None, ZERO):
+            exponent = Fraction(exponent)
+        return cls(get_scheme(content["scheme"]), parameters, exponent, content["base_width"])
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_model": None}  # plain data travels; the model goes its own way
+
+    def _checked(self, model: nn.Module | None) -> nn.Module:
+        if model is None and self._model is not None:
+            model = self._model()
+        if model is None:
+            raise ParametrizationError("this plan is not bound to a model (or the model is gone); pass model=...")
+        self.bind(model)
+        return model
+
+    def _notes(self, method: Method) -> tuple[str, ...]:
+        notes = ["r_in, r_out: fan-in and fan-out over those at the base width; 'x' columns multiply your own numbers."]
+        if method.damped:
+            notes.append("Norm layers are not preconditioned: they take the fallback rule's own row (sgd or adamw).")
+        notes += [f"{name} is also {', '.join(plan.tied)}" for name, plan in self.parameters.items() if plan.tied]
+        if self.output_exponent is not None:
+            notes.append(f"b of the output weights is {self.output_exponent} by request.")
+        return tuple(notes)
+
+
+REASONS = {
+    Role.INPUT: "finite fan-in: starts as at the base",
+    Role.HIDDEN: "sums over a growing fan-in: starts as its root",
+    Role.OUTPUT: "sums over a growing fan-in",
+    Role.VECTOR: "one number a unit: an input weight whose input is 1",
+    Role.SCALAR: "no side grows: not scaled",
+}
+
+
+def _reason(method: Method, scheme: Scheme, plan: ParameterPlan) -> str:
+    role = plan.role
+    if role is Role.SCALAR:
+        return REASONS[role]
+    move = method.response(role, scheme.s).total
+    if scheme.r is None:
+        step = f"SP scales no step: its own moves like M^{move}" if move else "its step keeps its size"
+    elif move == -scheme.r * role.fan_out:
+        step = "its step has the right size at every width"
+    else:
+        step = f"unscaled, its step would move like M^{move}"
+    return f"{REASONS[role]}; {step}"
+
+
+def _sizes(shape: Shape) -> str:
+    return " x ".join(map(str, shape)) or "1"
+
+
+def _short(number: float) -> str:
+    return f"{number:.4g}"

@@ -1,0 +1,118 @@
+"""From the sizes of one parameter at two widths to its role and to how much each of its sides has grown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+
+from mukron.params.errors import ParametrizationError
+from mukron.params.layers import Fans, Shape
+from mukron.theory import Role
+
+ONE = Fraction(1)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """A parameter's shape, and its fans at every place that uses it."""
+
+    shape: Shape
+    uses: Mapping[str, Fans | None]
+
+
+@dataclass(frozen=True)
+class Growth:
+    """A parameter's role, and its fan-in and fan-out over those at the base width (1 for a finite side)."""
+
+    role: Role
+    r_in: Fraction = ONE
+    r_out: Fraction = ONE
+
+
+def check_names(base: Iterable[str], here: Iterable[str], where_here: str, where_base: str) -> None:
+    """Both networks must have the same parameters."""
+    base, here = list(base), list(here)
+    for names, others, where in ((base, here, where_base), (here, base, where_here)):
+        missing = [name for name in names if name not in set(others)]
+        if missing:
+            more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+            other = where_here if where == where_base else where_base
+            raise ParametrizationError(
+                f'parameter "{", ".join(missing[:3])}"{more} exists {where} but not {other}; '
+                "both must be the same network at two widths (same depth, same options)"
+            )
+
+
+def resolve(name: str, base: Sizes, wider: Sizes, here: Sizes, declared: Role | None, owner: str) -> Growth:
+    """The role follows from what differs between ``base`` and ``wider``, the growth from ``base`` to ``here``."""
+    check_shapes(name, base.shape, wider.shape, here.shape)
+    if declared is not None:
+        return _declared_growth(name, base.shape, wider.shape, here.shape, declared)
+    growths: dict[str, Growth] = {}
+    for use, base_fans in base.uses.items():
+        wider_fans, here_fans = wider.uses.get(use), here.uses.get(use)
+        if base_fans is None or wider_fans is None or here_fans is None:
+            raise ParametrizationError(
+                f'parameter "{name}" {list(here.shape)}: its owner {owner} is not a known module, so its fan-in and '
+                f'fan-out are not known; declare its role, base_shapes(..., roles={{"{name}": "input"}}) '
+                "(input, hidden, output, vector or scalar), or register the module's fans (mukron.params.fans)"
+            )
+        growths[use] = _growth(base_fans, wider_fans, here_fans)
+    if len(set(growths.values())) > 1:
+        roles = ", ".join(f'{growth.role} as "{use}"' for use, growth in growths.items())
+        raise ParametrizationError(
+            f'parameter "{name}" is tied and its uses disagree: {roles}; no one scale serves both. Declare the role '
+            f'that holds, base_shapes(..., roles={{"{name}": "input"}}), and let the forward pass scale the other use '
+            "(for an embedding tied to the head: divide the logits by width / base width)"
+        )
+    return next(iter(growths.values()))
+
+
+def check_shapes(name: str, base: Shape, wider: Shape, here: Shape) -> None:
+    if not len(base) == len(wider) == len(here):
+        raise ParametrizationError(
+            f'parameter "{name}": {len(here)} dimensions here, {len(base)} at the base width; '
+            "a parameter must keep its dimensions and change their sizes only"
+        )
+    for dimension, (size, size_wider, size_here) in enumerate(zip(base, wider, here, strict=True)):
+        which = f'parameter "{name}", dimension {dimension}'
+        if size_wider < size or size_here < size:
+            raise ParametrizationError(
+                f"{which}: shrinks from {size} at the base width to {min(size_wider, size_here)}; the base must be the "
+                "narrowest network: choose a smaller base width"
+            )
+        if size_wider == size and size_here != size:
+            raise ParametrizationError(
+                f"{which}: {size_here} here and {size} at the base width, but it does not grow with the width; "
+                "build both with the same input size, classes and options"
+            )
+
+
+def _growth(base: Fans, wider: Fans, here: Fans) -> Growth:
+    grows_in, grows_out = wider.fan_in != base.fan_in, wider.fan_out != base.fan_out
+    return Growth(
+        Role.of(fan_in_grows=grows_in, fan_out_grows=grows_out, vector=here.vector),
+        Fraction(here.fan_in, base.fan_in) if grows_in else ONE,
+        Fraction(here.fan_out, base.fan_out) if grows_out else ONE,
+    )
+
+
+def _declared_growth(name: str, base: Shape, wider: Shape, here: Shape, role: Role) -> Growth:
+    """A declared parameter has no known sides: all dimensions that grow must do so by one ratio."""
+    if role is Role.SCALAR:
+        return Growth(role)
+    growing = [dimension for dimension, size in enumerate(base) if wider[dimension] != size]
+    if not growing:
+        raise ParametrizationError(
+            f'parameter "{name}" {list(here)}: declared {role}, but none of its dimensions grows'
+        )
+    ratios = {dimension: Fraction(here[dimension], base[dimension]) for dimension in growing}
+    if len(set(ratios.values())) > 1:
+        listed = ", ".join(f"dimension {dimension} by {ratio}" for dimension, ratio in ratios.items())
+        raise ParametrizationError(
+            f'parameter "{name}": declared {role}, which needs one ratio, but its dimensions grow by different ones '
+            f"({listed}); register the fans of the module that owns it instead (mukron.params.fans)"
+        )
+    ratio = ratios[growing[0]]
+    return Growth(role, ratio if role.fan_in else ONE, ratio if role.fan_out else ONE)

@@ -1,0 +1,58 @@
+"""Plain data as JSON files with a kind and a format version."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from mukron.params.errors import ParametrizationError
+
+Data = dict[str, Any]
+
+
+def stamp(kind: str, version: int, content: Mapping[str, Any]) -> Data:
+    return {"format": f"mukron.{kind}", "version": version, **content}
+
+
+def check_stamp(data: object, kind: str, version: int, source: str) -> Data:
+    """The data itself, if it is of this kind and of a version that this code reads."""
+    if not isinstance(data, dict) or data.get("format") != f"mukron.{kind}":
+        found = data.get("format") if isinstance(data, dict) else type(data).__name__
+        raise ParametrizationError(f"{source}: expected format 'mukron.{kind}', found {found!r}")
+    if data.get("version") != version:
+        raise ParametrizationError(
+            f"{source}: format version {data.get('version')!r}, this mukron reads version {version}; "
+            "install the version of mukron that wrote it, or make the file again"
+        )
+    return data
+
+
+def write_json(path: str | os.PathLike[str], data: Data) -> None:
+    """All or nothing: a file that is there is whole."""
+    path = Path(path)
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+        try:
+            json.dump(data, file, indent=1)
+            file.write("\n")
+        except BaseException:
+            os.unlink(file.name)
+            raise
+    os.chmod(file.name, 0o666 & ~_umask())
+    os.replace(file.name, path)
+
+
+def read_json(path: str | os.PathLike[str]) -> object:
+    try:
+        return json.loads(Path(path).read_text())
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ParametrizationError(f"{path}: not a JSON file ({error}); was it written by mukron's save()?") from error
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

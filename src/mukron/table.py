@@ -1,0 +1,27 @@
+"""A table as data: reads as text, and the command line can draw it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, repr=False)
+class Table:
+    """Titled rows of text. ``print`` it, or read ``columns`` and ``rows``."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    notes: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        widths = [max(map(len, cells)) for cells in zip(self.columns, *self.rows, strict=True)]
+        lines = [self.title, "", _line(self.columns, widths), "  ".join("-" * width for width in widths)]
+        lines += [_line(row, widths) for row in self.rows]
+        return "\n".join([*lines, *(["", *self.notes] if self.notes else [])])
+
+    __repr__ = __str__
+
+
+def _line(cells: tuple[str, ...], widths: list[int]) -> str:
+    return "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()

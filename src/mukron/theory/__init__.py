@@ -1,0 +1,40 @@
+"""The theory in exact fractions: which exponents make features move by the same amount at every width.
+
+Needs the standard library alone.
+
+>>> from mukron.theory import Role, solve
+>>> solve("shampoo", "mup")[Role.OUTPUT].c.total
+Fraction(1, 2)
+"""
+
+from mukron.theory.methods import METHODS, Factor, Method, get_method, kronecker, shampoo
+from mukron.theory.power import Power
+from mukron.theory.roles import Role
+from mukron.theory.schemes import MUP, NTK, SP, Scheme, get_scheme, uniform
+from mukron.theory.solve import Exponents, feature_slopes, initial_exponent, residuals, solve, update_exponent
+from mukron.theory.tables import comparison_table, method_table
+
+__all__ = [
+    "METHODS",
+    "MUP",
+    "NTK",
+    "SP",
+    "Exponents",
+    "Factor",
+    "Method",
+    "Power",
+    "Role",
+    "Scheme",
+    "comparison_table",
+    "feature_slopes",
+    "get_method",
+    "get_scheme",
+    "initial_exponent",
+    "kronecker",
+    "method_table",
+    "residuals",
+    "shampoo",
+    "solve",
+    "uniform",
+    "update_exponent",
+]

@@ -1,0 +1,151 @@
+"""Every way in which two networks, or a network and a plan, do not fit: an error that names what and the way out."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from networks import INPUTS, Net
+from torch import nn
+
+from mukron.params import ParametrizationError, base_shapes, parametrize
+
+
+def refused(*words: str):
+    """The message must hold these words in this order."""
+    return pytest.raises(ParametrizationError, match="(?s)" + ".*".join(map(re.escape, words)))
+
+
+class Deeper(Net):
+    def __init__(self, width: int) -> None:
+        super().__init__(width)
+        self.extra = nn.Linear(width, width)
+
+
+class Bare(nn.Module):
+    def __init__(self, rows: int, columns: int) -> None:
+        super().__init__()
+        self.matrix = nn.Parameter(torch.randn(rows, columns))
+
+
+def test_a_parameter_in_one_model_and_not_in_the_other():
+    with refused('"extra.weight, extra.bias" exists in this network but not in the base shapes', "same depth"):
+        parametrize(Deeper(16), base_shapes(Net, width=8))
+    with refused('"extra.weight, extra.bias" exists in the base shapes but not in this network'):
+        parametrize(Net(16), base_shapes(Deeper, width=8))
+    with refused('"extra.weight, extra.bias" exists at width 16 but not at width 8'):
+        base_shapes(lambda width: (Deeper if width > 8 else Net)(width), width=8)
+
+
+def test_a_dimension_that_shrinks():
+    with refused('"first.weight", dimension 0: shrinks from 8', "to 4", "choose a smaller base width"):
+        parametrize(Net(4), base_shapes(Net, width=8))
+    with refused("dimension 1: shrinks from 64", "to 32"):
+        base_shapes(lambda width: nn.Linear(512 // width, width), width=8)
+
+
+def test_a_finite_dimension_that_differs():
+    def other_inputs(width):
+        return nn.Sequential(nn.Linear(2 * INPUTS, width), nn.Linear(width, 3))
+
+    def factory(width):
+        return nn.Sequential(nn.Linear(INPUTS, width), nn.Linear(width, 3))
+
+    with refused('"0.weight", dimension 1: 24 here and 12 at the base width, but it does not grow', "same input size"):
+        parametrize(other_inputs(16), base_shapes(factory, width=8))
+
+
+def test_another_number_of_dimensions():
+    with refused('"weight": 4 dimensions here, 2 at the base width'):
+        parametrize(nn.Conv2d(8, 8, 3), base_shapes(lambda width: nn.Linear(width, width), width=4))
+
+
+def test_two_dimensions_that_grow_by_different_ratios_where_one_is_needed():
+    shapes = base_shapes(lambda width: Bare(width, 2 * width), width=4, roles={"matrix": "hidden"})
+    assert parametrize(Bare(8, 16), shapes).parameters["matrix"].growth.r_in == 2
+    with refused('"matrix": declared hidden', "needs one ratio", "dimension 0 by 2, dimension 1 by 4", "register"):
+        parametrize(Bare(8, 32), shapes)
+
+
+def test_nothing_to_compare():
+    with refused("the network has the base width itself", "base_shapes(factory, width=...)"):
+        parametrize(Net(8), base_shapes(Net(8)))
+    with refused("no parameter's shape differs between widths 8 and 16", "does the factory use its width?"):
+        base_shapes(lambda width: Net(32), width=8)
+
+
+def test_one_model_as_the_base_is_compared_with_the_network():
+    from_model = parametrize(Net(16), base_shapes(Net(8)))
+    from_factory = parametrize(Net(16), base_shapes(Net, width=8))
+    assert {name: entry.growth for name, entry in from_model.parameters.items()} == {
+        name: entry.growth for name, entry in from_factory.parameters.items()
+    }
+
+
+def test_a_parameter_with_no_known_owner():
+    with refused('"matrix" [4, 8]: its owner Bare is not a known module', 'roles={"matrix": "input"}'):
+        base_shapes(lambda width: Bare(4, width), width=4)
+
+
+def test_wrong_declarations():
+    with refused('"matrix": unknown role', "'input', 'hidden', 'output', 'vector', 'scalar'"):
+        base_shapes(lambda width: Bare(4, width), width=4, roles={"matrix": "inptu"})
+    with refused('no parameter "matrx"'):
+        base_shapes(lambda width: Bare(4, width), width=4, roles={"matrx": "input"})
+    with refused('"0.bias"', "declared vector, but none of its dimensions grows"):
+        make = lambda width: nn.Sequential(nn.Linear(width, 3))  # noqa: E731
+        base_shapes(make, width=4, roles={"0.bias": "vector"})
+
+
+def test_a_declared_alias_of_a_tied_weight():
+    class Tied(nn.Module):
+        def __init__(self, width):
+            super().__init__()
+            self.embedding, self.head = nn.Embedding(9, width), nn.Linear(width, 9, bias=False)
+            self.head.weight = self.embedding.weight
+
+    with refused('no parameter "head.weight"; it is tied to "embedding.weight": declare that'):
+        base_shapes(Tied, width=4, roles={"head.weight": "input"})
+
+
+@pytest.mark.parametrize("width", [0, -1, 1.5, True, "64"])
+def test_wrong_base_widths(width):
+    with refused("the base width must be a positive whole number"):
+        base_shapes(Net, width=width)
+
+
+def test_no_base_width_and_no_module():
+    with refused("needs the base width: base_shapes(factory, width=64)"):
+        base_shapes(Net)
+    with refused("the factory returned a dict, expected an nn.Module"):
+        base_shapes(lambda width: {}, width=4)
+
+
+def test_an_error_in_the_factory_is_the_users_to_see():
+    def factory(width):
+        raise RuntimeError("no such file")
+
+    with pytest.raises(RuntimeError, match="no such file"):
+        base_shapes(factory, width=4)
+
+
+def test_a_checkpoint_with_other_base_shapes(tmp_path):
+    model = Net(32)
+    plan = parametrize(model, base_shapes(Net, width=8))
+    checkpoint = {"model": model.state_dict(), "plan": plan.to_dict()}
+    torch.save(checkpoint, tmp_path / "checkpoint.pt")
+    loaded = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
+
+    same = parametrize(Net(32), base_shapes(Net, width=8))
+    same.check(loaded["plan"])
+    other = parametrize(Net(32), base_shapes(Net, width=16))
+    with refused(
+        '"first.weight": the saved plan has base shape [8, 12] as input, this one [16, 12]', "base shapes that"
+    ):
+        other.check(loaded["plan"])
+    lazy = parametrize(Net(32), base_shapes(Net, width=8), "ntk")
+    with refused("the saved plan has scheme mup, this one ntk"):
+        lazy.check(loaded["plan"])
+    with refused('"extra.weight, extra.bias" exists in this network but not in the saved plan'):
+        parametrize(Deeper(32), base_shapes(Deeper, width=8)).check(plan)

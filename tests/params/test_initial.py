@@ -1,0 +1,214 @@
+"""Initial values: whatever the initializer, std at any width is std at the base times r_in^-b."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import pytest
+import torch
+from networks import CLASSES, INPUTS, Net
+from torch import nn
+
+from mukron.params import ParametrizationError, base_shapes, parametrize
+from mukron.params.initial import Spread, correction
+from mukron.theory import Role
+
+BASE, WIDTH = 32, 512
+R = WIDTH // BASE
+
+
+def constant_std(weight):
+    nn.init.normal_(weight, std=0.02)
+
+
+def truncated(weight):
+    nn.init.trunc_normal_(weight, std=0.02, a=-0.02, b=0.02)
+
+
+def fan_out(weight):
+    nn.init.kaiming_normal_(weight, mode="fan_out")
+
+
+INITIALIZERS = {
+    "torch's default": None,
+    "fan-in": nn.init.kaiming_normal_,
+    "fan-out": fan_out,
+    "Xavier": nn.init.xavier_uniform_,
+    "constant std": constant_std,
+    "truncated": truncated,
+    "orthogonal": nn.init.orthogonal_,
+}
+
+
+def factory_with(initializer):
+    def factory(width):
+        model = nn.Sequential(nn.Linear(INPUTS, width), nn.Linear(width, width), nn.Linear(width, CLASSES))
+        if initializer is not None:
+            for layer in model:
+                initializer(layer.weight)
+        return model
+
+    return factory
+
+
+@pytest.mark.parametrize("scheme", ["mup", "ntk", "uniform:1/4"])
+@pytest.mark.parametrize("name", INITIALIZERS)
+def test_every_initializer_ends_at_the_law(name, scheme):
+    factory = factory_with(INITIALIZERS[name])
+    shapes = base_shapes(factory, width=BASE)
+    torch.manual_seed(1)
+    model = factory(WIDTH)
+    plan = parametrize(model, shapes, scheme)
+    exponents = {Role.HIDDEN: 1 / 2, Role.OUTPUT: {"mup": 1, "ntk": 1 / 2, "uniform:1/4": 3 / 4}[scheme]}
+    for parameter, values in model.named_parameters():
+        entry = plan.parameters[parameter]
+        expected = shapes.parameters[parameter].spread.std * R ** -exponents.get(entry.role, 0)
+        assert entry.std == pytest.approx(expected)
+        noise = 4 / math.sqrt(2 * values.numel()) + 4 / math.sqrt(2 * shapes.parameters[parameter].spread.numbers)
+        assert float(values.detach().std(correction=0)) == pytest.approx(expected, rel=noise + 0.005), parameter
+
+
+def test_torchs_default_needs_an_exact_correction_or_none():
+    """Fan-in weights of input and hidden layers are right as drawn; the output's are divided by the root of r_in."""
+    torch.manual_seed(0)
+    model = Net(WIDTH)
+    before = {name: values.clone() for name, values in model.state_dict().items()}
+    parametrize(model, base_shapes(Net, width=BASE))
+    after = model.state_dict()
+    for name in ("first.weight", "first.bias", "hidden.weight", "norm.weight", "norm.bias"):
+        assert torch.equal(after[name], before[name]), name
+    assert torch.equal(after["head.weight"], before["head.weight"] * R**-0.5)
+    # torch draws biases with std fan-in^-1/2, but they must keep one size at every width
+    assert torch.equal(after["hidden.bias"], before["hidden.bias"] * R**0.5)
+    assert torch.equal(after["head.bias"], before["head.bias"] * R**0.5)
+
+
+def test_zeros_and_ones_are_left_alone():
+    def factory(width):
+        model = Net(width)
+        nn.init.zeros_(model.head.weight)
+        nn.init.ones_(model.hidden.bias)
+        return model
+
+    model = factory(64)
+    parametrize(model, base_shapes(factory, width=8))
+    assert torch.equal(model.head.weight, torch.zeros(CLASSES, 64))
+    assert torch.equal(model.hidden.bias, torch.ones(64))
+
+
+def test_sp_leaves_the_weights_as_drawn():
+    factory = factory_with(constant_std)
+    model = factory(WIDTH)
+    before = {name: values.clone() for name, values in model.state_dict().items()}
+    plan = parametrize(model, base_shapes(factory, width=BASE), "sp")
+    assert all(torch.equal(before[name], values) for name, values in model.state_dict().items())
+    assert plan.parameters["1.weight"].std == pytest.approx(0.02, rel=0.01)
+    assert all(scale.lr == 1 for method in ("sgd", "adamw", "kfac") for scale in plan.scales(method).values())
+    assert all(rho == 1 for scale in plan.scales("kfac").values() for rho in scale.damping.values())
+
+
+@pytest.mark.parametrize("exponent", [0.5, 1, 2, Fraction(3, 4), 64])
+def test_output_exponent(exponent):
+    torch.manual_seed(0)
+    model, reference = Net(64), Net(64)
+    reference.load_state_dict(model.state_dict())
+    shapes = base_shapes(Net, width=8)
+    plan = parametrize(model, shapes, output_exponent=exponent)
+    parametrize(reference, shapes)
+    ratio = 8.0 ** (1 - float(exponent))
+    assert torch.allclose(model.head.weight, reference.head.weight * ratio, rtol=1e-6, atol=0)
+    assert torch.equal(model.hidden.weight, reference.hidden.weight)
+    assert plan.output_exponent == Fraction(str(exponent))
+    # only the initial weights move: learning rates and damping stay the scheme's
+    assert plan.scales("kfac")["head.weight"].damping == {"A": 8.0, "B": 1.0}
+
+
+def test_output_zero():
+    model = Net(64)
+    plan = parametrize(model, base_shapes(Net, width=8), output_exponent="zero")
+    assert not model.head.weight.any()
+    assert plan.parameters["head.weight"].std == 0
+    assert model.head.bias.any()
+
+
+@pytest.mark.parametrize("exponent", [-1, "one", "1/0", float("nan")])
+def test_wrong_output_exponents_are_refused(exponent):
+    with pytest.raises(ParametrizationError, match="output_exponent must be a number not below 0"):
+        parametrize(Net(8), base_shapes(Net, width=4), output_exponent=exponent)
+
+
+def test_sp_takes_no_output_exponent():
+    with pytest.raises(ParametrizationError, match="leaves the initial weights as drawn"):
+        parametrize(Net(8), base_shapes(Net, width=4), "sp", output_exponent=1)
+
+
+@pytest.mark.parametrize("name", INITIALIZERS)
+def test_a_second_call_changes_nothing(name):
+    factory = factory_with(INITIALIZERS[name])
+    shapes, model = base_shapes(factory, width=BASE), factory(WIDTH)
+    plan = parametrize(model, shapes)
+    before = {name: values.clone() for name, values in model.state_dict().items()}
+    assert parametrize(model, shapes) == plan
+    assert all(torch.equal(before[name], values) for name, values in model.state_dict().items())
+
+
+def test_a_second_call_after_training_changes_nothing():
+    shapes, model = base_shapes(Net, width=8), Net(64)
+    plan = parametrize(model, shapes)
+    with torch.no_grad():
+        for values in model.parameters():
+            values.add_(torch.randn_like(values))
+    before = {name: values.clone() for name, values in model.state_dict().items()}
+    assert parametrize(model, shapes) == plan
+    assert all(torch.equal(before[name], values) for name, values in model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    "change", [{"scheme": "sp"}, {"scheme": "ntk"}, {"output_exponent": 2}, {"shapes": base_shapes(Net, width=4)}]
+)
+def test_another_parametrization_of_the_same_model_is_refused(change):
+    shapes, model = base_shapes(Net, width=8), Net(16)
+    parametrize(model, shapes)
+    before = {name: values.clone() for name, values in model.state_dict().items()}
+    with pytest.raises(ParametrizationError, match="already parametrized, differently"):
+        parametrize(model, **{"shapes": shapes, **change})
+    assert all(torch.equal(before[name], values) for name, values in model.state_dict().items())
+
+
+def test_trained_weights_are_not_taken_for_initial_ones():
+    trained = Net(16)
+    with torch.no_grad():
+        trained.norm.weight.add_(0.1 * torch.randn(16))
+    before = {name: values.clone() for name, values in trained.state_dict().items()}
+    with pytest.raises(
+        ParametrizationError, match=r'"norm.weight": its values vary here but are all equal at the base'
+    ):
+        parametrize(trained, base_shapes(Net, width=8))
+    assert all(torch.equal(before[name], values) for name, values in trained.state_dict().items())
+
+
+def test_half_precision():
+    def factory(width):
+        return Net(width).bfloat16()
+
+    model = factory(WIDTH)
+    head = model.head.weight.clone()
+    parametrize(model, base_shapes(factory, width=BASE))
+    assert torch.equal(model.head.weight, head * R**-0.5)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_few_numbers_are_still_told_apart(seed):
+    """Ten uniform numbers at four times the width: the law of a fan-in bias is found in spite of the noise."""
+    torch.manual_seed(seed)
+    ten = nn.Linear(256, 10).bias.detach()
+    base = Spread(64**-0.5 / 3**0.5, 80)
+    found = correction(Spread(float(ten.std(correction=0)), 10), base, Fraction(1), Fraction(0), [Fraction(4)])
+    assert found == 2.0
+
+
+def test_a_spread_that_follows_no_law_is_corrected_as_measured():
+    drawn, base = Spread(0.7, 10**6), Spread(1.0, 10**6)
+    assert correction(drawn, base, Fraction(16), Fraction(0), []) == pytest.approx(1 / 0.7)
+    assert correction(drawn, base, Fraction(16), Fraction(1, 2), []) == pytest.approx(1 / (4 * 0.7))

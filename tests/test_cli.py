@@ -1,0 +1,117 @@
+"""The command line, run as a user runs it."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from mukron.cli import app
+from mukron.models import MODELS
+from mukron.theory import METHODS
+
+
+def run(*arguments: str) -> str:
+    result = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def refuse(*arguments: str) -> str:
+    result = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    assert result.exit_code == 2, result.output
+    assert result.stdout == ""
+    return " ".join(result.stderr.split())
+
+
+def test_theory_of_one_method():
+    output = run("explain", "--method", "kfac", "--scheme", "mup")
+    hidden = next(line for line in output.splitlines() if line.startswith("hidden"))
+    assert hidden.split()[:5] == ["hidden", "1/2", "0", "-1", "1"]
+
+
+def test_all_methods_side_by_side():
+    output = run("explain", "--method", "all")
+    for method in METHODS.values():
+        assert re.search(rf"^{re.escape(method.title)} +b=", output, re.MULTILINE), method
+
+
+def test_a_resnet():
+    output = run("explain", "--model", "resnet18", "--width", "8", "--base-width", "1", "--method", "kfac")
+    row = next(line for line in output.splitlines() if line.startswith("blocks.2.shortcut.0.weight"))
+    assert re.split(r"  +", row)[1:6] == ["hidden", "256 x 128 x 1 x 1", "32 x 16 x 1 x 1", "8", "8"]
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_every_built_in_network(model):
+    assert "head" in run("explain", "--model", model) or model == "mlp"
+
+
+def test_all_methods_of_a_network():
+    output = run("explain", "--model", "mlp", "--method", "all")
+    assert all(f"{method.title}, mup" in output for method in METHODS.values())
+
+
+def test_a_users_own_network(tmp_path, monkeypatch):
+    (tmp_path / "mynets.py").write_text(
+        "from torch import nn\ndef make(width):\n    return nn.Sequential(nn.Linear(3, width), nn.Linear(width, 2))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    output = run("explain", "--factory", "mynets:make", "--base-width", "8", "--width", "32", "--method", "sgd")
+    assert re.search(r"^1\.weight +output +2 x 32 +2 x 8 +4 ", output, re.MULTILINE)
+    assert "needs --base-width" in refuse("explain", "--factory", "mynets:make")
+    assert "no module named 'other'" in refuse("explain", "--factory", "other:make", "--base-width", "8")
+    assert "has no 'take'" in refuse("explain", "--factory", "mynets:take", "--base-width", "8")
+    assert "expected MODULE:FUNCTION" in refuse("explain", "--factory", "mynets", "--base-width", "8")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--method", "kfca"), "unknown method 'kfca'; known: 'sgd'"),
+        (("--scheme", "mupp"), "unknown scheme 'mupp'"),
+        (("--scheme", "uniform:2/3"), "r must lie in [0, 1/2]"),
+        (("--model", "mlpp"), "unknown model 'mlpp'; known: mlp, cnn"),
+        (("--width", "64"), "needs a network"),
+        (("--model", "mlp", "--width", "8"), 'error: parameter "fc1.weight", dimension 0: shrinks from 64'),
+        (("--model", "mlp", "--factory", "a:b"), "not both"),
+        (("--model", "mlp", "--output-exponent", "x"), "output_exponent must be a number"),
+    ],
+)
+def test_a_wrong_request_is_told_in_one_line(arguments, message):
+    assert message in refuse("explain", *arguments)
+
+
+def test_a_terminal_gets_a_drawn_table_within_its_width(tmp_path):
+    """Through a real terminal of 80 columns, as 'script' makes one."""
+    import pty
+
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.environ.update(COLUMNS="80", TERM="xterm")
+        os.execv(sys.executable, [sys.executable, "-m", "mukron.cli", "explain", "--method", "shampoo"])
+    drawn = b""
+    while True:
+        try:
+            chunk = os.read(terminal, 4096)
+        except OSError:
+            break
+        if not chunk:
+            break
+        drawn += chunk
+    os.waitpid(pid, 0)
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", drawn.decode()).splitlines()
+    assert any("│" in line for line in plain)
+    assert max(map(len, plain)) <= 80
+
+
+def test_installed_command():
+    command = Path(sys.executable).with_name("mukron")
+    shown = subprocess.run([command, "--version"], capture_output=True, text=True, check=True).stdout
+    assert re.fullmatch(r"mukron \d+\.\d+\.\d+\S*\n", shown)

@@ -1,0 +1,126 @@
+"""Laws that hold for any exponents, checked on random exact fractions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mukron.theory import (
+    METHODS,
+    MUP,
+    NTK,
+    Power,
+    Role,
+    feature_slopes,
+    get_method,
+    get_scheme,
+    kronecker,
+    residuals,
+    shampoo,
+    solve,
+    uniform,
+    update_exponent,
+)
+
+exponents = st.fractions(min_value=0, max_value=2, max_denominator=12)
+rs = st.fractions(min_value=0, max_value=Fraction(1, 2), max_denominator=12)
+shifts = st.fractions(min_value=-2, max_value=2, max_denominator=12)
+methods = st.one_of(st.sampled_from(list(METHODS.values())), st.builds(kronecker, exponents, exponents))
+methods = st.one_of(methods, st.builds(shampoo, exponents))
+
+
+@given(methods, rs, shifts)
+def test_conditions_are_met(method, r, a):
+    assert set(residuals(method, uniform(r), solve(method, uniform(r), a)).values()) == {0}
+
+
+@given(exponents, exponents, rs, st.dictionaries(st.sampled_from(Role), shifts))
+def test_conditions_as_the_paper_prints_them(e_A, e_B, r, a):
+    """The four lines of Appendix A.4.1, written out here by hand and not by our formula."""
+    solved = solve(kronecker(e_A, e_B), uniform(r), a)
+    first, hidden, last = solved[Role.INPUT], solved[Role.HIDDEN], solved[Role.OUTPUT]
+    s = last.a + last.b
+    assert s == 1 - r
+    assert 2 * first.a + first.c.total + e_B - (2 * e_B - 1) * s == r
+    assert 2 * hidden.a + hidden.c.total + e_A + e_B - 1 - (2 * e_B - 1) * s == r
+    assert 2 * last.a + last.c.total + e_A - 1 == 0
+
+
+@given(exponents, rs)
+def test_shampoo_conditions_as_the_paper_prints_them(e, r):
+    solved = solve(shampoo(e), uniform(r))
+    s = solved[Role.OUTPUT].b
+    assert solved[Role.INPUT].c.total + e - (2 * e - 1) * s == r
+    assert solved[Role.HIDDEN].c.total + 2 * e - 1 - (2 * e - 1) * s == r
+    assert solved[Role.OUTPUT].c.total + e - 1 == 0
+
+
+@given(methods, rs, shifts)
+def test_shift_invariance(method, r, k):
+    """(a, b, c) + (k, -k, -2k) is the same parametrization; for Adam, whose step ignores the gradient's size, (k, -k, -k)."""
+    plain, shifted = solve(method, uniform(r)), solve(method, uniform(r), k)
+    for role in Role:
+        assert shifted[role].a == k
+        assert shifted[role].b == plain[role].b - k
+        assert shifted[role].c.total == plain[role].c.total - (k if method.name == "adam" else 2 * k)
+        assert shifted[role].d == plain[role].d
+        assert update_exponent(method, role, shifted) == update_exponent(method, role, plain)
+
+
+@given(exponents, exponents)
+def test_mup_is_r_0_and_ntk_is_one_half(e_A, e_B):
+    method = kronecker(e_A, e_B)
+    assert solve(method, uniform(0)) == solve(method, "mup") == solve(method, MUP)
+    assert solve(method, uniform(Fraction(1, 2))) == solve(method, "ntk") == solve(method, NTK)
+
+
+@given(methods, rs)
+def test_features_move_as_the_scheme_says(method, r):
+    slopes = feature_slopes(method, solve(method, uniform(r)))
+    assert slopes == {Role.INPUT: -r, Role.HIDDEN: -r, Role.OUTPUT: 0}
+
+
+@given(shifts, shifts, rs, st.sampled_from([Role.INPUT, Role.HIDDEN, Role.OUTPUT]))
+def test_a_wrong_exponent_is_seen(off_b, off_c, r, role):
+    """The residuals can fail: an exponent that is off misses its condition by just that much."""
+    solved = solve("kfac", uniform(r))
+    wrong = replace(solved[role], b=solved[role].b + off_b, c=solved[role].c + Power(fan_in=off_c))
+    missed = residuals("kfac", uniform(r), {**solved, role: wrong})
+    assert missed[f"initial size of {role}"] == off_b
+    # the output weights' size also enters every delta below, but not their own update
+    assert missed[f"update of {role}"] == off_c
+
+
+def test_feature_slopes_under_sp():
+    assert list(feature_slopes("sgd", solve("sgd", "sp")).values()) == [-Fraction(1, 2), Fraction(1, 2), 1]
+    assert list(feature_slopes("adam", solve("adam", "sp")).values()) == [0, 1, Fraction(3, 2)]
+
+
+def test_names_and_strings():
+    assert get_method("shampoo:1/2") == METHODS["shampoo"]
+    assert get_method("AdamW") is METHODS["adam"]
+    assert get_method("kronecker:1,1/2").e_B == Fraction(1, 2)
+    assert get_method(get_method("shampoo:1/4").name) == shampoo("1/4")
+    assert get_scheme("uniform:0") is MUP
+    assert get_scheme(uniform("1/4").name) == uniform(Fraction(1, 4))
+
+
+@pytest.mark.parametrize("name", ["", "kfca", "kfac:1", "shampoo:x", "shampoo:-1", "kronecker:1", "kronecker:1,1/0"])
+def test_unknown_methods_are_refused(name):
+    with pytest.raises(ValueError, match="method"):
+        get_method(name)
+
+
+@pytest.mark.parametrize("name", ["", "mupp", "mup:1", "uniform", "uniform:x", "uniform:2/3", "uniform:-1/4"])
+def test_unknown_schemes_are_refused(name):
+    with pytest.raises(ValueError, match=r"scheme|must lie in \[0, 1/2\]"):
+        get_scheme(name)
+
+
+def test_sp_has_no_conditions():
+    with pytest.raises(ValueError, match="not derived from conditions"):
+        residuals("kfac", "sp", solve("kfac", "sp"))
