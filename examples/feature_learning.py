@@ -32,7 +32,10 @@ LEARNING_RATES = {("sgd", "mup"): 0.1, ("adamw", "mup"): 0.01, ("sgd", "sp"): 1e
 
 
 def make(width: int) -> MLP:
-    return MLP(width, inputs=INPUTS, classes=CLASSES).double()
+    model = MLP(width, inputs=INPUTS, classes=CLASSES).double()
+    for weight in model.parameters():
+        nn.init.kaiming_normal_(weight, nonlinearity="linear")  # std = fan-in^-1/2
+    return model
 
 
 def features(model: MLP, x: torch.Tensor) -> list[torch.Tensor]:
@@ -85,7 +88,9 @@ def draw(results: dict[tuple[str, str], np.ndarray], path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    plt.rcParams.update({"svg.hashsalt": "mukron", "font.size": 9, "axes.spines.top": False, "axes.spines.right": False})
+    plt.rcParams.update(
+        {"svg.hashsalt": "mukron", "font.size": 9, "axes.spines.top": False, "axes.spines.right": False}
+    )
     figure, axes = plt.subplots(1, len(results), figsize=(10, 2.9), sharey=True, layout="constrained")
     titles = {"sp": "SP", "mup": "muP", "sgd": "SGD", "adamw": "AdamW"}
     style = list(zip(LAYERS, ("#0072B2", "#E69F00", "#009E73"), ("o", "s", "^"), strict=True))

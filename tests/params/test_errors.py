@@ -6,10 +6,10 @@ import re
 
 import pytest
 import torch
-from networks import INPUTS, Net
 from torch import nn
 
 from mukron.params import ParametrizationError, base_shapes, parametrize
+from networks import INPUTS, Net
 
 
 def refused(*words: str):

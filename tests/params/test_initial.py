@@ -7,12 +7,12 @@ from fractions import Fraction
 
 import pytest
 import torch
-from networks import CLASSES, INPUTS, Net
 from torch import nn
 
 from mukron.params import ParametrizationError, base_shapes, parametrize
 from mukron.params.initial import Spread, correction
 from mukron.theory import Role
+from networks import CLASSES, INPUTS, Net
 
 BASE, WIDTH = 32, 512
 R = WIDTH // BASE

@@ -122,4 +122,4 @@ def test_bilinear_of_two_wide_inputs_sums_over_both():
 
 def test_lazy_modules_are_refused():
     with pytest.raises(ParametrizationError, match=r'"weight" of a lazy LazyLinear has no shape yet'):
-        base_shapes(lambda width: nn.LazyLinear(width), width=4)
+        base_shapes(nn.LazyLinear, width=4)

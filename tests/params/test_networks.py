@@ -6,11 +6,11 @@ from collections import Counter
 
 import pytest
 import torch
-from networks import GPT, GPT_ROLES, LENGTH, VOCABULARY, Net
 
 from mukron.models import CBOW, CNN, MLP, VGG19, ResNet18
 from mukron.params import ParametrizationError, base_shapes, parametrize
 from mukron.theory import Role
+from networks import GPT, GPT_ROLES, LENGTH, VOCABULARY, Net
 
 
 def plan_of(factory, base_width, width, **options):

@@ -7,9 +7,9 @@ import re
 
 import pytest
 import torch
-from networks import GPT, GPT_ROLES, INPUTS, Net
 
 from mukron.params import BaseShapes, Parametrization, ParametrizationError, base_shapes, parametrize
+from networks import GPT, GPT_ROLES, INPUTS, Net
 
 MODEL = Net(64)
 PLAN = parametrize(MODEL, base_shapes(Net, width=8))

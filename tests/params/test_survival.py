@@ -7,11 +7,11 @@ import pickle
 
 import pytest
 import torch
-from networks import INPUTS, Net
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
 from mukron.params import ParametrizationError, base_shapes, parametrize
+from networks import INPUTS, Net
 
 SHAPES = base_shapes(Net, width=8)
 

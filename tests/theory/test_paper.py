@@ -101,7 +101,7 @@ def test_gauss_newton_equation():
 
 
 def test_adam_is_that_of_tensor_programs():
-    """Yang and others 2021, Table 3 (a = 0): Adam's learning rate is 1 for input weights and biases, else 1 / fan-in."""
+    """Yang and others 2021, Table 3 (a = 0): Adam's learning rate is 1 for input and biases, else 1 / fan-in."""
     assert {role: own.c.total for role, own in solve("adam").items()} == {
         **{INPUT: 0, HIDDEN: 1, OUTPUT: 1},
         **{VECTOR: 0, SCALAR: 0},

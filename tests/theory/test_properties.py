@@ -61,7 +61,7 @@ def test_shampoo_conditions_as_the_paper_prints_them(e, r):
 
 @given(methods, rs, shifts)
 def test_shift_invariance(method, r, k):
-    """(a, b, c) + (k, -k, -2k) is the same parametrization; for Adam, whose step ignores the gradient's size, (k, -k, -k)."""
+    """(a, b, c) + (k, -k, -2k) changes nothing; for Adam, whose step ignores the gradient's size, (k, -k, -k)."""
     plain, shifted = solve(method, uniform(r)), solve(method, uniform(r), k)
     for role in Role:
         assert shifted[role].a == k

@@ -11,7 +11,7 @@ The conditions, for a uniform parametrization with 0 <= r <= 1/2 (r = 0 is muP, 
     a_1 + b_1 = 0,  a_l + b_l = 1/2          Assumption A.3: activations are Theta(1) at the start
     r_l = r for l < L,  r_L = 0              Condition A.1: every layer's update is maximal (or M^-r of that)
     s = 1 - r                                Condition A.2: the output sees the moved features at Theta(1)
-    rho_X = Theta(|X|)                       Definition A.5: damping stays in proportion to its factor
+    rho_X = Theta(|X|)                       Definition A.6: damping stays in proportion to its factor
 
 Written out for Kronecker exponents (e_A, e_B), with i and o telling whether fan-in and fan-out grow, all rows of the
 paper are one line:

@@ -1,0 +1,53 @@
+"""The README and the docs are run: every Python block, every mukron command that names no file of the reader's."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from mukron.cli import app
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    fenced = re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
+    return [text for found, text in fenced if found == language]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_python_blocks_run(page):
+    """All blocks of a page in one go: later ones build on earlier ones."""
+    code = "\n".join(blocks(page, "python"))
+    exec(compile(code, str(page), "exec"), {})
+
+
+def test_readme_shows_what_explain_prints(capsys):
+    (code,) = blocks(ROOT / "README.md", "python")
+    exec(code, {})
+    (shown,) = blocks(ROOT / "README.md", "")
+    assert capsys.readouterr().out.strip() == shown.strip()
+
+
+def test_readme_commands_run():
+    commands = [
+        shlex.split(line, comments=True)[1:]
+        for block in blocks(ROOT / "README.md", "sh")
+        for line in block.splitlines()
+        if line.startswith("mukron ") and "mypackage" not in line
+    ]
+    assert len(commands) == 3
+    for command in commands:
+        result = CliRunner().invoke(app, command, catch_exceptions=False)
+        assert result.exit_code == 0, (command, result.output)
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text()):
+        assert (page.parent / target).exists(), target
