@@ -5,27 +5,27 @@ BIN := $(VENV)/bin
 
 .PHONY: demo test check format clean
 
-demo: $(VENV)/.ready
+demo: $(BIN)/.ready
 	$(BIN)/mukron explain --method all
 	$(BIN)/mukron explain --model mlp --base-width 64 --width 4096 --method kfac
 
-test: $(VENV)/.ready
+test: $(BIN)/.ready
 	$(BIN)/pytest
 
-check: $(VENV)/.ready
+check: $(BIN)/.ready
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 
-format: $(VENV)/.ready
+format: $(BIN)/.ready
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
 clean:
 	rm -rf $(VENV)
 
-$(VENV)/.ready: pyproject.toml constraints.txt
+$(BIN)/.ready: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 10) or sys.exit("mukron needs Python 3.10 or later, found " + sys.version.split()[0] + "; name another one: make PYTHON=python3.12 ...")'
 	$(PYTHON) -m venv --clear $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'

@@ -66,8 +66,16 @@ def test_a_users_own_network(tmp_path, monkeypatch):
     output = run("explain", "--factory", "mynets:make", "--base-width", "8", "--width", "32", "--method", "sgd")
     assert re.search(r"^1\.weight +output +2 x 32 +2 x 8 +4 ", output, re.MULTILINE)
     assert "needs --base-width" in refuse("explain", "--factory", "mynets:make")
-    assert "no module named 'other'" in refuse("explain", "--factory", "other:make", "--base-width", "8")
-    assert "has no 'take'" in refuse("explain", "--factory", "mynets:take", "--base-width", "8")
+    assert "No module named 'other'" in refuse("explain", "--factory", "other:make", "--base-width", "8")
+    assert "has no function or class 'take'" in refuse("explain", "--factory", "mynets:take", "--base-width", "8")
+    (tmp_path / "bare.py").write_text(
+        "import torch\nclass Bare(torch.nn.Module):\n    def __init__(self, width):\n        super().__init__()\n"
+        "        self.position = torch.nn.Parameter(torch.randn(5, width))\n"
+    )
+    wanted = ("explain", "--factory", "bare:Bare", "--base-width", "8")
+    assert re.search(r"^position +input", run(*wanted, "--role", "position=input"), re.MULTILINE)
+    assert "not a known module" in refuse(*wanted)
+    assert "expected NAME=ROLE" in refuse(*wanted, "--role", "position")
     assert "expected MODULE:FUNCTION" in refuse("explain", "--factory", "mynets", "--base-width", "8")
 
 
@@ -88,14 +96,19 @@ def test_a_wrong_request_is_told_in_one_line(arguments, message):
     assert message in refuse("explain", *arguments)
 
 
-def test_a_terminal_gets_a_drawn_table_within_its_width(tmp_path):
+def test_sp_shows_no_initial_std_that_it_did_not_draw():
+    assert "as drawn" in run("explain", "--model", "cnn", "--scheme", "sp")
+
+
+@pytest.mark.parametrize("arguments", [("--method", "shampoo"), ("--model", "resnet18")])
+def test_a_terminal_gets_a_drawn_table_within_its_width(arguments):
     """Through a real terminal of 80 columns, as 'script' makes one."""
     import pty
 
     pid, terminal = pty.fork()
     if pid == 0:
         os.environ.update(COLUMNS="80", TERM="xterm")
-        os.execv(sys.executable, [sys.executable, "-m", "mukron.cli", "explain", "--method", "shampoo"])
+        os.execv(sys.executable, [sys.executable, "-m", "mukron.cli", "explain", *arguments])
     drawn = b""
     while True:
         try:
@@ -108,6 +121,7 @@ def test_a_terminal_gets_a_drawn_table_within_its_width(tmp_path):
     os.waitpid(pid, 0)
     plain = re.sub(r"\x1b\[[0-9;]*m", "", drawn.decode()).splitlines()
     assert any("│" in line for line in plain)
+    assert len(plain) < 400  # no column is squeezed to a few characters a line
     assert max(map(len, plain)) <= 80
 
 

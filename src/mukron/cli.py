@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table as RichTable
 
 from mukron import __version__
@@ -52,10 +53,11 @@ def explain(
         str | None, typer.Option(help="Your own network: MODULE:FUNCTION, called with its width.")
     ] = None,
     width: Annotated[
-        int | None, typer.Option(min=1, help="The width to explain; four times the base if not given.")
+        float | None, typer.Option(min=0, help="The width to explain; four times the base if not given.")
     ] = None,
-    base_width: Annotated[int | None, typer.Option(min=1, help="The width that settings are tuned at.")] = None,
+    base_width: Annotated[float | None, typer.Option(min=0, help="The width that settings are tuned at.")] = None,
     output_exponent: Annotated[str | None, typer.Option(help='b of the output weights, or "zero".')] = None,
+    role: Annotated[list[str] | None, typer.Option(help="A parameter's role, NAME=ROLE; may be repeated.")] = None,
 ) -> None:
     """Print how initial weights, learning rates and damping scale with the width, and why.
 
@@ -63,7 +65,7 @@ def explain(
     """
     with _errors():
         if model is None and factory is None:
-            if width or base_width or output_exponent:
+            if width or base_width or output_exponent or role:
                 raise ValueError(
                     "a width or an output exponent needs a network: --model NAME or --factory MODULE:FUNCTION"
                 )
@@ -71,19 +73,23 @@ def explain(
             return
         methods = list(METHODS) if method == "all" else [get_method(method).name]
         get_scheme(scheme)  # a wrong name is said before a network is built
-        plan = _plan(model, factory, width, base_width, scheme, output_exponent)
+        plan = _plan(model, factory, width, base_width, scheme, output_exponent, role or [])
         for name in methods:
             _print(plan.explain(name))
 
 
 def _plan(
-    model: str | None, factory: str | None, width: int | None, base_width: int | None, scheme: str, exponent: str | None
+    model: str | None,
+    factory: str | None,
+    width: float | None,
+    base_width: float | None,
+    scheme: str,
+    exponent: str | None,
+    roles: list[str],
 ) -> Parametrization:
     """The plan of a network that is built on the meta device: no width is too large to explain."""
-    import torch
-
     from mukron.models import get_model
-    from mukron.params import base_shapes, build, parametrize
+    from mukron.params import base_shapes, build_without_memory, parametrize
 
     if model is not None and factory is not None:
         raise ValueError("give --model or --factory, not both")
@@ -95,28 +101,37 @@ def _plan(
         make = _import(factory)
         if base_width is None:
             raise ValueError("--factory needs --base-width, the width that settings are tuned at")
-    shapes = base_shapes(make, width=base_width)
-    with torch.device("meta"):
-        network = build(make, width or 4 * base_width)
+    declared = dict(_split(role, "=", "--role", "NAME=ROLE, as in position=input") for role in roles)
+    shapes = base_shapes(make, _number(base_width), roles=declared)
+    network = build_without_memory(make, _number(width or 4 * base_width))
     return parametrize(network, shapes, scheme, output_exponent=exponent)
+
+
+def _number(width: float) -> float:
+    return int(width) if float(width).is_integer() else width
+
+
+def _split(text: str, separator: str, option: str, form: str) -> tuple[str, str]:
+    before, found, after = text.partition(separator)
+    if not (before and found and after):
+        raise ValueError(f"{option} {text!r}: expected {form}")
+    return before, after
 
 
 def _import(path: str) -> Callable[..., Any]:
     """The function at MODULE:FUNCTION, modules of the current folder included."""
-    module, colon, name = path.partition(":")
-    if not (module and colon and name):
-        raise ValueError(f"--factory {path!r}: expected MODULE:FUNCTION, as in mypackage.nets:make")
+    module, name = _split(path, ":", "--factory", "MODULE:FUNCTION, as in mypackage.nets:make")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
-        found = getattr(importlib.import_module(module), name)
-    except ModuleNotFoundError as error:
-        raise ValueError(f"--factory {path!r}: no module named {error.name!r} (looked in this folder too)") from error
-    except AttributeError as error:
-        raise ValueError(f"--factory {path!r}: module {module!r} has no {name!r}") from error
-    if not callable(found):
-        raise ValueError(f"--factory {path!r}: {name!r} is not a function or class")
-    function: Callable[..., Any] = found
+        imported = importlib.import_module(module)
+    except (ModuleNotFoundError, TypeError) as error:
+        raise ValueError(
+            f"--factory {path!r}: {error} (a module's name, not a file's; this folder counts too)"
+        ) from error
+    function: Callable[..., Any] | None = getattr(imported, name, None)
+    if not callable(function):
+        raise ValueError(f"--factory {path!r}: module {module!r} has no function or class {name!r}")
     return function
 
 
@@ -126,14 +141,8 @@ def _errors() -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        Console(stderr=True, soft_wrap=True).print(f"[bold red]error:[/] {_escaped(str(error))}", highlight=False)
+        Console(stderr=True, soft_wrap=True).print(f"[bold red]error:[/] {escape(str(error))}", highlight=False)
         raise typer.Exit(2) from None
-
-
-def _escaped(text: str) -> str:
-    from rich.markup import escape
-
-    return escape(text)
 
 
 def _print(table: Table) -> None:
@@ -141,12 +150,19 @@ def _print(table: Table) -> None:
     if not console.is_terminal:  # a file or a pipe gets whole lines
         print(f"{table}\n")
         return
-    drawn = RichTable(title=table.title, caption="\n".join(table.notes), title_justify="left", caption_justify="left")
-    for column in table.columns:
+    notes = list(table.notes)
+    columns, rows = table.columns, table.rows
+    if columns[-1] == "why" and table.width > console.width:  # reasons go by role: say each once, below
+        role = columns.index("role")
+        notes = [*dict.fromkeys(f"{row[role]}: {row[-1]}" for row in rows), "", *notes]
+        columns, rows = columns[:-1], tuple(row[:-1] for row in rows)
+    drawn = RichTable(title=table.title, title_justify="left")
+    for column in columns:
         drawn.add_column(column, overflow="fold")
-    for row in table.rows:
-        drawn.add_row(*map(_escaped, row))
+    for row in rows:
+        drawn.add_row(*map(escape, row))
     console.print(drawn, highlight=False)
+    console.print(*notes, sep="\n", highlight=False, markup=False)
 
 
 if __name__ == "__main__":

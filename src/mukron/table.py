@@ -14,8 +14,17 @@ class Table:
     rows: tuple[tuple[str, ...], ...]
     notes: tuple[str, ...] = ()
 
+    @property
+    def width(self) -> int:
+        """How many characters a line takes."""
+        return sum(self._widths) + 2 * (len(self.columns) - 1)
+
+    @property
+    def _widths(self) -> list[int]:
+        return [max(map(len, cells)) for cells in zip(self.columns, *self.rows, strict=True)]
+
     def __str__(self) -> str:
-        widths = [max(map(len, cells)) for cells in zip(self.columns, *self.rows, strict=True)]
+        widths = self._widths
         lines = [self.title, "", _line(self.columns, widths), "  ".join("-" * width for width in widths)]
         lines += [_line(row, widths) for row in self.rows]
         return "\n".join([*lines, *(["", *self.notes] if self.notes else [])])

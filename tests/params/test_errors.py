@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -88,11 +89,44 @@ def test_a_parameter_with_no_known_owner():
         base_shapes(lambda width: Bare(4, width), width=4)
 
 
+def test_a_parameter_that_does_not_grow_is_a_scalar_whoever_owns_it():
+    class Temperature(Net):
+        def __init__(self, width):
+            super().__init__(width)
+            self.temperature = nn.Parameter(torch.tensor(2.0))
+            self.offset = nn.Parameter(torch.randn(3))
+
+    plan = parametrize(Temperature(16), base_shapes(Temperature, width=8))
+    assert plan.parameters["temperature"].role.value == plan.parameters["offset"].role.value == "scalar"
+
+
+def test_width_multipliers_and_numpy_widths():
+    def factory(width):
+        return Net(int(32 * width))
+
+    assert parametrize(factory(1.0), base_shapes(factory, width=0.25)).parameters["hidden.weight"].growth.r_in == 4
+    shapes = base_shapes(Net, width=np.int64(8))
+    assert type(shapes.width) is int
+
+
+def test_a_width_that_is_rounded():
+    def rounded(width, step):
+        return max(step, width // step * step)
+
+    def factory(width):  # at 4 and at 8 the inner layer rounds to 8
+        return nn.Sequential(nn.Linear(3, width), nn.Linear(width, rounded(width, 8)), nn.Linear(rounded(width, 8), 2))
+
+    with refused('"1.weight", dimension 0: 32 here and 8 at the base width', "if it is a width that is rounded"):
+        parametrize(factory(32), base_shapes(factory, width=4))
+
+
 def test_wrong_declarations():
     with refused('"matrix": unknown role', "'input', 'hidden', 'output', 'vector', 'scalar'"):
         base_shapes(lambda width: Bare(4, width), width=4, roles={"matrix": "inptu"})
     with refused('no parameter "matrx"'):
         base_shapes(lambda width: Bare(4, width), width=4, roles={"matrx": "input"})
+    with refused("roles must be given by name"):
+        base_shapes(lambda width: Bare(4, width), width=4, roles=["matrix"])
     with refused('"0.bias"', "declared vector, but none of its dimensions grows"):
         make = lambda width: nn.Sequential(nn.Linear(width, 3))  # noqa: E731
         base_shapes(make, width=4, roles={"0.bias": "vector"})
@@ -109,15 +143,23 @@ def test_a_declared_alias_of_a_tied_weight():
         base_shapes(Tied, width=4, roles={"head.weight": "input"})
 
 
-@pytest.mark.parametrize("width", [0, -1, 1.5, True, "64"])
+@pytest.mark.parametrize("width", [0, -1, float("nan"), True, "64"])
 def test_wrong_base_widths(width):
-    with refused("the base width must be a positive whole number"):
+    with refused("the base width must be a positive number"):
         base_shapes(Net, width=width)
 
 
 def test_no_base_width_and_no_module():
     with refused("needs the base width: base_shapes(factory, width=64)"):
         base_shapes(Net)
+    with refused("expected a function that builds the network for a width, or a module, got 'mlp'"):
+        base_shapes("mlp", width=4)
+    with refused("which parameter of the factory is its width: classes, hidden?", "lambda width"):
+        base_shapes(lambda classes, hidden=32: Net(hidden), width=4)
+    with refused("expected the network's base shapes, mukron.base_shapes(...), got None"):
+        parametrize(Net(8), None)
+    with refused("Sequential has no parameters"):
+        parametrize(nn.Sequential(), base_shapes(Net, width=4))
     with refused("the factory returned a dict, expected an nn.Module"):
         base_shapes(lambda width: {}, width=4)
 
@@ -141,9 +183,12 @@ def test_a_checkpoint_with_other_base_shapes(tmp_path):
     same.check(loaded["plan"])
     other = parametrize(Net(32), base_shapes(Net, width=16))
     with refused(
-        '"first.weight": the saved plan has base shape [8, 12] as input, this one [16, 12]', "base shapes that"
+        '"first.weight": the saved plan has base shape [8, 12] as input, this one [16, 12]', "same base shapes"
     ):
         other.check(loaded["plan"])
+    wider = parametrize(Net(64), base_shapes(Net, width=8))
+    with refused('"first.weight": [64, 12] here, [32, 12] in the saved plan'):
+        wider.check(loaded["plan"])
     lazy = parametrize(Net(32), base_shapes(Net, width=8), "ntk")
     with refused("the saved plan has scheme mup, this one ntk"):
         lazy.check(loaded["plan"])

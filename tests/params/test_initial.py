@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from mukron.params import ParametrizationError, base_shapes, parametrize
-from mukron.params.initial import Spread, correction
+from mukron.params.initial import Spread, correction, distance
 from mukron.theory import Role
 from networks import CLASSES, INPUTS, Net
 
@@ -202,13 +202,68 @@ def test_half_precision():
 def test_few_numbers_are_still_told_apart(seed):
     """Ten uniform numbers at four times the width: the law of a fan-in bias is found in spite of the noise."""
     torch.manual_seed(seed)
-    ten = nn.Linear(256, 10).bias.detach()
-    base = Spread(64**-0.5 / 3**0.5, 80)
-    found = correction(Spread(float(ten.std(correction=0)), 10), base, Fraction(1), Fraction(0), [Fraction(4)])
-    assert found == 2.0
+    std = distance(nn.Linear(256, 10).bias, center=0.0)
+    assert correction(std, 10, Spread(64**-0.5 / 3**0.5, 80), Fraction(1), Fraction(0), [Fraction(4)]) == 2.0
+
+
+def test_tiny_tensors_are_never_blown_up():
+    """One or two numbers tell no spread; whatever they are, they are corrected by a law or not at all."""
+
+    def factory(width):
+        return nn.Sequential(nn.Linear(20, width), nn.ReLU(), nn.Linear(width, 2), nn.Linear(2, 1))
+
+    shapes = base_shapes(factory, width=64)
+    for seed in range(300):
+        torch.manual_seed(seed)
+        narrow, wide = factory(64), factory(128)
+        before = wide[2].bias.detach().clone()
+        parametrize(narrow, shapes)
+        torch.manual_seed(seed)
+        assert torch.equal(narrow[2].bias, factory(64)[2].bias)  # nothing to correct at the base width
+        parametrize(wide, shapes)
+        ratio = (wide[2].bias / before).detach()
+        assert float(ratio[0]) in (1.0, pytest.approx(2**0.5), pytest.approx(2.0))
+        assert wide[2].bias.abs().max() < 2 * 64**-0.5
 
 
 def test_a_spread_that_follows_no_law_is_corrected_as_measured():
-    drawn, base = Spread(0.7, 10**6), Spread(1.0, 10**6)
-    assert correction(drawn, base, Fraction(16), Fraction(0), []) == pytest.approx(1 / 0.7)
-    assert correction(drawn, base, Fraction(16), Fraction(1, 2), []) == pytest.approx(1 / (4 * 0.7))
+    base = Spread(1.0, 10**6)
+    assert correction(0.7, 10**6, base, Fraction(16), Fraction(0), []) == pytest.approx(1 / 0.7)
+    assert correction(0.7, 10**6, base, Fraction(16), Fraction(1, 2), []) == pytest.approx(1 / (4 * 0.7))
+
+
+def test_values_around_one_keep_their_center():
+    """A gain drawn around 1 with a spread that shrinks with the width: its spread is corrected, its mean is not."""
+
+    class Gain(nn.Module):
+        def __init__(self, width):
+            super().__init__()
+            self.gain = nn.Parameter(1 + torch.randn(width) / width**0.5)
+
+    shapes = base_shapes(Gain, width=64, roles={"gain": "vector"})
+    torch.manual_seed(0)
+    model = Gain(1024)
+    parametrize(model, shapes)
+    gain = model.gain.detach()
+    assert float(gain.mean()) == pytest.approx(1.0, abs=0.02)
+    assert float(gain.std()) == pytest.approx(1 / 8, rel=0.1)
+
+
+def test_a_parametrized_part_of_a_model_is_refused():
+    class Whole(nn.Module):
+        def __init__(self, width):
+            super().__init__()
+            self.trunk, self.head = Net(width), nn.Linear(CLASSES, 3)
+
+    model = Whole(16)
+    parametrize(model.trunk, base_shapes(Net, width=8))
+    with pytest.raises(ParametrizationError, match=r'part "trunk" of this model is already parametrized'):
+        parametrize(model, base_shapes(Whole, width=8))
+
+
+def test_values_that_are_not_finite():
+    model = Net(16)
+    with torch.no_grad():
+        model.hidden.weight[0, 0] = float("nan")
+    with pytest.raises(ParametrizationError, match=r'"hidden.weight": its values are not all finite'):
+        parametrize(model, base_shapes(Net, width=8))

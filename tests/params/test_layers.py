@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 from torch import nn
@@ -120,6 +122,16 @@ def test_bilinear_of_two_wide_inputs_sums_over_both():
     assert (growth.role, growth.r_in) == (Role.OUTPUT, 9)
 
 
+def test_old_style_weight_norm_is_not_taken_for_a_weight():
+    def make(width):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            return nn.Sequential(nn.utils.weight_norm(nn.Linear(width, width)))
+
+    with pytest.raises(ParametrizationError, match=r'"0.weight_g".*is not a known module'):
+        base_shapes(make, width=4)
+
+
 def test_lazy_modules_are_refused():
     with pytest.raises(ParametrizationError, match=r'"weight" of a lazy LazyLinear has no shape yet'):
-        base_shapes(nn.LazyLinear, width=4)
+        base_shapes(lambda width: nn.LazyLinear(width), width=4)  # noqa: PLW0108

@@ -15,10 +15,6 @@ MODEL = Net(64)
 PLAN = parametrize(MODEL, base_shapes(Net, width=8))
 
 
-def groups_by_role(method, **options):
-    return {group["role"]: group for group in PLAN.param_groups(method, **options)}
-
-
 def test_groups_hold_every_parameter_once():
     groups = PLAN.param_groups("adamw", 0.1)
     grouped = [id(values) for group in groups for values in group["params"]]
@@ -37,8 +33,14 @@ def test_groups_hold_every_parameter_once():
     ],
 )
 def test_learning_rates(method, expected):
-    groups = groups_by_role(method, lr=0.3)
-    assert {role: group["lr"] / 0.3 for role, group in groups.items()} == pytest.approx(expected)
+    scales = PLAN.scales(method)
+    assert {PLAN.parameters[name].role.value: scale.lr for name, scale in scales.items()} == pytest.approx(expected)
+    if method in ("sgd", "adamw"):
+        groups = PLAN.param_groups(method, lr=0.3)
+        assert {group["role"]: group["lr"] / 0.3 for group in groups} == pytest.approx(expected)
+    else:
+        with pytest.raises(ParametrizationError, match="none of torch's own optimizers"):
+            PLAN.param_groups(method, lr=0.3)
 
 
 def test_damping():
@@ -70,7 +72,7 @@ def test_refused_numbers():
     with pytest.raises(ParametrizationError, match="use param_groups"):
         PLAN.param_groups("adam", 0.1, weight_decay=0.1)
     assert PLAN.param_groups("adam", 0.1)
-    for wrong in ({"lr": -0.1}, {"lr": 0.1, "weight_decay": -1.0}):
+    for wrong in ({"lr": float("nan")}, {"lr": -0.1}, {"lr": 0.1, "weight_decay": -1.0}):
         with pytest.raises(ParametrizationError, match="must not be negative"):
             PLAN.param_groups("sgd", **wrong)
     with pytest.raises(ValueError, match="unknown method 'sdg'"):
@@ -148,6 +150,10 @@ def test_a_loaded_plan_must_fit_the_model(tmp_path):
         ParametrizationError, match=r'"first.weight": \[32, 12\] in this network, \[64, 12\] in the plan'
     ):
         Parametrization.load(tmp_path / "plan.json", Net(32))
+    other = Net(64)
+    parametrize(other, base_shapes(Net, width=16))
+    with pytest.raises(ParametrizationError, match="the saved plan has base shape"):
+        Parametrization.load(tmp_path / "plan.json", other)
 
 
 @pytest.mark.parametrize(
@@ -156,6 +162,7 @@ def test_a_loaded_plan_must_fit_the_model(tmp_path):
         ("", "not a JSON file"),
         ("[]", "expected format 'mukron.parametrization', found 'list'"),
         ('{"format": "mukron.base_shapes"}', "expected format 'mukron.parametrization', found 'mukron.base_shapes'"),
+        ('{"format": "mukron.parametrization", "version": 1}', "damaged, KeyError 'parameters'"),
         ('{"format": "mukron.parametrization", "version": 99}', "format version 99, this mukron reads version 1"),
     ],
 )

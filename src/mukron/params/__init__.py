@@ -4,7 +4,7 @@ from mukron.params.apply import parametrize
 from mukron.params.errors import ParametrizationError
 from mukron.params.layers import Fans, fans
 from mukron.params.parametrization import ParameterPlan, Parametrization, Scales
-from mukron.params.shapes import BaseParameter, BaseShapes, base_shapes, build
+from mukron.params.shapes import BaseParameter, BaseShapes, base_shapes, build_without_memory
 
 __all__ = [
     "BaseParameter",
@@ -15,7 +15,7 @@ __all__ = [
     "ParametrizationError",
     "Scales",
     "base_shapes",
-    "build",
+    "build_without_memory",
     "fans",
     "parametrize",
 ]

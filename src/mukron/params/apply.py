@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from dataclasses import replace
 from fractions import Fraction
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from mukron.params.errors import ParametrizationError
-from mukron.params.initial import Spread, correction, std_of
+from mukron.params.initial import Spread, correction, distance, is_constant
 from mukron.params.inventory import Found, inventory, on_meta, unwrap
-from mukron.params.parametrization import ZERO, ParameterPlan, Parametrization
+from mukron.params.parametrization import ZERO, ParameterPlan, Parametrization, mark, plan_of
 from mukron.params.resolve import Growth, Sizes, check_names, resolve
 from mukron.params.shapes import BaseShapes
 from mukron.theory import MUP, SP, Scheme, get_scheme
-
-# The plan that was applied, as plain data on the model itself, for one purpose: a second call must change nothing.
-MARK = "_mukron_parametrization"
 
 
 def parametrize(
@@ -37,22 +36,24 @@ def parametrize(
     Call it before loading a checkpoint and before training: it takes the weights for initial ones. Calling it again
     changes nothing. A model on the meta device gets a plan only: parametrize it again once it has numbers.
     """
+    if not isinstance(shapes, BaseShapes):
+        raise ParametrizationError(f"expected the network's base shapes, mukron.base_shapes(...), got {shapes!r:.80}")
     scheme, exponent = get_scheme(scheme), _exact(output_exponent)
     if scheme == SP and exponent is not None:
         raise ParametrizationError(
             'scheme="sp" leaves the initial weights as drawn; for another output exponent use scheme="mup" or "ntk"'
         )
     found = inventory(model)
-    growths = _growths(found, shapes)
-    drawn = {name: None if entry.parameter.is_meta else std_of(entry.parameter) for name, entry in found.items()}
-    plan = _plan(found, growths, drawn, shapes, scheme, exponent)
-
-    if (applied := unwrap(model).__dict__.get(MARK)) is not None:
-        return _again(Parametrization.from_dict(applied), plan).bind(model)
+    if not found:
+        raise ParametrizationError(f"{type(model).__name__} has no parameters")
+    plan = _plan(found, _growths(found, shapes), shapes, scheme, exponent)
+    if (applied := plan_of(model)) is not None:
+        return _again(applied, plan).bind(model)
+    _refuse_parametrized_parts(model)
     if not on_meta(found):
         if scheme != SP:
-            _rescale(found, plan, drawn, shapes)
-        unwrap(model).__dict__[MARK] = plan.to_dict()
+            _rescale(found, plan, shapes)
+        mark(model, plan)
     return plan.bind(model)
 
 
@@ -73,7 +74,6 @@ def _growths(found: Mapping[str, Found], shapes: BaseShapes) -> dict[str, Growth
 def _plan(
     found: Mapping[str, Found],
     growths: Mapping[str, Growth],
-    drawn: Mapping[str, float | None],
     shapes: BaseShapes,
     scheme: Scheme,
     exponent: Fraction | str | None,
@@ -81,40 +81,55 @@ def _plan(
     plan = Parametrization(scheme, {}, exponent, shapes.width)
     parameters = {}
     for name, entry in found.items():
-        base, std = shapes.parameters[name], drawn[name]
-        b = plan.initial_exponent(growths[name].role)
-        if scheme != SP or std is None:
-            std = 0.0 if b is None else base.spread.std * float(growths[name].r_in) ** -float(b)
+        base, growth, b = shapes.parameters[name], growths[name], plan.initial_exponent(growths[name].role)
+        if scheme == SP:
+            std = None if entry.parameter.is_meta else distance(entry.parameter, base.spread.center)
+        else:
+            std = 0.0 if b is None else base.spread.std * math.pow(growth.r_in, -b)
         tied = tuple(alias for alias in entry.uses if alias != name)
-        parameters[name] = ParameterPlan(growths[name], entry.shape, base.base.shape, base.spread.std, std, tied)
-    return Parametrization(scheme, parameters, exponent, shapes.width)
+        parameters[name] = ParameterPlan(growth, entry.shape, base.base.shape, base.spread.std, std, tied)
+    return replace(plan, parameters=parameters)
 
 
 @torch.no_grad()
-def _rescale(
-    found: Mapping[str, Found], plan: Parametrization, drawn: Mapping[str, float | None], shapes: BaseShapes
-) -> None:
-    """Multiply each parameter by what takes its drawn spread to the planned one, once all have been checked."""
+def _rescale(found: Mapping[str, Found], plan: Parametrization, shapes: BaseShapes) -> None:
+    """Take each parameter's drawn spread to the planned one, once all have been checked."""
     ratios = {ratio for entry in plan.parameters.values() for ratio in (entry.growth.r_in, entry.growth.r_out)}
     factors = {}
     for name, entry in plan.parameters.items():
-        b, base, std = plan.initial_exponent(entry.role), shapes.parameters[name].spread, drawn[name]
-        assert std is not None
-        if (std == 0) != (base.std == 0):
-            what, other = ("all equal", "vary") if std == 0 else ("vary", "are all equal")
-            raise ParametrizationError(
-                f'parameter "{name}": its values {what} here but {other} at the base width; these are not initial '
-                "values of the same initializer. Call parametrize before load_state_dict and before training, and let "
-                "the factory given to base_shapes do all of the initialization"
-            )
+        values, base, b = found[name].parameter, shapes.parameters[name].spread, plan.initial_exponent(entry.role)
+        _check_initial(name, values, base)
         if b is None:
             factors[name] = 0.0
-        elif std != 0:  # zeros and ones are left alone
-            values = Spread(std, found[name].parameter.numel())
-            factors[name] = correction(values, base, entry.growth.r_in, b, ratios)
+        elif base.std != 0:  # zeros and ones are left alone
+            std = distance(values, base.center)
+            factors[name] = correction(std, values.numel(), base, entry.growth.r_in, b, ratios)
     for name, factor in factors.items():
+        center = shapes.parameters[name].spread.center if factor else 0.0
         if factor != 1:
-            found[name].parameter.mul_(factor)
+            found[name].parameter.sub_(center).mul_(factor).add_(center)
+
+
+def _check_initial(name: str, values: Tensor, base: Spread) -> None:
+    """Values that the base's initializer cannot have drawn are not initial ones."""
+    if not bool(values.isfinite().all()):
+        raise ParametrizationError(f'parameter "{name}": its values are not all finite')
+    constant = is_constant(values) and values.numel() > 1
+    if constant != (base.std == 0) and (constant or not is_constant(values)):
+        here, there = ("are all equal", "vary") if constant else ("vary", "are all equal")
+        raise ParametrizationError(
+            f'parameter "{name}": its values {here} here but {there} at the base width; these are not initial '
+            "values of the same initializer. Call parametrize before load_state_dict and before training, and let the "
+            "factory given to base_shapes do all of the initialization"
+        )
+
+
+def _refuse_parametrized_parts(model: nn.Module) -> None:
+    for name, module in unwrap(model).named_modules():
+        if plan_of(module) is not None:
+            raise ParametrizationError(
+                f'part "{name}" of this model is already parametrized on its own; build it anew, parametrize the whole'
+            )
 
 
 def _again(applied: Parametrization, wanted: Parametrization) -> Parametrization:

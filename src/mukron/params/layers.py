@@ -2,7 +2,7 @@
 
 A shape alone does not say which side is which: a transposed convolution stores them the other way round, an
 embedding's rows are picked and not summed, a depthwise convolution sums over no channel however many there are. Each
-known module type has one function here; a module's subclasses inherit it.
+known module type has one function here, which knows that type's own parameters; its subclasses inherit it.
 
 A layer of your own joins in by::
 
@@ -46,22 +46,35 @@ def _vector(shape: Shape) -> Fans:
     return Fans(1, math.prod(shape), vector=True)
 
 
-@fans.register(nn.Linear)
-@fans.register(nn.RNNBase)  # weight_ih, weight_hh, weight_hr, each [gates x hidden, input]
-@fans.register(nn.RNNCellBase)
-def _dense(module: nn.Module, name: str, shape: Shape) -> Fans:
-    return _vector(shape) if len(shape) == 1 else Fans(shape[1], shape[0])
-
-
 @fans.register
-def _bilinear(module: nn.Bilinear, name: str, shape: Shape) -> Fans:
-    return _vector(shape) if name == "bias" else Fans(shape[1] * shape[2], shape[0])
-
-
-@fans.register
-def _conv(module: _ConvNd, name: str, shape: Shape) -> Fans:
+def _linear(module: nn.Linear, name: str, shape: Shape) -> Fans | None:
     if name == "bias":
         return _vector(shape)
+    return Fans(shape[1], shape[0]) if name == "weight" else None
+
+
+@fans.register(nn.RNNBase)
+@fans.register(nn.RNNCellBase)
+def _recurrent(module: nn.Module, name: str, shape: Shape) -> Fans | None:
+    if name.startswith("bias_"):
+        return _vector(shape)
+    # weight_ih, weight_hh, weight_hr, each [gates x hidden, input]
+    return Fans(shape[1], shape[0]) if name.startswith("weight_") else None
+
+
+@fans.register
+def _bilinear(module: nn.Bilinear, name: str, shape: Shape) -> Fans | None:
+    if name == "bias":
+        return _vector(shape)
+    return Fans(shape[1] * shape[2], shape[0]) if name == "weight" else None
+
+
+@fans.register
+def _conv(module: _ConvNd, name: str, shape: Shape) -> Fans | None:
+    if name == "bias":
+        return _vector(shape)
+    if name != "weight":
+        return None
     if module.transposed:  # [in, out / groups, *kernel]
         return Fans(shape[0] // module.groups * math.prod(shape[2:]), shape[1] * module.groups)
     return Fans(math.prod(shape[1:]), shape[0])  # [out, in / groups, *kernel]
@@ -69,7 +82,9 @@ def _conv(module: _ConvNd, name: str, shape: Shape) -> Fans:
 
 @fans.register(nn.Embedding)
 @fans.register(nn.EmbeddingBag)
-def _embedding(module: nn.Module, name: str, shape: Shape) -> Fans:
+def _embedding(module: nn.Module, name: str, shape: Shape) -> Fans | None:
+    if name != "weight":
+        return None
     return Fans(1, shape[1])  # the input is one-hot: one row is picked, none are summed over the vocabulary
 
 
@@ -78,12 +93,14 @@ def _embedding(module: nn.Module, name: str, shape: Shape) -> Fans:
 @fans.register(nn.GroupNorm)
 @fans.register(nn.RMSNorm)
 @fans.register(nn.PReLU)
-def _gain(module: nn.Module, name: str, shape: Shape) -> Fans:
-    return _vector(shape)
+def _gain(module: nn.Module, name: str, shape: Shape) -> Fans | None:
+    return _vector(shape) if name in ("weight", "bias") else None
 
 
 @fans.register
-def _attention(module: nn.MultiheadAttention, name: str, shape: Shape) -> Fans:
+def _attention(module: nn.MultiheadAttention, name: str, shape: Shape) -> Fans | None:
     if name in ("in_proj_bias", "bias_k", "bias_v"):
         return _vector(shape)
+    if not name.endswith("_proj_weight"):
+        return None
     return Fans(shape[1], module.embed_dim)  # in_proj_weight stacks q, k and v: [3 embed, embed]

@@ -16,7 +16,7 @@ from mukron.params.errors import ParametrizationError
 from mukron.params.inventory import inventory, unwrap
 from mukron.params.layers import Shape
 from mukron.params.resolve import Growth, check_names
-from mukron.params.storage import Data, check_stamp, read_json, stamp, write_json
+from mukron.params.storage import Data, check_stamp, damaged, read_json, stamp, write_json
 from mukron.table import Table
 from mukron.theory import Method, Role, Scheme, get_method, get_scheme, initial_exponent, solve
 
@@ -32,7 +32,9 @@ class ParameterPlan:
     shape: Shape
     base_shape: Shape
     base_std: float  # of the initial values at the base width; 0 if they are all equal
-    std: float  # of the initial values here, once parametrized
+    std: (
+        float | None
+    )  # of the initial values here, once parametrized; None: as drawn, not known (SP on the meta device)
     tied: tuple[str, ...] = ()  # the other names of the same tensor
 
     @property
@@ -59,7 +61,7 @@ class Parametrization:
     scheme: Scheme
     parameters: Mapping[str, ParameterPlan]
     output_exponent: Fraction | str | None = None  # replaces b of the output weights; "zero": they start at zero
-    base_width: int | None = None
+    base_width: float | None = None
     _model: weakref.ref[nn.Module] | None = field(default=None, compare=False, repr=False)
 
     def initial_exponent(self, role: Role) -> Fraction | None:
@@ -85,11 +87,17 @@ class Parametrization:
     ) -> list[dict[str, Any]]:
         """Parameter groups for an optimizer of torch: ``torch.optim.AdamW(p.param_groups("adamw", lr=1e-3))``.
 
-        Weight decay goes here, not to the optimizer: ``lr * weight_decay``, by which a step shrinks the weights, is
-        kept the same in every layer at every width. Each group also says the ``role`` of its parameters.
+        Weight decay goes here: the groups carry it, so what the optimizer itself is given is not used. ``lr *
+        weight_decay``, by which a step shrinks the weights, is kept the same in every layer at every width. Each group
+        also says the ``role`` of its parameters.
         """
-        if lr < 0 or weight_decay < 0:
+        if not (lr >= 0 and weight_decay >= 0):
             raise ParametrizationError(f"lr and weight_decay must not be negative, got {lr} and {weight_decay}")
+        if get_method(method).damped:
+            raise ParametrizationError(
+                f"{method!r} is none of torch's own optimizers, and its damping scales too; use mukron's, which takes "
+                'the plan itself. Groups are for "sgd" and "adamw"'
+            )
         if method.strip().lower() == "adam" and weight_decay:
             raise ParametrizationError(
                 "Adam mixes weight decay into its normalized gradient, where no width-independent scale exists; "
@@ -117,7 +125,7 @@ class Parametrization:
                 (
                     *(name, str(plan.role), _sizes(plan.shape), _sizes(plan.base_shape)),
                     *(_short(float(ratio)) for ratio in (plan.growth.r_in, plan.growth.r_out)),
-                    _short(plan.std) if plan.std else "constant",
+                    "as drawn" if plan.std is None else _short(plan.std) if plan.std else "constant",
                     *map(_short, numbers),
                     _reason(method, self.scheme, plan),
                 )
@@ -139,11 +147,15 @@ class Parametrization:
         check_names(other.parameters, self.parameters, "in this network", "in the saved plan")
         for name, plan in self.parameters.items():
             theirs = other.parameters[name]
+            if theirs.shape != plan.shape:
+                raise ParametrizationError(
+                    f'parameter "{name}": {list(plan.shape)} here, {list(theirs.shape)} in the saved plan'
+                )
             if (theirs.base_shape, theirs.growth) != (plan.base_shape, plan.growth):
                 raise ParametrizationError(
                     f'parameter "{name}": the saved plan has base shape {list(theirs.base_shape)} as {theirs.role}, '
-                    f"this one {list(plan.base_shape)} as {plan.role}; learning rates would change meaning: use the "
-                    "base shapes that the checkpoint was trained with"
+                    f"this one {list(plan.base_shape)} as {plan.role}; learning rates would change their meaning: use "
+                    "the same base shapes"
                 )
 
     def bind(self, model: nn.Module) -> Parametrization:
@@ -162,9 +174,14 @@ class Parametrization:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], model: nn.Module | None = None) -> Parametrization:
-        """Read a saved plan; with ``model``, check that it fits that network and bind it."""
+        """Read a saved plan; with ``model``, check that it fits, and how that was parametrized, and bind it."""
         plan = cls.from_dict(read_json(path), source=str(path))
-        return plan if model is None else plan.bind(model)
+        if model is None:
+            return plan
+        bound = plan.bind(model)
+        if (applied := plan_of(model)) is not None:
+            applied.check(plan)
+        return bound
 
     def to_dict(self) -> Data:
         """Plain JSON data, as ``save`` writes it; may go into a checkpoint beside the ``state_dict``."""
@@ -188,21 +205,22 @@ class Parametrization:
     @classmethod
     def from_dict(cls, data: object, source: str = "parametrization") -> Parametrization:
         content = check_stamp(data, KIND, VERSION, source)
-        parameters = {
-            name: ParameterPlan(
-                growth=Growth(Role(entry["role"]), Fraction(entry["r_in"]), Fraction(entry["r_out"])),
-                shape=tuple(entry["shape"]),
-                base_shape=tuple(entry["base_shape"]),
-                base_std=entry["base_std"],
-                std=entry["std"],
-                tied=tuple(entry["tied"]),
-            )
-            for name, entry in content["parameters"].items()
-        }
-        exponent = content["output_exponent"]
-        if exponent not in (None, ZERO):
-            exponent = Fraction(exponent)
-        return cls(get_scheme(content["scheme"]), parameters, exponent, content["base_width"])
+        with damaged(source):
+            parameters = {
+                name: ParameterPlan(
+                    growth=Growth(Role(entry["role"]), Fraction(entry["r_in"]), Fraction(entry["r_out"])),
+                    shape=tuple(entry["shape"]),
+                    base_shape=tuple(entry["base_shape"]),
+                    base_std=entry["base_std"],
+                    std=entry["std"],
+                    tied=tuple(entry["tied"]),
+                )
+                for name, entry in content["parameters"].items()
+            }
+            exponent = content["output_exponent"]
+            if exponent not in (None, ZERO):
+                exponent = Fraction(exponent)
+            return cls(get_scheme(content["scheme"]), parameters, exponent, content["base_width"])
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_model": None}  # plain data travels; the model goes its own way
@@ -218,11 +236,27 @@ class Parametrization:
     def _notes(self, method: Method) -> tuple[str, ...]:
         notes = ["r_in, r_out: fan-in and fan-out over those at the base width; 'x' columns multiply your own numbers."]
         if method.damped:
-            notes.append("Norm layers are not preconditioned: they take the fallback rule's own row (sgd or adamw).")
+            notes.append(
+                "What is not preconditioned (norm layers, bare parameters) takes its fallback's row: sgd or adamw."
+            )
         notes += [f"{name} is also {', '.join(plan.tied)}" for name, plan in self.parameters.items() if plan.tied]
         if self.output_exponent is not None:
             notes.append(f"b of the output weights is {self.output_exponent} by request.")
         return tuple(notes)
+
+
+# The plan that was applied to a model, as plain data on the model itself: a second parametrization must change nothing.
+MARK = "_mukron_parametrization"
+
+
+def mark(model: nn.Module, plan: Parametrization) -> None:
+    unwrap(model).__dict__[MARK] = plan.to_dict()
+
+
+def plan_of(model: nn.Module) -> Parametrization | None:
+    """The plan that was applied to this model, if one was."""
+    data = unwrap(model).__dict__.get(MARK)
+    return None if data is None else Parametrization.from_dict(data)
 
 
 REASONS = {

@@ -49,6 +49,8 @@ def resolve(name: str, base: Sizes, wider: Sizes, here: Sizes, declared: Role | 
     check_shapes(name, base.shape, wider.shape, here.shape)
     if declared is not None:
         return _declared_growth(name, base.shape, wider.shape, here.shape, declared)
+    if base.shape == wider.shape and None in base.uses.values():
+        return Growth(Role.SCALAR)  # whoever owns it: no side grows
     growths: dict[str, Growth] = {}
     for use, base_fans in base.uses.items():
         wider_fans, here_fans = wider.uses.get(use), here.uses.get(use)
@@ -77,15 +79,16 @@ def check_shapes(name: str, base: Shape, wider: Shape, here: Shape) -> None:
         )
     for dimension, (size, size_wider, size_here) in enumerate(zip(base, wider, here, strict=True)):
         which = f'parameter "{name}", dimension {dimension}'
+        if size_wider == size and size_here != size:
+            raise ParametrizationError(
+                f"{which}: {size_here} here and {size} at the base width, but it does not grow with the width; "
+                "build both with the same input size, classes and options (if it is a width that is rounded, take a "
+                "base width at which twice the width rounds to more)"
+            )
         if size_wider < size or size_here < size:
             raise ParametrizationError(
                 f"{which}: shrinks from {size} at the base width to {min(size_wider, size_here)}; the base must be the "
                 "narrowest network: choose a smaller base width"
-            )
-        if size_wider == size and size_here != size:
-            raise ParametrizationError(
-                f"{which}: {size_here} here and {size} at the base width, but it does not grow with the width; "
-                "build both with the same input size, classes and options"
             )
 
 

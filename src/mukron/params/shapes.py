@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import inspect
 import os
+import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from mukron.params.errors import ParametrizationError
-from mukron.params.initial import Spread, std_of
+from mukron.params.initial import Spread, measure
 from mukron.params.inventory import Found, inventory
 from mukron.params.layers import Fans, Shape
 from mukron.params.resolve import Sizes, check_names, resolve
-from mukron.params.storage import Data, check_stamp, read_json, stamp, write_json
+from mukron.params.storage import Data, check_stamp, damaged, read_json, stamp, write_json
 from mukron.theory import Role
 
 KIND, VERSION = "base_shapes", 1
@@ -33,7 +36,7 @@ class BaseParameter:
     base: Sizes
     wider: Sizes | None  # the same at another width; None: not known, the network itself is compared instead
     role: Role | None  # declared by the user; None: told by the modules that own it
-    spread: Spread  # of its initial values; std 0 if they are all equal
+    spread: Spread  # of its initial values
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,7 @@ class BaseShapes:
     """The base of a family of networks, by parameter name. Saves to and loads from JSON."""
 
     parameters: Mapping[str, BaseParameter]
-    width: int | None = None  # for people: the number the factory was called with
+    width: float | None = None  # for people: the number the factory was called with
 
     def save(self, path: str | os.PathLike[str]) -> None:
         write_json(path, self.to_dict())
@@ -58,6 +61,7 @@ class BaseShapes:
                 "role": entry.role and entry.role.value,
                 "std": entry.spread.std,
                 "numbers": entry.spread.numbers,
+                "center": entry.spread.center,
             }
             for name, entry in self.parameters.items()
         }
@@ -66,48 +70,55 @@ class BaseShapes:
     @classmethod
     def from_dict(cls, data: object, source: str = "base shapes") -> BaseShapes:
         content = check_stamp(data, KIND, VERSION, source)
-        parameters = {
-            name: BaseParameter(
-                base=_sizes_from_dict(entry["base"]),
-                wider=entry["wider"] and _sizes_from_dict(entry["wider"]),
-                role=entry["role"] and Role(entry["role"]),
-                spread=Spread(entry["std"], entry["numbers"]),
-            )
-            for name, entry in content["parameters"].items()
-        }
-        return cls(parameters, content["width"])
+        with damaged(source):
+            parameters = {
+                name: BaseParameter(
+                    base=_sizes_from_dict(entry["base"]),
+                    wider=entry["wider"] and _sizes_from_dict(entry["wider"]),
+                    role=entry["role"] and Role(entry["role"]),
+                    spread=Spread(entry["std"], entry["numbers"], entry["center"]),
+                )
+                for name, entry in content["parameters"].items()
+            }
+            return cls(parameters, content["width"])
 
 
 def base_shapes(
-    source: Factory | nn.Module, width: int | None = None, *, roles: Mapping[str, Role | str] | None = None
+    source: Factory | nn.Module, width: float | None = None, *, roles: Mapping[str, Role | str] | None = None
 ) -> BaseShapes:
     """What to compare a network with: the same network at the width its settings are tuned at.
 
-    source: a function (or class) that builds the network for a given width. It is built at ``width``, for its shapes
+    source: a function (or class) that builds the network for a given width: its parameter called ``width``, or the only
+        one it has. It is built (several times, if small) at ``width``, for its shapes
         and the spread of its initial values, and at twice that on the meta device, without memory, to see what grows.
         Or the network at the base width itself: then what grows is seen when a wider one is parametrized.
     roles: the roles of parameters that no known module owns, or whose owners disagree, by name:
         ``roles={"position": "input"}``.
     """
+    if roles is not None and not isinstance(roles, Mapping):
+        raise ParametrizationError(f'roles must be given by name, roles={{"position": "input"}}, got {roles!r}')
     declared = {name: _role(name, role) for name, role in (roles or {}).items()}
     if isinstance(source, nn.Module):
         found = inventory(source)
         _check_declared(found, declared)
         parameters = {
-            name: BaseParameter(
-                _sizes(entry), None, declared.get(name), Spread(std_of(entry.parameter), entry.parameter.numel())
-            )
+            name: BaseParameter(_sizes(entry), None, declared.get(name), measure([entry.parameter]))
             for name, entry in found.items()
         }
         return BaseShapes(parameters, width)
 
+    if not callable(source):
+        raise ParametrizationError(
+            f"expected a function that builds the network for a width, or a module, got {source!r}"
+        )
     if width is None:
         raise ParametrizationError("base_shapes(factory) needs the base width: base_shapes(factory, width=64)")
-    if isinstance(width, bool) or not isinstance(width, int) or width < 1:
-        raise ParametrizationError(f"the base width must be a positive whole number, got {width!r}")
+    if isinstance(width, bool) or not isinstance(width, Real) or not width > 0:
+        raise ParametrizationError(f"the base width must be a positive number, got {width!r}")
+    width = int(width) if float(width).is_integer() else float(width)  # JSON knows no numpy numbers
     found, spreads = _draw(source, width)
     _check_declared(found, declared)
-    wider = inventory(_build_without_memory(source, 2 * width))
+    wider = inventory(build_without_memory(source, 2 * width))
     check_names(found, wider, f"at width {2 * width}", f"at width {width}")
     parameters = {
         name: BaseParameter(_sizes(entry), _sizes(wider[name]), declared.get(name), spreads[name])
@@ -143,36 +154,39 @@ def _sizes(found: Found) -> Sizes:
     return Sizes(found.shape, found.uses)
 
 
-def build(factory: Factory, width: int) -> nn.Module:
-    """The factory's network at that width; a parameter called ``width`` is passed by name, else it goes first."""
+def build(factory: Factory, width: float) -> nn.Module:
+    """The factory's network at that width."""
     try:
-        named = "width" in inspect.signature(factory).parameters
+        parameters = list(inspect.signature(factory).parameters)
     except (TypeError, ValueError):
-        named = False
-    model = factory(width=width) if named else factory(width)
+        parameters = []
+    if "width" in parameters:
+        model = factory(width=width)
+    elif len(parameters) > 1:
+        names = ", ".join(parameters)
+        raise ParametrizationError(
+            f"which parameter of the factory is its width: {names}? Say so: base_shapes(lambda width: ..., width=...)"
+        )
+    else:
+        model = factory(width)
     if not isinstance(model, nn.Module):
         raise ParametrizationError(f"the factory returned a {type(model).__name__}, expected an nn.Module")
     return model
 
 
-def _draw(factory: Factory, width: int) -> tuple[dict[str, Found], dict[str, Spread]]:
+def _draw(factory: Factory, width: float) -> tuple[dict[str, Found], dict[str, Spread]]:
     """Build at the base width; small networks several times, since few numbers tell their spread only roughly."""
-    with _own_random_numbers(seed=0), torch.device("cpu"):
+    with _own_random_numbers(), torch.device("cpu"):
         found = inventory(build(factory, width))
         numbers = sum(entry.parameter.numel() for entry in found.values())
-        draws = max(1, min(MAX_DRAWS, NUMBERS_TO_DRAW // max(1, numbers)))
-        squares = {name: [std_of(entry.parameter) ** 2] for name, entry in found.items()}
-        for _ in range(draws - 1):
-            for name, entry in inventory(build(factory, width)).items():
-                squares[name].append(std_of(entry.parameter) ** 2)
-    return found, {
-        name: Spread((sum(squares[name]) / draws) ** 0.5, draws * entry.parameter.numel())
-        for name, entry in found.items()
-    }
+        more = min(MAX_DRAWS, NUMBERS_TO_DRAW // max(1, numbers)) - 1
+        draws = [found, *(inventory(build(factory, width)) for _ in range(more))]
+    return found, {name: measure([draw[name].parameter for draw in draws]) for name in found}
 
 
-def _build_without_memory(factory: Factory, width: int) -> nn.Module:
-    with _own_random_numbers(seed=0):
+def build_without_memory(factory: Factory, width: float) -> nn.Module:
+    """On the meta device, if the factory can do without numbers."""
+    with _own_random_numbers():
         try:
             with torch.device("meta"):
                 return build(factory, width)
@@ -182,14 +196,18 @@ def _build_without_memory(factory: Factory, width: int) -> nn.Module:
 
 
 @contextmanager
-def _own_random_numbers(seed: int) -> Iterator[None]:
-    """Leave the user's random stream as it was, and draw the same numbers each time."""
-    state = torch.get_rng_state()
-    torch.default_generator.manual_seed(seed)
+def _own_random_numbers() -> Iterator[None]:
+    """Leave the user's random streams as they were, and draw the same numbers each time."""
+    states = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    torch.default_generator.manual_seed(0)
+    np.random.seed(0)
+    random.seed(0)
     try:
         yield
     finally:
-        torch.set_rng_state(state)
+        torch.set_rng_state(states[0])
+        np.random.set_state(states[1])
+        random.setstate(states[2])
 
 
 def _sizes_to_dict(sizes: Sizes) -> Data:

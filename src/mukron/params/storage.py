@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,15 @@ def check_stamp(data: object, kind: str, version: int, source: str) -> Data:
             "install the version of mukron that wrote it, or make the file again"
         )
     return data
+
+
+@contextmanager
+def damaged(source: str) -> Iterator[None]:
+    """Data of the right kind that cannot be read is told so."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ParametrizationError(f"{source}: damaged, {type(error).__name__} {error}; make it again") from error
 
 
 def write_json(path: str | os.PathLike[str], data: Data) -> None:

@@ -151,10 +151,12 @@ def get_method(method: Method | str) -> Method:
             return kronecker(e_A, e_B)
     except (ValueError, ZeroDivisionError) as error:
         raise ValueError(
-            f"method {method!r}: exponents must be exact numbers, as in 'shampoo:1/4' or 'kronecker:1,1/2'"
+            f"method {method!r}: {error}; exponents are exact numbers, as in 'shampoo:1/4' or 'kronecker:1,1/2'"
         ) from error
     if argument or name not in METHODS:
-        raise ValueError(f"unknown method {method!r}; known: {_listed(METHODS)}, 'shampoo:E', 'kronecker:E_A,E_B'")
+        raise ValueError(
+            f"unknown method {method!r}; known: {_listed([*METHODS, *ALIASES])}, 'shampoo:E', 'kronecker:E_A,E_B'"
+        )
     return METHODS[name]
 
 
