@@ -52,6 +52,14 @@ def test_every_built_in_network(model):
     assert "head" in run("explain", "--model", model) or model == "mlp"
 
 
+def test_options_reach_the_network():
+    output = run("explain", "--model", "mlp", "--base-width", "32", "--method", "sgd")
+    assert re.search(r"^fc2.weight +hidden +128 x 128 +32 x 32 +4 ", output, re.MULTILINE)  # four times the base
+    assert "SGD, ntk" in run("explain", "--model", "mlp", "--method", "sgd", "--scheme", "ntk")
+    assert "Every method, ntk" in run("explain", "--method", "all", "--scheme", "ntk")
+    assert "b of the output weights is 2 by request" in run("explain", "--model", "mlp", "--output-exponent", "2")
+
+
 def test_all_methods_of_a_network():
     output = run("explain", "--model", "mlp", "--method", "all")
     assert all(f"{method.title}, mup" in output for method in METHODS.values())

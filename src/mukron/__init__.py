@@ -8,18 +8,41 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0.dev0"
 
 if TYPE_CHECKING:
+    from mukron.curvature import EMA, Batch, Sum, Window
+    from mukron.damping import Constant, Fixed, Heuristic, MaxEigenvalue, Rescaled
+    from mukron.optim import FOOF, KFAC, GaussNewton, Shampoo
     from mukron.params import BaseShapes, Parametrization, ParametrizationError, base_shapes, parametrize
 
 # Loaded when first used, so that ``import mukron.theory`` needs no torch.
 _LAZY = {
-    "BaseShapes": "mukron.params",
-    "Parametrization": "mukron.params",
-    "ParametrizationError": "mukron.params",
-    "base_shapes": "mukron.params",
-    "parametrize": "mukron.params",
+    **dict.fromkeys(("EMA", "Batch", "Sum", "Window"), "mukron.curvature"),
+    **dict.fromkeys(("Constant", "Fixed", "Heuristic", "MaxEigenvalue", "Rescaled"), "mukron.damping"),
+    **dict.fromkeys(("FOOF", "KFAC", "GaussNewton", "Shampoo"), "mukron.optim"),
+    **dict.fromkeys(("BaseShapes", "Parametrization", "ParametrizationError"), "mukron.params"),
+    **dict.fromkeys(("base_shapes", "parametrize"), "mukron.params"),
 }
 
-__all__ = ["BaseShapes", "Parametrization", "ParametrizationError", "__version__", "base_shapes", "parametrize"]
+__all__ = [
+    "EMA",
+    "FOOF",
+    "KFAC",
+    "BaseShapes",
+    "Batch",
+    "Constant",
+    "Fixed",
+    "GaussNewton",
+    "Heuristic",
+    "MaxEigenvalue",
+    "Parametrization",
+    "ParametrizationError",
+    "Rescaled",
+    "Shampoo",
+    "Sum",
+    "Window",
+    "__version__",
+    "base_shapes",
+    "parametrize",
+]
 
 
 def __getattr__(name: str) -> Any:

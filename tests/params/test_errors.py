@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from mukron.params import ParametrizationError, base_shapes, parametrize
+from mukron.params import BaseShapes, ParametrizationError, base_shapes, parametrize
 from networks import INPUTS, Net
 
 
@@ -118,6 +118,80 @@ def test_a_width_that_is_rounded():
 
     with refused('"1.weight", dimension 0: 32 here and 8 at the base width', "if it is a width that is rounded"):
         parametrize(factory(32), base_shapes(factory, width=4))
+
+
+def test_tied_uses_must_agree_on_how_much_they_grew():
+    class Tied(nn.Module):  # hidden in both places, but one of them stands after a second width
+        def __init__(self, width):
+            super().__init__()
+            self.one, self.two = nn.Linear(width, width), nn.Linear(width, width)
+            self.two.weight = self.one.weight
+
+    base = base_shapes(Tied, width=4)
+    data = base.to_dict()
+    data["parameters"]["one.weight"]["base"]["uses"]["two.weight"][0] = 2
+    with refused("is tied and its uses disagree"):
+        parametrize(Tied(8), BaseShapes.from_dict(data))
+
+
+def test_declared_scalar_is_never_scaled():
+    shapes = base_shapes(lambda width: Bare(4, width), width=4, roles={"matrix": "scalar"})
+    plan = parametrize(Bare(4, 64), shapes)
+    assert plan.scales("sgd")["matrix"].lr == 1.0
+
+
+def test_declared_hidden_must_grow_on_both_sides():
+    with refused('"matrix" [10, 8]: declared hidden, which grows on both sides, but only dimension 1 grows'):
+        base_shapes(lambda width: Bare(10, width), width=4, roles={"matrix": "hidden"})
+
+
+def test_layers_that_grow_apart_are_told():
+    class Two(nn.Module):
+        def __init__(self, first, second):
+            super().__init__()
+            self.a, self.b, self.c = nn.Linear(3, first), nn.Linear(first, second), nn.Linear(second, 2)
+
+    shapes = base_shapes(lambda width: Two(width, width), width=8)
+    with pytest.warns(UserWarning, match=r'different ratios: "b.bias" by 2 and "b.weight" by 8|by 2 and .* by 8'):
+        parametrize(Two(64, 16), shapes)
+
+
+def test_memory_shared_without_tying():
+    class Shared(Net):
+        def __init__(self, width):
+            super().__init__(width)
+            self.again = nn.Linear(width, width)
+            self.again.weight = nn.Parameter(self.hidden.weight.data)
+
+    with refused('parameters "hidden.weight" and "again.weight" share their memory'):
+        parametrize(Shared(16), base_shapes(Shared, width=8))
+
+
+def test_half_on_the_meta_device_and_complex():
+    model = Net(16)
+    model.head = nn.Linear(16, 5, device="meta")
+    with refused('"head.weight" is on the meta device and others are not'):
+        parametrize(model, base_shapes(Net, width=8))
+    with refused("the base model is on the meta device"):
+        base_shapes(nn.Linear(3, 4, device="meta"))
+    with refused('"weight" is complex'):
+        base_shapes(lambda width: nn.Linear(3, width, dtype=torch.complex64), width=4)
+
+
+def test_equal_here_but_varied_at_the_base():
+    model = Net(16)
+    nn.init.zeros_(model.hidden.weight)
+    with refused('"hidden.weight": its values are all equal here but vary at the base width'):
+        parametrize(model, base_shapes(Net, width=8))
+
+
+def test_one_unit_at_the_base_width_is_no_constant():
+    def squeeze(width):
+        return nn.Sequential(nn.Linear(3, width // 16), nn.Linear(width // 16, 3))
+
+    plan = parametrize(squeeze(64), base_shapes(squeeze, width=16))
+    assert plan.parameters["0.bias"].base_std > 0
+    assert base_shapes(nn.Linear(3, 1)).parameters["bias"].spread.numbers == 1
 
 
 def test_wrong_declarations():

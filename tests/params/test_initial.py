@@ -203,7 +203,8 @@ def test_few_numbers_are_still_told_apart(seed):
     """Ten uniform numbers at four times the width: the law of a fan-in bias is found in spite of the noise."""
     torch.manual_seed(seed)
     std = distance(nn.Linear(256, 10).bias, center=0.0)
-    assert correction(std, 10, Spread(64**-0.5 / 3**0.5, 80), Fraction(1), Fraction(0), [Fraction(4)]) == 2.0
+    base = Spread(64**-0.5 / 3**0.5, 80, kurtosis=1.8)  # what eight draws of a uniform bias show
+    assert correction(std, 10, base, Fraction(1), Fraction(0), [Fraction(4)]) == 2.0
 
 
 def test_tiny_tensors_are_never_blown_up():
@@ -230,6 +231,35 @@ def test_a_spread_that_follows_no_law_is_corrected_as_measured():
     base = Spread(1.0, 10**6)
     assert correction(0.7, 10**6, base, Fraction(16), Fraction(0), []) == pytest.approx(1 / 0.7)
     assert correction(0.7, 10**6, base, Fraction(16), Fraction(1, 2), []) == pytest.approx(1 / (4 * 0.7))
+
+
+def test_absolute_spreads():
+    """Not by our own measure: torch's fan-in draw has std (3 fan-in)^-1/2, and muP's head another r^-1/2."""
+    torch.manual_seed(0)
+    model = Net(1024)
+    parametrize(model, base_shapes(Net, width=64))
+    spreads = {name: float(values.detach().square().mean().sqrt()) for name, values in model.named_parameters()}
+    assert spreads["first.weight"] == pytest.approx((3 * INPUTS) ** -0.5, rel=0.03)
+    assert spreads["hidden.weight"] == pytest.approx((3 * 1024) ** -0.5, rel=0.01)
+    assert spreads["hidden.bias"] == pytest.approx((3 * 64) ** -0.5, rel=0.06)
+    assert spreads["head.weight"] == pytest.approx((3 * 64) ** -0.5 / 16, rel=0.03)
+
+
+@pytest.mark.parametrize(("base", "width"), [(16, 20), (16, 24), (16, 32), (64, 80)])
+def test_gains_around_one_are_left_alone(base, width):
+    """DCGAN's norm gains, N(1, 0.02), at ratios so close to 1 that no law could be told from noise."""
+
+    def factory(size):
+        model = nn.Sequential(nn.Linear(INPUTS, size), nn.BatchNorm1d(size), nn.Linear(size, 2))
+        nn.init.normal_(model[1].weight, 1.0, 0.02)
+        return model
+
+    shapes = base_shapes(factory, width=base)
+    for seed in range(40):
+        torch.manual_seed(seed)
+        model = factory(width)
+        parametrize(model, shapes)
+        assert float((model[1].weight.detach() - 1).abs().max()) < 0.15
 
 
 def test_values_around_one_keep_their_center():

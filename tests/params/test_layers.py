@@ -8,12 +8,13 @@ import pytest
 import torch
 from torch import nn
 
+from mukron.curvature import layout
 from mukron.params import Fans, ParametrizationError, base_shapes, fans, parametrize
 from mukron.theory import Role
 
 
-def vector(size: int) -> Fans:
-    return Fans(1, size, vector=True)
+def vector(size: int, fallback: bool = False) -> Fans:
+    return Fans(1, size, vector=True, fallback=fallback)
 
 
 CASES = [
@@ -56,8 +57,11 @@ CASES = [
 
 @pytest.mark.parametrize(("module", "expected"), CASES, ids=lambda value: type(value).__name__)
 def test_fans(module, expected):
-    own = module.named_parameters(recurse=False)
-    assert {name: fans(module, name, tuple(parameter.shape)) for name, parameter in own} == expected
+    own = {name: fans(module, name, tuple(values.shape)) for name, values in module.named_parameters(recurse=False)}
+    assert {name: found._replace(fallback=False, inputs=1) for name, found in own.items()} == expected
+    # what the optimizers have no layout for is left to their fallback rule, and nothing else is
+    assert {found.fallback for found in own.values()} == {layout(module) is None}
+    assert fans(module, "other", (3,)) is None
 
 
 SUMS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -114,12 +118,21 @@ def test_roles_follow_the_fans(make, role):
     assert (growth.r_in, growth.r_out) == (3 if role.fan_in else 1, 3 if role.fan_out else 1)
 
 
-def test_bilinear_of_two_wide_inputs_sums_over_both():
-    def make(width):
-        return nn.Bilinear(width, width, 7)
+def test_bilinear_of_two_wide_inputs():
+    def hidden(width):
+        return nn.Bilinear(width, width, width)
 
-    growth = parametrize(make(12), base_shapes(make, width=4)).parameters["weight"].growth
-    assert (growth.role, growth.r_in) == (Role.OUTPUT, 9)
+    growth = parametrize(hidden(12), base_shapes(hidden, width=4)).parameters["weight"].growth
+    assert (growth.role, growth.r_in, growth.r_out) == (Role.HIDDEN, 9, 3)  # it sums over both inputs
+    with pytest.raises(ParametrizationError, match="product of two growing inputs"):
+        base_shapes(lambda width: nn.Bilinear(width, width, 7), width=4)
+
+
+def test_the_output_of_attention_is_left_to_the_fallback():
+    """MultiheadAttention uses its weight without calling it."""
+    projection = nn.MultiheadAttention(8, 2).out_proj
+    assert fans(projection, "weight", (8, 8)) == Fans(8, 8, fallback=True)
+    assert layout(projection) is None
 
 
 def test_old_style_weight_norm_is_not_taken_for_a_weight():

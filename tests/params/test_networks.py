@@ -45,6 +45,8 @@ def test_resnet():
     assert (found["head.weight"], found["head.bias"]) == ("output", "scalar")
     assert Counter(found.values()) == {"input": 1, "hidden": 19, "vector": 40, "output": 1, "scalar": 1}
     assert {plan.parameters[name].growth.r_in for name in found if found[name] == "hidden"} == {2}
+    strides = {name: m.stride[0] for name, m in ResNet18(1).named_modules() if name.endswith("shortcut.0")}
+    assert strides == {"blocks.2.shortcut.0": 2, "blocks.4.shortcut.0": 2, "blocks.6.shortcut.0": 2}
 
 
 def test_vgg():
@@ -79,8 +81,8 @@ def test_gpt_tied_is_found_once_and_must_be_declared():
     assert {parameter.growth.r_out for parameter in plan.parameters.values()} == {4}
 
 
-def test_gpt_trains_and_its_logits_start_at_one_size():
-    """Declared as an input weight, with the division in its forward pass, the tied head keeps its logits' size."""
+def test_a_step_moves_a_tied_gpts_logits_alike_at_every_width():
+    """Declared as an input weight, with the division in its forward pass, the tied head moves by one size."""
     sizes = []
     for width in (16, 64, 256):
         torch.manual_seed(0)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from mukron.params import BaseShapes, Parametrization, ParametrizationError, base_shapes, parametrize
+from mukron.theory import METHODS
 from networks import GPT, GPT_ROLES, INPUTS, Net
 
 MODEL = Net(64)
@@ -33,7 +34,7 @@ def test_groups_hold_every_parameter_once():
     ],
 )
 def test_learning_rates(method, expected):
-    scales = PLAN.scales(method)
+    scales = {name: scale for name, scale in PLAN.scales(method).items() if not name.startswith("norm")}
     assert {PLAN.parameters[name].role.value: scale.lr for name, scale in scales.items()} == pytest.approx(expected)
     if method in ("sgd", "adamw"):
         groups = PLAN.param_groups(method, lr=0.3)
@@ -72,6 +73,7 @@ def test_refused_numbers():
     with pytest.raises(ParametrizationError, match="use param_groups"):
         PLAN.param_groups("adam", 0.1, weight_decay=0.1)
     assert PLAN.param_groups("adam", 0.1)
+    assert PLAN.param_groups(METHODS["sgd"], 0.1)[0]["lr"] > 0
     for wrong in ({"lr": float("nan")}, {"lr": -0.1}, {"lr": 0.1, "weight_decay": -1.0}):
         with pytest.raises(ParametrizationError, match="must not be negative"):
             PLAN.param_groups("sgd", **wrong)
@@ -114,6 +116,19 @@ def test_reasons_agree_with_the_multipliers(method, scheme):
     table = parametrize(model, base_shapes(Net, width=8), scheme).explain(method)
     for row in (dict(zip(table.columns, row, strict=True)) for row in table.rows):
         assert ("would move like" in row["why"]) == (row["lr x"] != "1"), row
+
+
+def test_norm_layers_take_the_fallbacks_row():
+    rows = {name: PLAN.explain("kfac", fallback=name) for name in ("sgd", "adamw")}
+    cells = {
+        name: dict(zip(table.columns, next(row for row in table.rows if row[0] == "norm.weight"), strict=True))
+        for name, table in rows.items()
+    }
+    assert (cells["sgd"]["lr x"], cells["adamw"]["lr x"]) == ("8", "1")
+    assert cells["sgd"]["rho_B x"] == "-"
+    assert "not preconditioned, SGD's row" in cells["sgd"]["why"]
+    assert PLAN.scales("kfac")["norm.weight"].damping == {}
+    assert PLAN.scales("kfac")["hidden.bias"].lr == 1.0  # a bias is preconditioned
 
 
 def test_explain_tells_of_tied_names_and_of_an_output_exponent():

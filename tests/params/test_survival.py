@@ -120,6 +120,15 @@ def test_distributed_data_parallel(model):
         torch.distributed.destroy_process_group()
 
 
+def test_checkpoint_wrapper(model):
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+    plan = parametrize(model, SHAPES)
+    model.hidden = checkpoint_wrapper(model.hidden)
+    assert plan.bind(model) == plan
+    assert parametrize(checkpoint_wrapper(model), SHAPES) == plan  # the mark is seen through it
+
+
 def test_a_users_own_submodule_called_module():
     class Holder(nn.Module):
         def __init__(self, width):

@@ -100,12 +100,38 @@ def test_feature_slopes_under_sp():
     assert list(feature_slopes("adam", solve("adam", "sp")).values()) == [0, 1, Fraction(3, 2)]
 
 
+def test_feature_slopes_take_the_largest_way():
+    """Each of the three ways a change can arrive decides in some parametrization."""
+    base = solve("sgd", "mup")
+
+    def slopes(**off):
+        moved = {
+            Role(name): replace(base[Role(name)], c=base[Role(name)].c + Power(value)) for name, value in off.items()
+        }
+        return list(feature_slopes("sgd", {**base, **moved}).values())
+
+    assert slopes(input=Fraction(-1)) == [1, 1, 1]  # a fast first layer carries the others
+    assert slopes(hidden=Fraction(-1)) == [0, 1, 1]
+    assert slopes(output=Fraction(-1)) == [0, 0, 1]
+    assert slopes(input=Fraction(1), hidden=Fraction(1)) == [-1, -1, 0]
+    lazy = {**base, Role.OUTPUT: replace(base[Role.OUTPUT], b=Fraction(1, 2))}
+    assert list(feature_slopes("kfac", {**solve("kfac"), Role.OUTPUT: lazy[Role.OUTPUT]}).values())[2] >= 0
+
+
+def test_residual_of_condition_a2():
+    solved = solve("kfac")
+    slow = replace(solved[Role.HIDDEN], c=solved[Role.HIDDEN].c + Power(Fraction(1, 3)))
+    missed = residuals("kfac", "mup", {**solved, Role.HIDDEN: slow})
+    assert missed["output sees the moved features"] == Fraction(1, 3)
+
+
 def test_names_and_strings():
     assert get_method("shampoo:1/2") == METHODS["shampoo"]
     assert get_method("AdamW") is METHODS["adam"]
+    assert get_method("gn") is METHODS["gauss-newton"]
     assert get_method("kronecker:1,1/2").e_B == Fraction(1, 2)
     assert get_method(get_method("shampoo:1/4").name) == shampoo("1/4")
-    assert get_scheme("uniform:0") is MUP
+    assert get_scheme("uniform:0") == MUP
     assert get_scheme(uniform("1/4").name) == uniform(Fraction(1, 4))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from fractions import Fraction
@@ -16,7 +17,7 @@ from mukron.params.inventory import Found, inventory, on_meta, unwrap
 from mukron.params.parametrization import ZERO, ParameterPlan, Parametrization, mark, plan_of
 from mukron.params.resolve import Growth, Sizes, check_names, resolve
 from mukron.params.shapes import BaseShapes
-from mukron.theory import MUP, SP, Scheme, get_scheme
+from mukron.theory import MUP, SP, Role, Scheme, get_scheme
 
 
 def parametrize(
@@ -50,7 +51,9 @@ def parametrize(
     if (applied := plan_of(model)) is not None:
         return _again(applied, plan).bind(model)
     _refuse_parametrized_parts(model)
+    _warn_of_unequal_growth(plan)
     if not on_meta(found):
+        _refuse_shared_memory(found)
         if scheme != SP:
             _rescale(found, plan, shapes)
         mark(model, plan)
@@ -87,7 +90,8 @@ def _plan(
         else:
             std = 0.0 if b is None else base.spread.std * math.pow(growth.r_in, -b)
         tied = tuple(alias for alias in entry.uses if alias != name)
-        parameters[name] = ParameterPlan(growth, entry.shape, base.base.shape, base.spread.std, std, tied)
+        fallback = any(use is None or use.fallback for use in entry.uses.values())
+        parameters[name] = ParameterPlan(growth, entry.shape, base.base.shape, base.spread.std, std, tied, fallback)
     return replace(plan, parameters=parameters)
 
 
@@ -101,7 +105,7 @@ def _rescale(found: Mapping[str, Found], plan: Parametrization, shapes: BaseShap
         _check_initial(name, values, base)
         if b is None:
             factors[name] = 0.0
-        elif base.std != 0:  # zeros and ones are left alone
+        elif base.std != 0 and base.numbers > 1:  # zeros and ones are left alone
             std = distance(values, base.center)
             factors[name] = correction(std, values.numel(), base, entry.growth.r_in, b, ratios)
     for name, factor in factors.items():
@@ -114,6 +118,8 @@ def _check_initial(name: str, values: Tensor, base: Spread) -> None:
     """Values that the base's initializer cannot have drawn are not initial ones."""
     if not bool(values.isfinite().all()):
         raise ParametrizationError(f'parameter "{name}": its values are not all finite')
+    if base.numbers == 1:
+        return  # one number tells nothing
     constant = is_constant(values) and values.numel() > 1
     if constant != (base.std == 0) and (constant or not is_constant(values)):
         here, there = ("are all equal", "vary") if constant else ("vary", "are all equal")
@@ -130,6 +136,35 @@ def _refuse_parametrized_parts(model: nn.Module) -> None:
             raise ParametrizationError(
                 f'part "{name}" of this model is already parametrized on its own; build it anew, parametrize the whole'
             )
+
+
+def _refuse_shared_memory(found: Mapping[str, Found]) -> None:
+    """Two parameters over the same numbers would be rescaled twice. (Tied ones are one parameter.)"""
+    names: dict[int, str] = {}
+    for name, entry in found.items():
+        if entry.parameter.numel() and (first := names.setdefault(entry.parameter.data_ptr(), name)) != name:
+            raise ParametrizationError(
+                f'parameters "{first}" and "{name}" share their memory without being one parameter; tie them properly'
+            )
+
+
+def _warn_of_unequal_growth(plan: Parametrization) -> None:
+    """The theory lets all layers grow alike (M_l = alpha_l M, Appendix A.1); beyond that its exponents do not hold."""
+    ratios = {
+        Fraction(here, base): name
+        for name, entry in plan.parameters.items()
+        if entry.role is not Role.SCALAR
+        for here, base in zip(entry.shape, entry.base_shape, strict=True)
+        if here != base
+    }
+    if ratios and max(ratios) > 2 * min(ratios):
+        low, high = min(ratios), max(ratios)
+        warnings.warn(
+            f'layers grow by different ratios: "{ratios[low]}" by {float(low):.3g} and "{ratios[high]}" by '
+            f"{float(high):.3g}. The theory lets all widths grow alike; beyond that its exponents do not hold",
+            UserWarning,
+            stacklevel=3,
+        )
 
 
 def _again(applied: Parametrization, wanted: Parametrization) -> Parametrization:

@@ -5,10 +5,10 @@ How the user's own initializer went with the width is read off the values themse
 a constant one (GPT-2's 0.02), a truncated or an orthogonal one all end at the same place.
 
 Initializers follow simple laws, std ~ R^-k with k = 0, 1/2 or 1 and R how much some dimension of the network grew. A
-measured spread carries sampling noise, of relative size (2 N)^-1/2 for N numbers. One that a law explains within its
-noise is taken to be that law, and the correction is then an exact power, often just 1. One that no law explains (an
-orthogonal matrix that turns from tall to wide) is corrected as measured, if there are enough numbers to measure; with
-few, the nearest law is taken: a spread is never corrected by more than a law.
+measured spread carries sampling noise, of relative size (2 N)^-1/2 for N normal numbers. If what was drawn is what is
+wanted, within that noise, it is left alone. Else the law that explains it within its noise is taken, and the correction
+is an exact power. What no law explains (an orthogonal matrix that turns from tall to wide) is corrected as measured, if
+there are enough numbers to measure; with few, the nearest law is taken: nothing is ever corrected by more than a law.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ class Spread:
     std: float  # 0: they are all equal
     numbers: int
     center: float = 0.0  # 0 unless the initializer clearly draws around something else, as around 1 for a gain
+    kurtosis: float = 3.0  # 3 for normal values, 1.8 for uniform ones: how noisy a measured spread is
 
 
 def measure(draws: Sequence[Tensor]) -> Spread:
@@ -45,9 +46,11 @@ def measure(draws: Sequence[Tensor]) -> Spread:
     if bool((values == values[0]).all()):
         return Spread(0.0, numbers, float(values[0]))
     mean, deviation = float(values.mean()), float(values.std(correction=0))
-    clearly_off = abs(mean) > 6 * deviation / math.sqrt(numbers) and numbers >= ENOUGH
+    clearly_off = abs(mean) > 8 * deviation / math.sqrt(numbers) and numbers >= 16
     center = mean if clearly_off else 0.0
-    return Spread(distance(values, center), numbers, center)
+    std = distance(values, center)
+    kurtosis = float(((values - center) / std).pow(4).mean()) if numbers >= 64 else 3.0
+    return Spread(std, numbers, center, max(1.2, kurtosis))
 
 
 def distance(values: Tensor, center: float) -> float:
@@ -70,7 +73,9 @@ def correction(std: float, numbers: int, base: Spread, r: Fraction, b: Fraction,
     change = math.log(std / base.std)
     candidates = {(ratio, law): -float(law) * math.log(ratio) for ratio in {r, *ratios} for law in LAWS}
     (ratio, law), predicted = min(candidates.items(), key=lambda item: (abs(item[1] - change), item[0][0] != r))
-    noise = (1 / (2 * numbers) + 1 / (2 * base.numbers)) ** 0.5
+    noise = ((base.kurtosis - 1) / 4 * (1 / numbers + 1 / base.numbers)) ** 0.5
+    if abs(change + float(b) * math.log(r)) <= 2 * noise + TOLERANCE:
+        return 1.0
     if abs(predicted - change) > NOISE_SIGMAS * noise + TOLERANCE and min(numbers, base.numbers) >= ENOUGH:
         return math.exp(-float(b) * math.log(r) - change)
     if ratio == r or law == 0:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 from torch.optim.swa_utils import AveragedModel
@@ -35,10 +34,11 @@ def unwrap(model: nn.Module) -> nn.Module:
     while True:
         if isinstance(model, WRAPPERS):
             model = model.module
-        elif isinstance(inner := model._modules.get("_orig_mod"), nn.Module):
-            model = inner
-        else:
+            continue
+        inner = next((model._modules[each] for each in WRAPPER_SEGMENTS if each in model._modules), None)
+        if inner is None:
             return model
+        model = inner
 
 
 def inventory(model: nn.Module) -> dict[str, Found]:
@@ -52,6 +52,8 @@ def inventory(model: nn.Module) -> dict[str, Found]:
                     f'parameter "{name}" of a lazy {type(module).__name__} has no shape yet; '
                     "run one batch through the model first"
                 )
+            if parameter.is_complex():
+                raise ParametrizationError(f'parameter "{name}" is complex; the theory covers real ones')
             _, first = found.setdefault(id(parameter), (name, Found(parameter, {}, type(module).__name__)))
             first.uses[name] = fans(module, local, tuple(parameter.shape))
     return dict(found.values())
@@ -63,4 +65,8 @@ def clean_name(name: str) -> str:
 
 
 def on_meta(found: dict[str, Found]) -> bool:
-    return any(entry.parameter.device == torch.device("meta") for entry in found.values())
+    """Whether the parameters are without numbers, on the meta device: all of them or none."""
+    meta = [name for name, entry in found.items() if entry.parameter.is_meta]
+    if meta and len(meta) < len(found):
+        raise ParametrizationError(f'parameter "{meta[0]}" is on the meta device and others are not; give it numbers')
+    return bool(meta)

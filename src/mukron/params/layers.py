@@ -24,6 +24,7 @@ from typing import NamedTuple
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 Shape = tuple[int, ...]
 
@@ -34,6 +35,8 @@ class Fans(NamedTuple):
     fan_in: int
     fan_out: int
     vector: bool = False  # a bias or gain: one number a unit, no sum
+    fallback: bool = False  # second-order methods leave it to their fallback rule
+    inputs: int = 1  # how many inputs are multiplied before the sum
 
 
 @singledispatch
@@ -42,8 +45,8 @@ def fans(module: nn.Module, name: str, shape: Shape) -> Fans | None:
     return None
 
 
-def _vector(shape: Shape) -> Fans:
-    return Fans(1, math.prod(shape), vector=True)
+def _vector(shape: Shape, fallback: bool = False) -> Fans:
+    return Fans(1, math.prod(shape), vector=True, fallback=fallback)
 
 
 @fans.register
@@ -53,30 +56,36 @@ def _linear(module: nn.Linear, name: str, shape: Shape) -> Fans | None:
     return Fans(shape[1], shape[0]) if name == "weight" else None
 
 
+@fans.register
+def _attention_output(module: NonDynamicallyQuantizableLinear, name: str, shape: Shape) -> Fans | None:
+    known = _linear(module, name, shape)
+    return known and known._replace(fallback=True)  # MultiheadAttention uses its weight without calling it
+
+
 @fans.register(nn.RNNBase)
 @fans.register(nn.RNNCellBase)
 def _recurrent(module: nn.Module, name: str, shape: Shape) -> Fans | None:
     if name.startswith("bias_"):
-        return _vector(shape)
+        return _vector(shape, fallback=True)
     # weight_ih, weight_hh, weight_hr, each [gates x hidden, input]
-    return Fans(shape[1], shape[0]) if name.startswith("weight_") else None
+    return Fans(shape[1], shape[0], fallback=True) if name.startswith("weight_") else None
 
 
 @fans.register
 def _bilinear(module: nn.Bilinear, name: str, shape: Shape) -> Fans | None:
     if name == "bias":
-        return _vector(shape)
-    return Fans(shape[1] * shape[2], shape[0]) if name == "weight" else None
+        return _vector(shape, fallback=True)
+    return Fans(shape[1] * shape[2], shape[0], fallback=True, inputs=2) if name == "weight" else None
 
 
 @fans.register
 def _conv(module: _ConvNd, name: str, shape: Shape) -> Fans | None:
     if name == "bias":
-        return _vector(shape)
+        return _vector(shape, fallback=module.transposed)
     if name != "weight":
         return None
     if module.transposed:  # [in, out / groups, *kernel]
-        return Fans(shape[0] // module.groups * math.prod(shape[2:]), shape[1] * module.groups)
+        return Fans(shape[0] // module.groups * math.prod(shape[2:]), shape[1] * module.groups, fallback=True)
     return Fans(math.prod(shape[1:]), shape[0])  # [out, in / groups, *kernel]
 
 
@@ -85,7 +94,8 @@ def _conv(module: _ConvNd, name: str, shape: Shape) -> Fans | None:
 def _embedding(module: nn.Module, name: str, shape: Shape) -> Fans | None:
     if name != "weight":
         return None
-    return Fans(1, shape[1])  # the input is one-hot: one row is picked, none are summed over the vocabulary
+    # The input is one-hot: one row is picked, none are summed over the vocabulary.
+    return Fans(1, shape[1], fallback=isinstance(module, nn.EmbeddingBag))
 
 
 @fans.register(_NormBase)  # batch and instance norm
@@ -94,13 +104,13 @@ def _embedding(module: nn.Module, name: str, shape: Shape) -> Fans | None:
 @fans.register(nn.RMSNorm)
 @fans.register(nn.PReLU)
 def _gain(module: nn.Module, name: str, shape: Shape) -> Fans | None:
-    return _vector(shape) if name in ("weight", "bias") else None
+    return _vector(shape, fallback=True) if name in ("weight", "bias") else None
 
 
 @fans.register
 def _attention(module: nn.MultiheadAttention, name: str, shape: Shape) -> Fans | None:
     if name in ("in_proj_bias", "bias_k", "bias_v"):
-        return _vector(shape)
+        return _vector(shape, fallback=True)
     if not name.endswith("_proj_weight"):
         return None
-    return Fans(shape[1], module.embed_dim)  # in_proj_weight stacks q, k and v: [3 embed, embed]
+    return Fans(shape[1], module.embed_dim, fallback=True)  # in_proj_weight stacks q, k and v: [3 embed, embed]

@@ -36,6 +36,7 @@ class ParameterPlan:
         float | None
     )  # of the initial values here, once parametrized; None: as drawn, not known (SP on the meta device)
     tied: tuple[str, ...] = ()  # the other names of the same tensor
+    fallback: bool = False  # second-order methods do not precondition it (a norm's gain, a bare parameter)
 
     @property
     def role(self) -> Role:
@@ -70,12 +71,16 @@ class Parametrization:
             return None if self.output_exponent == ZERO else Fraction(self.output_exponent)
         return initial_exponent(role, self.scheme.s)
 
-    def scales(self, method: Method | str) -> dict[str, Scales]:
-        """The multipliers of the learning rate and of each damping term, for every parameter."""
-        exponents = solve(method, self.scheme)
+    def scales(self, method: Method | str, fallback: str = "sgd") -> dict[str, Scales]:
+        """The multipliers of the learning rate and of each damping term, for every parameter.
+
+        What a second-order method does not precondition takes the row of its ``fallback`` rule, "sgd" or "adamw".
+        """
+        method = get_method(method)
+        rows = {False: solve(method, self.scheme), True: solve(fallback if method.damped else method, self.scheme)}
         scales = {}
         for name, plan in self.parameters.items():
-            own, growth = exponents[plan.role], plan.growth
+            own, growth = rows[plan.fallback][plan.role], plan.growth
             scales[name] = Scales(
                 lr=(-own.c).of(growth.r_in, growth.r_out),
                 damping={factor: (-d).of(growth.r_in, growth.r_out) for factor, d in own.d.items()},
@@ -83,7 +88,7 @@ class Parametrization:
         return scales
 
     def param_groups(
-        self, method: str, lr: float, *, weight_decay: float = 0.0, model: nn.Module | None = None
+        self, method: Method | str, lr: float, *, weight_decay: float = 0.0, model: nn.Module | None = None
     ) -> list[dict[str, Any]]:
         """Parameter groups for an optimizer of torch: ``torch.optim.AdamW(p.param_groups("adamw", lr=1e-3))``.
 
@@ -98,7 +103,7 @@ class Parametrization:
                 f"{method!r} is none of torch's own optimizers, and its damping scales too; use mukron's, which takes "
                 'the plan itself. Groups are for "sgd" and "adamw"'
             )
-        if method.strip().lower() == "adam" and weight_decay:
+        if str(getattr(method, "name", method)).strip().lower() == "adam" and weight_decay:
             raise ParametrizationError(
                 "Adam mixes weight decay into its normalized gradient, where no width-independent scale exists; "
                 'use param_groups("adamw", ...) with torch.optim.AdamW'
@@ -112,22 +117,24 @@ class Parametrization:
             for (role, scale), parameters in members.items()
         ]
 
-    def explain(self, method: Method | str) -> Table:
+    def explain(self, method: Method | str, fallback: str = "sgd") -> Table:
         """For every parameter: role, sizes, initial std, learning-rate and damping multipliers, and why."""
         method = get_method(method)
-        scales = self.scales(method)
+        scales = self.scales(method, fallback)
         factors = [factor.name for factor in method.damped]
         rows = []
         for name, plan in self.parameters.items():
             scale = scales[name]
-            numbers = [scale.lr, *(scale.damping[factor] for factor in factors)]
+            numbers = [_short(scale.lr), *(_short(scale.damping[x]) if x in scale.damping else "-" for x in factors)]
+            row = get_method(fallback) if plan.fallback and method.damped else method
             rows.append(
                 (
                     *(name, str(plan.role), _sizes(plan.shape), _sizes(plan.base_shape)),
                     *(_short(float(ratio)) for ratio in (plan.growth.r_in, plan.growth.r_out)),
                     "as drawn" if plan.std is None else _short(plan.std) if plan.std else "constant",
-                    *map(_short, numbers),
-                    _reason(method, self.scheme, plan),
+                    *numbers,
+                    ("" if row is method else f"not preconditioned, {row.title}'s row: ")
+                    + _reason(row, self.scheme, plan),
                 )
             )
         columns = (
@@ -135,7 +142,7 @@ class Parametrization:
             *(f"rho_{factor} x" for factor in factors),
             "why",
         )
-        return Table(f"{method.title}, {self.scheme}", columns, tuple(rows), self._notes(method))
+        return Table(f"{method.title}, {self.scheme}", columns, tuple(rows), self._notes())
 
     def check(self, saved: Parametrization | Mapping[str, Any]) -> None:
         """Refuse a plan, such as one from a checkpoint, that was made with other base shapes or another scheme."""
@@ -195,6 +202,7 @@ class Parametrization:
                 "base_std": plan.base_std,
                 "std": plan.std,
                 "tied": list(plan.tied),
+                "fallback": plan.fallback,
             }
             for name, plan in self.parameters.items()
         }
@@ -214,6 +222,7 @@ class Parametrization:
                     base_std=entry["base_std"],
                     std=entry["std"],
                     tied=tuple(entry["tied"]),
+                    fallback=entry["fallback"],
                 )
                 for name, entry in content["parameters"].items()
             }
@@ -233,12 +242,8 @@ class Parametrization:
         self.bind(model)
         return model
 
-    def _notes(self, method: Method) -> tuple[str, ...]:
+    def _notes(self) -> tuple[str, ...]:
         notes = ["r_in, r_out: fan-in and fan-out over those at the base width; 'x' columns multiply your own numbers."]
-        if method.damped:
-            notes.append(
-                "What is not preconditioned (norm layers, bare parameters) takes its fallback's row: sgd or adamw."
-            )
         notes += [f"{name} is also {', '.join(plan.tied)}" for name, plan in self.parameters.items() if plan.tied]
         if self.output_exponent is not None:
             notes.append(f"b of the output weights is {self.output_exponent} by request.")

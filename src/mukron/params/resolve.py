@@ -61,6 +61,11 @@ def resolve(name: str, base: Sizes, wider: Sizes, here: Sizes, declared: Role | 
                 "(input, hidden, output, vector or scalar), or register the module's fans (mukron.params.fans)"
             )
         growths[use] = _growth(base_fans, wider_fans, here_fans)
+        if here_fans.inputs > 1 and growths[use].role is Role.OUTPUT and _growing(base.shape, wider.shape) > 1:
+            raise ParametrizationError(
+                f'parameter "{name}": an output layer over the product of two growing inputs follows a law of its own, '
+                "which is not covered; keep one of its inputs finite"
+            )
     if len(set(growths.values())) > 1:
         roles = ", ".join(f'{growth.role} as "{use}"' for use, growth in growths.items())
         raise ParametrizationError(
@@ -92,6 +97,10 @@ def check_shapes(name: str, base: Shape, wider: Shape, here: Shape) -> None:
             )
 
 
+def _growing(base: Shape, wider: Shape) -> int:
+    return sum(size != other for size, other in zip(base, wider, strict=True))
+
+
 def _growth(base: Fans, wider: Fans, here: Fans) -> Growth:
     grows_in, grows_out = wider.fan_in != base.fan_in, wider.fan_out != base.fan_out
     return Growth(
@@ -106,6 +115,11 @@ def _declared_growth(name: str, base: Shape, wider: Shape, here: Shape, role: Ro
     if role is Role.SCALAR:
         return Growth(role)
     growing = [dimension for dimension, size in enumerate(base) if wider[dimension] != size]
+    if role is Role.HIDDEN and len(growing) == 1:
+        raise ParametrizationError(
+            f'parameter "{name}" {list(here)}: declared hidden, which grows on both sides, but only dimension '
+            f"{growing[0]} grows; declare it input, output or vector"
+        )
     if not growing:
         raise ParametrizationError(
             f'parameter "{name}" {list(here)}: declared {role}, but none of its dimensions grows'

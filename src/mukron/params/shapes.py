@@ -17,7 +17,7 @@ from torch import nn
 
 from mukron.params.errors import ParametrizationError
 from mukron.params.initial import Spread, measure
-from mukron.params.inventory import Found, inventory
+from mukron.params.inventory import Found, inventory, on_meta
 from mukron.params.layers import Fans, Shape
 from mukron.params.resolve import Sizes, check_names, resolve
 from mukron.params.storage import Data, check_stamp, damaged, read_json, stamp, write_json
@@ -62,6 +62,7 @@ class BaseShapes:
                 "std": entry.spread.std,
                 "numbers": entry.spread.numbers,
                 "center": entry.spread.center,
+                "kurtosis": entry.spread.kurtosis,
             }
             for name, entry in self.parameters.items()
         }
@@ -76,7 +77,7 @@ class BaseShapes:
                     base=_sizes_from_dict(entry["base"]),
                     wider=entry["wider"] and _sizes_from_dict(entry["wider"]),
                     role=entry["role"] and Role(entry["role"]),
-                    spread=Spread(entry["std"], entry["numbers"], entry["center"]),
+                    spread=Spread(entry["std"], entry["numbers"], entry["center"], entry["kurtosis"]),
                 )
                 for name, entry in content["parameters"].items()
             }
@@ -100,6 +101,10 @@ def base_shapes(
     declared = {name: _role(name, role) for name, role in (roles or {}).items()}
     if isinstance(source, nn.Module):
         found = inventory(source)
+        if on_meta(found):
+            raise ParametrizationError(
+                "the base model is on the meta device: its initial values show nothing; use a factory"
+            )
         _check_declared(found, declared)
         parameters = {
             name: BaseParameter(_sizes(entry), None, declared.get(name), measure([entry.parameter]))
@@ -178,6 +183,10 @@ def _draw(factory: Factory, width: float) -> tuple[dict[str, Found], dict[str, S
     """Build at the base width; small networks several times, since few numbers tell their spread only roughly."""
     with _own_random_numbers(), torch.device("cpu"):
         found = inventory(build(factory, width))
+        if on_meta(found):
+            raise ParametrizationError(
+                "the factory builds on the meta device even at the base width: leave the device open"
+            )
         numbers = sum(entry.parameter.numel() for entry in found.values())
         more = min(MAX_DRAWS, NUMBERS_TO_DRAW // max(1, numbers)) - 1
         draws = [found, *(inventory(build(factory, width)) for _ in range(more))]

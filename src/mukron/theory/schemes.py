@@ -14,12 +14,16 @@ HALF = Fraction(1, 2)
 class Scheme:
     """A parametrization: a step moves the features below the output by Theta(M^-r); r = None scales nothing."""
 
-    name: str
     r: Fraction | None
 
     def __post_init__(self) -> None:
         if self.r is not None and not 0 <= self.r <= HALF:
             raise ValueError(f"r must lie in [0, 1/2] (0 is muP, 1/2 is NTK), got {self.r}")
+
+    @property
+    def name(self) -> str:
+        named = {None: "sp", Fraction(0): "mup", HALF: "ntk"}
+        return named.get(self.r, f"uniform:{self.r}")
 
     @property
     def s(self) -> Fraction:
@@ -30,17 +34,13 @@ class Scheme:
         return self.name
 
 
-SP = Scheme("sp", None)
-MUP = Scheme("mup", Fraction(0))
-NTK = Scheme("ntk", HALF)
+SP, MUP, NTK = Scheme(None), Scheme(Fraction(0)), Scheme(HALF)
 SCHEMES: dict[str, Scheme] = {scheme.name: scheme for scheme in (SP, MUP, NTK)}
 
 
 def uniform(r: Number) -> Scheme:
     """The uniform parametrization between muP (r = 0) and NTK (r = 1/2)."""
-    r = Fraction(r)
-    ends = {scheme.r: scheme for scheme in (MUP, NTK)}
-    return ends.get(r) or Scheme(f"uniform:{r}", r)
+    return Scheme(Fraction(r))
 
 
 def get_scheme(scheme: Scheme | str) -> Scheme:

@@ -1,0 +1,26 @@
+"""What is measured: layers as matrices, captured inputs and signals, and the factors they make."""
+
+from mukron.curvature.accumulate import Accumulator, rows_are_cheaper
+from mukron.curvature.capture import Capture, Gathered, Listening
+from mukron.curvature.fisher import FISHERS, LIKELIHOODS, targets
+from mukron.curvature.layers import Layout, layout
+from mukron.curvature.running import EMA, Batch, Memory, Sum, Window, needs_matrix
+
+__all__ = [
+    "EMA",
+    "FISHERS",
+    "LIKELIHOODS",
+    "Accumulator",
+    "Batch",
+    "Capture",
+    "Gathered",
+    "Layout",
+    "Listening",
+    "Memory",
+    "Sum",
+    "Window",
+    "layout",
+    "needs_matrix",
+    "rows_are_cheaper",
+    "targets",
+]

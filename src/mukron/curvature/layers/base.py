@@ -1,0 +1,49 @@
+"""How a layer type's tensors come into the one layout that everything else knows.
+
+    inputs   H      [groups, samples, positions, d_in]    what the layer's weight multiplies
+    signals  delta  [groups, samples, positions, d_out]   derivatives by the layer's output u = W h
+    matrix   G      [groups, d_out, d_in]                 the weight, or its gradient
+
+Positions are what shares one weight within a sample: a sequence's tokens, an image's pixels. Groups are those of a
+grouped convolution, each with factors of its own; everything else has one.
+"""
+
+from __future__ import annotations
+
+from functools import singledispatch
+from typing import ClassVar
+
+from torch import Tensor, nn
+
+
+class Layout:
+    """One layer of a model, as matrices."""
+
+    d_in: int
+    d_out: int
+    groups: int = 1
+    one_hot: ClassVar[bool] = (
+        False  # inputs are indices: A is diagonal, and ``inputs`` gives [groups, samples, positions]
+    )
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+
+    def inputs(self, x: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def signals(self, delta: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def matrix(self, weight: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def weight(self, matrix: Tensor) -> Tensor:
+        """The inverse of ``matrix``."""
+        raise NotImplementedError
+
+
+@singledispatch
+def layout(module: nn.Module) -> Layout | None:
+    """The layout of a layer of a known type with a weight; None for everything else."""
+    return None

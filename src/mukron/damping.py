@@ -1,0 +1,117 @@
+"""Every rule that turns a user's number into the numbers added to a layer's factors. Nowhere else is damping computed.
+
+A = E[h h^T] and B = E[delta delta^T] are K-FAC's factors, L and R Shampoo's, K Gauss-Newton's; r_in and r_out say how
+much the layer's fan-in and fan-out have grown since the base width (1 without a Parametrization).
+
+**What the rescaled rule divides by.** rho_A = rho tr(A) / m_A with m_A the *base* size of A, d_A / r_in. At the base
+width that is rho times the mean eigenvalue (the paper's appendix); beyond it, it grows like the trace (the paper's main
+text). Dividing by the actual size breaks muP: tr(A) / d_A stays constant where valid damping grows like the width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from mukron.linalg import Factor
+
+
+@dataclass(frozen=True)
+class Sides:
+    """What a rule may know of a layer beside its factors."""
+
+    growth: Mapping[str, float]  # by factor: how much its size has grown since the base width
+    scales: Mapping[str, float]  # by factor: the theory's multiplier of a fixed damping
+
+
+class Rule:
+    """A damping rule; ``rho`` is its number, which schedulers may move."""
+
+    kinds: ClassVar[dict[str, type[Rule]]] = {}
+    rho: float
+
+    def __init_subclass__(cls) -> None:
+        Rule.kinds[cls.__name__] = cls
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():  # type: ignore[call-overload]
+            if not value >= 0:
+                raise ValueError(f"damping must not be negative: {type(self).__name__}({name}={value})")
+
+    def __call__(self, factors: Mapping[str, Factor], sides: Sides) -> dict[str, Tensor]:
+        """The damping of every factor, one number a group."""
+        raise NotImplementedError
+
+    def plain(self) -> dict[str, Any]:
+        """As plain data, for a parameter group and its ``state_dict``."""
+        return {"rule": type(self).__name__, **asdict(self)}  # type: ignore[call-overload]
+
+    @staticmethod
+    def from_plain(data: Mapping[str, Any]) -> Rule:
+        return Rule.kinds[data["rule"]](**{name: value for name, value in data.items() if name != "rule"})
+
+
+@dataclass(frozen=True)
+class Rescaled(Rule):
+    """rho times the factor's trace over its base size. Consistent with muP; K-FAC's and FOOF's own."""
+
+    rho: float
+
+    def __call__(self, factors: Mapping[str, Factor], sides: Sides) -> dict[str, Tensor]:
+        return {
+            name: self.rho * sides.growth.get(name, 1.0) / factor.d * factor.trace() for name, factor in factors.items()
+        }
+
+
+@dataclass(frozen=True)
+class Heuristic(Rule):
+    """The usual one: pi^2 = (tr A / d_A) / (tr B / d_B), rho_A = sqrt(rho) pi, rho_B = sqrt(rho) / pi. Breaks muP."""
+
+    rho: float
+
+    def __call__(self, factors: Mapping[str, Factor], sides: Sides) -> dict[str, Tensor]:
+        if set(factors) != {"A", "B"}:
+            raise ValueError("the heuristic damping balances A against B: it is for K-FAC alone")
+        A, B = factors["A"], factors["B"]
+        tiny = 1e-30
+        pi = ((A.trace() / A.d).clamp_min(tiny) / (B.trace() / B.d).clamp_min(tiny)).sqrt()
+        return {"A": self.rho**0.5 * pi, "B": self.rho**0.5 / pi}
+
+
+@dataclass(frozen=True)
+class Fixed(Rule):
+    """Numbers of your own for the two sides, scaled with the width as the theory says; ``rho`` multiplies both."""
+
+    a: float
+    b: float
+    rho: float = 1.0
+
+    def __call__(self, factors: Mapping[str, Factor], sides: Sides) -> dict[str, Tensor]:
+        own = {"A": self.a, "B": self.b, "R": self.a, "L": self.b, "K": self.a * self.b}
+        return {
+            name: factor.trace().new_full(factor.trace().shape, self.rho * own[name] * sides.scales.get(name, 1.0))
+            for name, factor in factors.items()
+        }
+
+
+@dataclass(frozen=True)
+class MaxEigenvalue(Rule):
+    """rho times the factor's largest eigenvalue. Consistent with muP; Shampoo's own."""
+
+    rho: float
+
+    def __call__(self, factors: Mapping[str, Factor], sides: Sides) -> dict[str, Tensor]:
+        return {name: self.rho * factor.largest_eigenvalue() for name, factor in factors.items()}
+
+
+@dataclass(frozen=True)
+class Constant(Rule):
+    """rho, at every layer and every width. Breaks muP."""
+
+    rho: float
+
+    def __call__(self, factors: Mapping[str, Factor], sides: Sides) -> dict[str, Tensor]:
+        return {name: factor.trace().new_full(factor.trace().shape, self.rho) for name, factor in factors.items()}

@@ -1,0 +1,26 @@
+"""Tensors in, tensors out: damped inverses, inverse roots, sample-space solves. Prepare once, apply often."""
+
+from mukron.linalg.cholesky import Factorization, FactorizationError, add_to_diagonal, factorize
+from mukron.linalg.factors import SOLVERS, DiagonalFactor, Factor, MatrixFactor, RowsFactor
+from mukron.linalg.operators import Diagonal, Identity, LowRank, Matrix, Operator, SampleSpace
+from mukron.linalg.roots import inverse_root_eigh, inverse_root_newton
+
+__all__ = [
+    "SOLVERS",
+    "Diagonal",
+    "DiagonalFactor",
+    "Factor",
+    "Factorization",
+    "FactorizationError",
+    "Identity",
+    "LowRank",
+    "Matrix",
+    "MatrixFactor",
+    "Operator",
+    "RowsFactor",
+    "SampleSpace",
+    "add_to_diagonal",
+    "factorize",
+    "inverse_root_eigh",
+    "inverse_root_newton",
+]

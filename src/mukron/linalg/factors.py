@@ -1,0 +1,102 @@
+"""Positive semi-definite factors, in the form that is cheapest: a matrix, a diagonal, or the rows they are made of.
+
+Every form answers the same questions, one number a group: trace, largest eigenvalue, and the prepared inverse
+(M + rho I)^-e. ``d`` is the size of the matrix M, whatever is held.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from mukron.linalg.cholesky import factorize, inverse
+from mukron.linalg.operators import Diagonal, Matrix, Operator, SampleSpace
+from mukron.linalg.roots import inverse_root_eigh, inverse_root_newton
+
+ONE = Fraction(1)
+SOLVERS = ("cholesky", "eigh", "newton")
+
+
+class Factor:
+    """A positive semi-definite matrix M a group."""
+
+    d: int
+
+    def trace(self) -> Tensor:
+        raise NotImplementedError
+
+    def largest_eigenvalue(self) -> Tensor:
+        raise NotImplementedError
+
+    def prepare(self, rho: Tensor, e: Fraction = ONE, solver: str = "cholesky") -> tuple[Operator, str]:
+        """(M + rho I)^-e, and the rung of the ladder that was needed ("" if none)."""
+        raise NotImplementedError
+
+
+class MatrixFactor(Factor):
+    """M itself [groups, d, d]."""
+
+    def __init__(self, M: Tensor) -> None:
+        self.M, self.d = M, M.shape[-1]
+
+    def trace(self) -> Tensor:
+        return self.M.diagonal(dim1=-2, dim2=-1).sum(-1)
+
+    @cached_property
+    def eigh(self) -> tuple[Tensor, Tensor]:
+        values, vectors = torch.linalg.eigh(self.M)
+        return values, vectors
+
+    def largest_eigenvalue(self) -> Tensor:
+        return self.eigh[0][..., -1].clamp_min(0)
+
+    def prepare(self, rho: Tensor, e: Fraction = ONE, solver: str = "cholesky") -> tuple[Operator, str]:
+        if solver == "cholesky" and e == 1:
+            factorization = factorize(self.M, rho)
+            return Matrix(inverse(factorization)), factorization.rung
+        if solver == "newton":
+            return Matrix(inverse_root_newton(self.M, rho, e, largest=self.trace())), ""
+        return Matrix(inverse_root_eigh(*self.eigh, rho, e)), ""
+
+
+class DiagonalFactor(Factor):
+    """M = diag(m), m [groups, d]."""
+
+    def __init__(self, m: Tensor) -> None:
+        self.m, self.d = m, m.shape[-1]
+
+    def trace(self) -> Tensor:
+        return self.m.sum(-1)
+
+    def largest_eigenvalue(self) -> Tensor:
+        return self.m.amax(-1)
+
+    def prepare(self, rho: Tensor, e: Fraction = ONE, solver: str = "cholesky") -> tuple[Operator, str]:
+        return Diagonal((self.m + rho.unsqueeze(-1)).pow(-float(e))), ""
+
+
+class RowsFactor(Factor):
+    """M = X^T X / n, held as its rows X [groups, N, d]: no d x d matrix is ever formed."""
+
+    def __init__(self, X: Tensor, n: float) -> None:
+        self.X, self.n, self.d = X, n, X.shape[-1]
+
+    @cached_property
+    def gram(self) -> Tensor:
+        return self.X @ self.X.mT
+
+    def trace(self) -> Tensor:
+        return self.X.square().sum((-2, -1)) / self.n
+
+    def largest_eigenvalue(self) -> Tensor:
+        values: Tensor = torch.linalg.eigvalsh(self.gram)
+        return values[..., -1].clamp_min(0) / self.n
+
+    def prepare(self, rho: Tensor, e: Fraction = ONE, solver: str = "cholesky") -> tuple[Operator, str]:
+        if e != 1:
+            return MatrixFactor(self.X.mT @ self.X / self.n).prepare(rho, e, solver)
+        factorization = factorize(self.gram, self.n * rho)
+        return SampleSpace.prepare(self.X, factorization, self.n), factorization.rung

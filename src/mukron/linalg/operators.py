@@ -1,0 +1,120 @@
+"""Prepared preconditioners: built once from a factor and its damping, applied often to gradients.
+
+Each is a symmetric P, one a group, and acts on matrices G [groups, ., .]:  right(G) = G P,  left(G) = P G.
+They are plain tensors inside, so that they can be saved (``state``) and restored (``from_state``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from mukron.linalg.cholesky import Factorization, inverse
+
+State = dict[str, Tensor | str | float]
+
+
+class Operator:
+    """A symmetric matrix that is applied and never looked at."""
+
+    kinds: ClassVar[dict[str, type[Operator]]] = {}
+
+    def __init_subclass__(cls) -> None:
+        Operator.kinds[cls.__name__] = cls
+
+    def right(self, G: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def left(self, G: Tensor) -> Tensor:
+        return self.right(G.mT).mT
+
+    def state(self) -> State:
+        return {"kind": type(self).__name__, **{field.name: getattr(self, field.name) for field in fields(self)}}  # type: ignore[arg-type]
+
+    @staticmethod
+    def from_state(state: State) -> Operator:
+        return Operator.kinds[str(state["kind"])](**{name: value for name, value in state.items() if name != "kind"})
+
+
+@dataclass(frozen=True)
+class Identity(Operator):
+    """P = I."""
+
+    def right(self, G: Tensor) -> Tensor:
+        return G
+
+
+@dataclass(frozen=True)
+class Matrix(Operator):
+    """P itself [groups, d, d]."""
+
+    P: Tensor
+
+    def right(self, G: Tensor) -> Tensor:
+        return G @ self.P
+
+
+@dataclass(frozen=True)
+class Diagonal(Operator):
+    """P = diag(p), p [groups, d]."""
+
+    p: Tensor
+
+    def right(self, G: Tensor) -> Tensor:
+        return G * self.p.unsqueeze(-2)
+
+
+@dataclass(frozen=True)
+class SampleSpace(Operator):
+    """P = (X^T X / n + rho I)^-1 for few rows X [groups, N, d], N < d, without a d x d matrix.
+
+    S = (n rho I + X X^T)^-1 is N x N, and by Woodbury's identity  P = (I - X^T S X) / rho.
+    """
+
+    X: Tensor
+    S: Tensor
+    rho: Tensor
+    n: float
+
+    @classmethod
+    def prepare(cls, X: Tensor, factorization: Factorization, n: float) -> SampleSpace:
+        """factorization: of X X^T + (n rho) I."""
+        return cls(X, inverse(factorization), factorization.rho / n, n)
+
+    def right(self, G: Tensor) -> Tensor:
+        # G P = (G - (G X^T S) X) / rho
+        scale = 1 / self.rho[..., None, None]
+        return torch.baddbmm(G * scale, (G @ self.X.mT) @ (self.S * -scale), self.X)
+
+    def left(self, G: Tensor) -> Tensor:
+        scale = 1 / self.rho[..., None, None]
+        return torch.baddbmm(G * scale, self.X.mT, (self.S * -scale) @ (self.X @ G))
+
+    def own_rows(self, D: Tensor) -> Tensor:
+        """What turns D^T X into D^T X P, with no division by rho:  X P = n S X  (the push-through identity)."""
+        return self.n * (self.S @ D)
+
+
+@dataclass(frozen=True)
+class LowRank:
+    """A gradient as it arises: G = D^T H, signals D [groups, N, d_out] and inputs H [groups, N, d_in] of one batch.
+
+    Preconditioning its two sides costs N^2 d each instead of the N d^2 that G itself would.
+    """
+
+    D: Tensor
+    H: Tensor
+
+    def right(self, operator: Operator) -> LowRank:
+        if isinstance(operator, SampleSpace) and operator.X is self.H:
+            return LowRank(operator.own_rows(self.D), self.H)
+        return LowRank(self.D, operator.right(self.H))
+
+    def left(self, operator: Operator) -> LowRank:
+        return LowRank(operator.right(self.D), self.H)
+
+    def matrix(self) -> Tensor:
+        return self.D.mT @ self.H

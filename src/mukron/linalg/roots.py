@@ -1,0 +1,49 @@
+"""Inverse roots (M + rho I)^-e of positive semi-definite matrices, for any rational exponent e > 0."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import torch
+from torch import Tensor
+
+from mukron.linalg.cholesky import FactorizationError, add_to_diagonal
+
+
+def inverse_root_eigh(values: Tensor, vectors: Tensor, rho: Tensor, e: Fraction) -> Tensor:
+    """From the eigendecomposition of M: Q (lambda + rho)^-e Q^T. Rounding below zero is cut off."""
+    damped = values.clamp_min(0) + rho.unsqueeze(-1)
+    return (vectors * damped.pow(-float(e)).unsqueeze(-2)) @ vectors.mT
+
+
+def inverse_root_newton(
+    M: Tensor, rho: Tensor, e: Fraction, largest: Tensor, *, steps: int = 60, tolerance: float | None = None
+) -> Tensor:
+    """The same by matrix products alone: the coupled Newton iteration for the inverse p-th root, then the s-th power.
+
+    With Y = M + rho I, e = s / p and z = (1 + p) / (2 |Y|):
+
+        X_0 = z^(1/p) I,  N_0 = z Y,   T = ((p + 1) I - N) / p,   X <- X T,  N <- T^p N
+
+    N goes to I and X to Y^(-1/p). ``largest`` bounds the largest eigenvalue of M from above (a trace will do). Stops
+    when max |N - I| is below ``tolerance`` or no longer falls, and refuses a result that is off by more than 1 percent.
+    """
+    s, p = e.numerator, e.denominator
+    tolerance = tolerance if tolerance is not None else 100 * torch.finfo(M.dtype).eps
+    identity = torch.eye(M.shape[-1], dtype=M.dtype, device=M.device)
+    z = ((1 + p) / (2 * (largest + rho)))[..., None, None]
+    X, N = z ** (1 / p) * identity, z * add_to_diagonal(M, rho)
+    error = (N - identity).abs().amax()
+    for _ in range(steps):
+        T = ((p + 1) * identity - N) / p
+        X_next, N_next = X @ T, torch.linalg.matrix_power(T, p) @ N
+        error_next = (N_next - identity).abs().amax()
+        if not bool(error_next < error) and bool(error < 0.1):
+            break  # rounding has taken over
+        X, N, error = X_next, N_next, error_next
+        if bool(error <= tolerance):
+            break
+    if not bool(error < 0.01):
+        raise FactorizationError(f"the Newton iteration for the power -{e} left an error of {float(error):.2g}")
+    root: Tensor = torch.linalg.matrix_power((X + X.mT) / 2, s)
+    return root

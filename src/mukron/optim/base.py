@@ -1,0 +1,466 @@
+"""The one step that all methods share.
+
+Read downwards:  capture -> factors -> damping -> prepare -> apply -> clip and graft -> momentum and decay -> write.
+
+A method says which factors it measures (``measure``) and, where that is not the plain product of both sides, how they
+are applied (``precondition``). Everything else is here.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import Parameter
+from torch.optim import Optimizer
+
+from mukron.curvature import Batch, Capture, Gathered, Listening, Memory
+from mukron.damping import Rule
+from mukron.linalg import Factor, FactorizationError, Operator
+from mukron.optim.fallback import FALLBACKS, adam_direction
+from mukron.optim.slots import BIAS, WEIGHT, Slot, find_slots
+from mukron.params import Parametrization
+from mukron.params.inventory import inventory, unwrap
+from mukron.precond import apply, prepare
+from mukron.theory import Method
+
+CURVATURE = ("memory", "operators", "positions")  # state keys that keep their own dtype when a state is loaded
+Blocks = dict[str, dict[str, Factor]]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is the same for all parameter groups."""
+
+    memory: Memory = field(default_factory=Batch)
+    factor_every: int = 1
+    inverse_every: int = 1
+    solver: str = "cholesky"
+    kl_clip: float | None = None
+    graft: str | None = None
+    fallback: str = "sgd"
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    exclude: tuple[str, ...] = ()
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("factor_every", "inverse_every"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} counts steps: at least 1, got {getattr(self, name)}")
+        if self.inverse_every % self.factor_every:
+            raise ValueError(
+                f"inverse_every={self.inverse_every} must be a multiple of factor_every={self.factor_every}: an "
+                "inverse is made when its factors are fresh"
+            )
+        if self.fallback not in FALLBACKS:
+            raise ValueError(f"unknown fallback {self.fallback!r}; known: {', '.join(FALLBACKS)}")
+        if self.graft not in (None, "sgd", "adam"):
+            raise ValueError(f"unknown graft {self.graft!r}; known: 'sgd', 'adam'")
+        if self.kl_clip is not None and not self.kl_clip > 0:
+            raise ValueError(f"kl_clip must be positive, got {self.kl_clip}")
+
+
+class SecondOrder(Optimizer):
+    """Base of K-FAC, FOOF, Shampoo and Gauss-Newton: a true ``torch.optim.Optimizer``."""
+
+    method: ClassVar[Method]
+    rule: ClassVar[type[Rule]]  # what a bare number means as damping
+
+    def __init__(
+        self,
+        model: nn.Module,
+        parametrization: Parametrization | None = None,
+        lr: float | Tensor = 0.1,
+        *,
+        damping: float | Rule = 1.0,
+        momentum: float = 0.0,
+        nesterov: bool = False,
+        weight_decay: float = 0.0,
+        decoupled: bool = True,
+        maximize: bool = False,
+        fallback_lr: float | None = None,
+        params: Iterable[Any] | None = None,
+        listening: Listening,
+        settings: Settings,
+    ) -> None:
+        _check_model(model)
+        self.model, self.listening, self.settings = model, listening, settings
+        self.parametrization = None if parametrization is None else parametrization.bind(model)
+        self.steps, self.skipped = 0, 0
+        self.rungs: Counter[str] = Counter()  # "layer: rung of the ladder" -> how often
+        self._ready = False
+        self._capture: Capture | None = None
+        defaults = {
+            **{"lr": lr, "damping": damping, "momentum": momentum, "nesterov": nesterov},
+            **{"weight_decay": weight_decay, "decoupled": decoupled, "maximize": maximize, "fallback_lr": fallback_lr},
+        }
+        super().__init__(list(model.parameters()) if params is None else params, defaults)
+        device = self.param_groups[0]["params"][0].device
+        self.generator = torch.Generator(device).manual_seed(settings.seed)
+        self._ready = True
+        self._listen()
+        if not self.slots:
+            raise ValueError(
+                "there is nothing to precondition: no Linear, Conv or Embedding layer among the parameters given"
+                + (f" that is not in exclude={settings.exclude}" if settings.exclude else "")
+            )
+        self._warn_of_nngp()
+
+    # What a method says for itself.
+
+    def measure(self, slot: Slot, gathered: Gathered | None, gradients: Mapping[str, Tensor]) -> Blocks:
+        """This batch's factors of a layer, by block and factor name."""
+        raise NotImplementedError
+
+    def precondition(
+        self, slot: Slot, block: str, G: Tensor, operators: Mapping[str, Mapping[str, Operator]]
+    ) -> Tensor:
+        return apply(operators[block], G)
+
+    def prepare(
+        self, factors: Mapping[str, Factor], rho: Mapping[str, Tensor]
+    ) -> tuple[dict[str, Operator], dict[str, str]]:
+        powers = {factor.name: e for factor, e in self.method.factors}
+        return prepare(factors, rho, powers, self.settings.solver)
+
+    # Groups, and the layers they own.
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        damping = param_group.get("damping", self.defaults["damping"])
+        rule = damping if isinstance(damping, Rule) else self.rule(float(damping))  # type: ignore[call-arg]
+        param_group = {**param_group, "damping": rule.rho, "damping_rule": rule.plain()}
+        super().add_param_group(param_group)
+        _check_group(self.param_groups[-1])
+        if self._ready:
+            self._listen()
+
+    def _listen(self) -> None:
+        owned = {id(parameter): group for group in self.param_groups for parameter in group["params"]}
+        self._group_of = owned
+        found = find_slots(self.model, owned, self.settings.exclude, self.parametrization, self.method)
+        self.slots = {slot.name: slot for slot in found}
+        taken = {id(parameter) for slot in self.slots.values() for parameter in slot.parameters.values()}
+        self.others = [p for group in self.param_groups for p in group["params"] if id(p) not in taken]
+        self._names = {id(entry.parameter): name for name, entry in inventory(self.model).items()}
+        plan, fallback, graft = self.parametrization, self.settings.fallback, self.settings.graft
+        own = plan.scales(graft or self.method) if plan else {}
+        theirs = plan.scales(fallback) if plan else {}
+        self._scale = {
+            key: (own if key in taken else theirs)[name].lr if plan and name in theirs else 1.0
+            for key, name in self._names.items()
+        }
+        if self._capture is not None:
+            self._capture.close()
+        listens = self.listening.inputs or self.listening.signals or self.listening.jacobian
+        layouts = {name: slot.layout for name, slot in self.slots.items()} if listens else {}
+        self._capture = Capture(unwrap(self.model), layouts, self.listening, self.generator)
+        self.capture.due = self.steps % self.settings.factor_every == 0
+
+    @property
+    def capture(self) -> Capture:
+        assert self._capture is not None
+        return self._capture
+
+    def close(self) -> None:
+        """Take the hooks off the model. The optimizer can no longer step."""
+        self.capture.close()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Forward passes in here are not listened to."""
+        before, self.capture.paused = self.capture.paused, True
+        try:
+            yield
+        finally:
+            self.capture.paused = before
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Gradients that are thrown away take their statistics with them."""
+        self.capture.reset()
+        super().zero_grad(set_to_none)
+
+    # The step.
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        gathered = self.capture.gathered
+        active = [slot for slot in self.slots.values() if any(p.grad is not None for p in slot.parameters.values())]
+        if self._finite(gathered):
+            for slot in active:
+                self._refresh(slot, gathered.get(slot.name))
+            self._write(self._directions(active))
+            self.steps += 1
+        else:
+            self.skipped += 1
+        self.capture.reset()
+        self.capture.due = self.steps % self.settings.factor_every == 0
+        return loss
+
+    def _finite(self, gathered: Mapping[str, Gathered]) -> bool:
+        """Whether gradients and statistics are all finite: one that is not must never enter a factor or a weight."""
+        norms = [p.grad.norm() for group in self.param_groups for p in group["params"] if p.grad is not None]
+        for layer in gathered.values():
+            norms += [part.total() for part in (layer.A, layer.B) if part is not None]
+            norms += [values.norm() for jacobian in layer.jacobians for values in jacobian]
+        return not norms or bool(torch.stack([norm.float() for norm in norms]).isfinite().all())
+
+    def _refresh(self, slot: Slot, gathered: Gathered | None) -> None:
+        """Factors and inverses of one layer, where this step wants fresh ones."""
+        state = self.state[slot.anchor]
+        if self.steps % self.settings.factor_every == 0:
+            gradients = {
+                block: slot.matrix(block, self._gradient(parameter))
+                for block, parameter in slot.parameters.items()
+                if parameter.grad is not None
+            }
+            if gathered is not None:
+                state["positions"] = gathered.positions
+            blocks = self.measure(slot, gathered, gradients)
+            memory = state.setdefault("memory", {})
+            for block, factors in blocks.items():
+                kept = memory.setdefault(block, {})
+                updated = {
+                    name: self.settings.memory.update(kept.setdefault(name, {}), factor)
+                    for name, factor in factors.items()
+                }
+                if self.steps % self.settings.inverse_every == 0:
+                    self._invert(slot, block, updated, state)
+        if "operators" not in state:
+            raise RuntimeError(
+                f'layer "{slot.name}" has a gradient but its curvature was not seen: its first step needs a forward '
+                "pass of the model itself in training mode, with gradients on and not paused"
+            )
+
+    def _invert(self, slot: Slot, block: str, factors: Mapping[str, Factor], state: dict[str, Any]) -> None:
+        group = self._group_of[id(slot.parameters.get(block, slot.anchor))]
+        rule = Rule.from_plain({**group["damping_rule"], "rho": float(group["damping"])})
+        operators = state.setdefault("operators", {})
+        try:
+            prepared, rungs = self.prepare(factors, rule(factors, slot.sides_of(block)))
+        except FactorizationError as error:
+            rungs = {"": "kept the last inverse" if block in operators else "none"}
+            if block not in operators:
+                raise RuntimeError(f'layer "{slot.name}": {error}; raise the damping') from error
+        else:
+            operators[block] = {name: operator.state() for name, operator in prepared.items()}
+        for name, rung in rungs.items():
+            if not any(key.startswith(f"{slot.name} ") for key in self.rungs):
+                warnings.warn(
+                    f'layer "{slot.name}", factor {name}: factorized with {rung}', RuntimeWarning, stacklevel=4
+                )
+            self.rungs[f"{slot.name} {name}: {rung}"] += 1
+
+    def _gradient(self, parameter: Parameter) -> Tensor:
+        """The gradient to descend, in the precision of the curvature; coupled weight decay is part of it."""
+        group = self._group_of[id(parameter)]
+        assert parameter.grad is not None
+        if parameter.grad.is_sparse:
+            raise ValueError(
+                f'parameter "{self._names[id(parameter)]}" has a sparse gradient; build it with sparse=False'
+            )
+        G = parameter.grad
+        G = G.float() if G.dtype in (torch.float16, torch.bfloat16) else G
+        if group["maximize"]:
+            G = -G
+        if group["weight_decay"] and not group["decoupled"]:
+            G = G + group["weight_decay"] * parameter.to(G.dtype)
+        return G
+
+    def _directions(self, active: list[Slot]) -> dict[Parameter, Tensor]:
+        """What to subtract from every parameter that has a gradient, before its learning rate."""
+        directions: dict[Parameter, Tensor] = {}
+        products = []
+        for slot in active:
+            stored = self.state[slot.anchor]["operators"]
+            operators = {
+                block: {name: Operator.from_state(state) for name, state in sides.items()}
+                for block, sides in stored.items()
+            }
+            for block, parameter in slot.parameters.items():
+                if parameter.grad is None:
+                    continue
+                G = slot.matrix(block, self._gradient(parameter))
+                matrix = self.precondition(slot, block, G, operators)
+                if self.settings.graft is not None:
+                    matrix = self._graft(parameter, G, matrix, slot, block)
+                directions[parameter] = slot.values(block, matrix)
+                products.append((self._rate(parameter) ** 2, (matrix * G).sum()))
+        if self.settings.kl_clip is not None and products:
+            # nu = min(1, sqrt(kappa / sum of eta^2 <direction, gradient>))  (Grosse and Martens 2016)
+            total = sum((rate * product for rate, product in products), torch.zeros_like(products[0][1]))
+            nu = (self.settings.kl_clip / total.clamp_min(1e-30)).sqrt().clamp_max(1.0)
+            directions = {parameter: nu * direction for parameter, direction in directions.items()}
+        for parameter in self.others:
+            if parameter.grad is not None:
+                directions[parameter] = self._fallback(parameter)
+        return directions
+
+    def _graft(self, parameter: Parameter, G: Tensor, matrix: Tensor, slot: Slot, block: str) -> Tensor:
+        """The preconditioned direction at the length of another method's step."""
+        step = G if self.settings.graft == "sgd" else self._adam(parameter, slot.values(block, G))
+        length: Tensor = step.norm() / matrix.norm().clamp_min(1e-30)
+        return matrix * length
+
+    def _fallback(self, parameter: Parameter) -> Tensor:
+        G = self._gradient(parameter)
+        return G if self.settings.fallback == "sgd" else self._adam(parameter, G)
+
+    def _adam(self, parameter: Parameter, G: Tensor) -> Tensor:
+        return adam_direction(self.state[parameter], G, self.settings.betas, self.settings.eps)
+
+    def _rate(self, parameter: Parameter) -> float:
+        """The learning rate of one parameter: the group's, times the parametrization's multiplier."""
+        group = self._group_of[id(parameter)]
+        lr = group["lr"]
+        if group["fallback_lr"] is not None and any(parameter is other for other in self.others):
+            lr = group["fallback_lr"]
+        return float(lr) * self._scale[id(parameter)]
+
+    def _write(self, directions: Mapping[Parameter, Tensor]) -> None:
+        """Momentum, weight decay, and the update itself, for whole groups at once."""
+        for group in self.param_groups:
+            parameters = [p for p in group["params"] if p in directions]
+            if not parameters:
+                continue
+            moves = self._with_momentum(parameters, [directions[p] for p in parameters], group)
+            if group["weight_decay"] and group["decoupled"]:
+                torch._foreach_mul_(parameters, 1 - float(group["lr"]) * group["weight_decay"])
+            rates = [-self._rate(p) for p in parameters]
+            updates = [m.to(p.dtype) for m, p in zip(torch._foreach_mul(moves, rates), parameters, strict=True)]
+            torch._foreach_add_(parameters, updates)
+
+    def _with_momentum(
+        self, parameters: list[Parameter], moves: list[Tensor], group: Mapping[str, Any]
+    ) -> list[Tensor]:
+        """buffer <- momentum buffer + move;  Nesterov looks one step ahead along it. Adam's moves have their own."""
+        if not group["momentum"]:
+            return moves
+        adam = {id(parameter) for parameter in self.others} if self.settings.fallback == "adamw" else set()
+        moved = []
+        for parameter, move in zip(parameters, moves, strict=True):
+            if id(parameter) in adam:
+                moved.append(move)
+                continue
+            buffer = self.state[parameter].setdefault("momentum_buffer", torch.zeros_like(move))
+            buffer.mul_(group["momentum"]).add_(move)
+            moved.append(move.add(buffer, alpha=group["momentum"]) if group["nesterov"] else buffer)
+        return moved
+
+    # Saving, loading, copying.
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything needed to continue bit for bit."""
+        own = {
+            "steps": self.steps,
+            "skipped": self.skipped,
+            "rungs": dict(self.rungs),
+            "generator": self.generator.get_state(),
+            "parametrization": None if self.parametrization is None else self.parametrization.to_dict(),
+        }
+        return {**super().state_dict(), "mukron": own}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        if "mukron" not in state_dict:
+            raise ValueError(f"this state was not saved by a mukron optimizer; found keys {sorted(state_dict)}")
+        own = state_dict["mukron"]
+        if (own["parametrization"] is None) != (self.parametrization is None):
+            raise ValueError("one of the saved state and this optimizer has a Parametrization, the other has none")
+        if self.parametrization is not None:
+            self.parametrization.check(own["parametrization"])
+        plain = {
+            index: {key: value for key, value in state.items() if key not in CURVATURE}
+            for index, state in state_dict["state"].items()
+        }
+        super().load_state_dict({"state": plain, "param_groups": state_dict["param_groups"]})
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        indices = [index for group in state_dict["param_groups"] for index in group["params"]]
+        for index, parameter in zip(indices, parameters, strict=True):
+            for key in CURVATURE:
+                if key in state_dict["state"].get(index, {}):
+                    self.state[parameter][key] = _moved(state_dict["state"][index][key], parameter.device)
+        self.steps, self.skipped, self.rungs = own["steps"], own["skipped"], Counter(own["rungs"])
+        _restore(self.generator, own["generator"])
+        self._listen()
+
+    def __getstate__(self) -> dict[str, Any]:
+        kept = ("model", "listening", "settings", "parametrization", "steps", "skipped", "rungs")
+        own = {name: getattr(self, name) for name in kept}
+        return {**super().__getstate__(), **own, "generator": self.generator.get_state(), "_ready": True}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        generator = state.pop("generator")
+        self._capture = None
+        self.defaults = state["defaults"]
+        super().__setstate__(state)
+        self.generator = torch.Generator(self.param_groups[0]["params"][0].device)
+        self.generator.set_state(generator)
+        if self.parametrization is not None:
+            self.parametrization = self.parametrization.bind(self.model)
+        self._listen()
+
+    # Warnings.
+
+    def _warn_of_nngp(self) -> None:
+        """Methods for which a zero output layer is a trap say so."""
+
+
+def one_of(name: str, value: str, known: Iterable[str]) -> None:
+    if value not in known:
+        raise ValueError(f"unknown {name} {value!r}; known: {', '.join(map(repr, known))}")
+
+
+def _check_model(model: nn.Module) -> None:
+    if isinstance(model, nn.DataParallel) and len(model.device_ids) > 1:
+        raise ValueError("DataParallel runs copies of the layers that the optimizer does not see; use one device")
+    if isinstance(model, nn.parallel.DistributedDataParallel) and torch.distributed.get_world_size() > 1:
+        raise ValueError(
+            "DistributedDataParallel over several processes is not supported: each would precondition by its own batch "
+            "alone, and their weights would drift apart"
+        )
+    if not any(True for _ in model.parameters()):
+        raise ValueError(f"{type(model).__name__} has no parameters to train")
+    devices = {parameter.device for parameter in model.parameters()}
+    if len(devices) > 1:
+        raise ValueError(f"the model's parameters are on several devices, {sorted(map(str, devices))}; move it to one")
+
+
+def _check_group(group: Mapping[str, Any]) -> None:
+    for name in ("lr", "weight_decay", "fallback_lr"):
+        if group[name] is not None and not float(group[name]) >= 0:
+            raise ValueError(f"{name} must not be negative, got {group[name]}")
+    if not 0 <= group["momentum"] < 1:
+        raise ValueError(f"momentum must lie in [0, 1), got {group['momentum']}")
+    if group["nesterov"] and not group["momentum"]:
+        raise ValueError("nesterov=True needs momentum > 0")
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    if isinstance(value, Tensor):
+        return value.to(device)
+    if isinstance(value, dict):
+        return {key: _moved(each, device) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_moved(each, device) for each in value]
+    return value
+
+
+def _restore(generator: torch.Generator, state: Tensor) -> None:
+    """Generators of different devices keep different states: then the draws go on from a seed made of the saved one."""
+    try:
+        generator.set_state(state.cpu())
+    except RuntimeError:
+        generator.manual_seed(int(state.cpu().to(torch.int64).mul(torch.arange(1, state.numel() + 1)).sum()))
+
+
+__all__ = ["BIAS", "WEIGHT", "Blocks", "SecondOrder", "Settings", "one_of"]

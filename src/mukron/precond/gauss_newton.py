@@ -1,0 +1,65 @@
+"""Layer-wise Gauss-Newton in sample space.
+
+Rows are samples x outputs, R of them. J [R, d_out d_in] holds every output's derivative by the layer's weight, chi the
+derivative of the summed loss by the outputs. The update of a gradient G (as a vector g) is
+
+    (J^T diag(chi)^2 J / n + rho I)^-1 g  =  (g - J~^T (n rho I + J~ J~^T)^-1 J~ g) / rho,    J~ = diag(chi) J,
+
+where J~ J~^T = chi chi^T o (delta delta^T) o (h h^T) is formed from inputs and signals, not from J itself. For the
+batch's own gradient, g = J^T chi / n, it is delta diag(chi~) h^T with chi~ = (diag(chi)^2 K + rho)^-1 chi (A.4.3).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mukron.linalg import Factor, MatrixFactor, factorize
+from mukron.linalg.operators import Operator
+
+
+@dataclass(frozen=True)
+class JacobianRows(Operator):
+    """The prepared update for one layer; acts on G [groups, d_out, d_in].
+
+    h [groups, rows, positions, d_in] and delta [groups, rows, positions, d_out], the errors multiplied into delta;
+    ``lower``: Cholesky factor of n rho I + J~ J~^T.
+    """
+
+    h: Tensor
+    delta: Tensor
+    lower: Tensor
+    rho: Tensor
+
+    def right(self, G: Tensor) -> Tensor:
+        # J~ g, one number a row: delta^T G h, summed over positions and groups
+        along = torch.einsum("grpo,goi,grpi->r", self.delta, G, self.h)
+        inner = torch.cholesky_solve(along[:, None], self.lower).squeeze(-1)
+        return (G - torch.einsum("grpo,r,grpi->goi", self.delta, inner, self.h)) / self.rho
+
+
+def kernel(h: Tensor, delta: Tensor) -> Tensor:
+    """J~ J~^T [rows, rows]: for one position the entrywise product of two Gram matrices, one of each side."""
+    if h.shape[2] == 1:
+        one = [(h[:, :, 0] @ h[:, :, 0].mT), (delta[:, :, 0] @ delta[:, :, 0].mT)]
+        return (one[0] * one[1]).sum(0)
+    J = torch.einsum("grpo,grpi->rgoi", delta, h).flatten(1)
+    return J @ J.mT
+
+
+class KernelFactor(MatrixFactor):
+    """K = J~ J~^T / n as a factor: its trace and eigenvalues are those of the layer's Gauss-Newton matrix."""
+
+    def __init__(self, h: Tensor, delta: Tensor, n: int) -> None:
+        super().__init__(kernel(h, delta).unsqueeze(0) / n)
+        self.h, self.delta, self.n = h, delta, n
+
+    def operator(self, rho: Tensor) -> tuple[Operator, str]:
+        rho = rho.where(self.trace() + rho > 0, 1.0)
+        factorization = factorize(self.M[0] * self.n, rho[0] * self.n)
+        return JacobianRows(self.h, self.delta, factorization.lower, factorization.rho / self.n), factorization.rung
+
+
+__all__ = ["Factor", "JacobianRows", "KernelFactor", "kernel"]

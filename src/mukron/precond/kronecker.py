@@ -1,0 +1,46 @@
+"""Kronecker preconditioners: one operator a side, W <- W - eta P_out G P_in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from fractions import Fraction
+
+from torch import Tensor
+
+from mukron.linalg import Factor, LowRank, Operator
+
+OUT_SIDE, IN_SIDE = ("B", "L"), ("A", "R")  # factors of the layer's output and of its input
+
+
+def prepare(
+    factors: Mapping[str, Factor], rho: Mapping[str, Tensor], powers: Mapping[str, Fraction], solver: str
+) -> tuple[dict[str, Operator], dict[str, str]]:
+    """(X + rho_X I)^-e for every factor X, and the rungs of the ladder that were needed.
+
+    A factor that is all zero (no signal yet) divides by 1: there is nothing to precondition by.
+    """
+    operators, rungs = {}, {}
+    for name, factor in factors.items():
+        damping = rho[name].where(factor.trace() + rho[name] > 0, 1.0)
+        operators[name], rung = factor.prepare(damping, powers[name], solver)
+        if rung:
+            rungs[name] = rung
+    return operators, rungs
+
+
+def apply(operators: Mapping[str, Operator], G: Tensor | LowRank) -> Tensor:
+    """P_out G P_in for G [groups, d_out, d_in]."""
+    for name, operator in operators.items():
+        if isinstance(G, LowRank):
+            G = G.right(operator) if name in IN_SIDE else G.left(operator)
+        else:
+            G = operator.right(G) if name in IN_SIDE else operator.left(G)
+    return G.matrix() if isinstance(G, LowRank) else G
+
+
+def apply_out(operators: Mapping[str, Operator], g: Tensor) -> Tensor:
+    """P_out g for a bias's gradient g [groups, d_out]: an input weight whose input is the constant 1."""
+    for name, operator in operators.items():
+        if name in OUT_SIDE:
+            g = operator.left(g.unsqueeze(-1)).squeeze(-1)
+    return g

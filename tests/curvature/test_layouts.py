@@ -1,0 +1,68 @@
+"""A layer's layout is right if signals and inputs give back autograd's own weight gradient: G = sum of delta h^T."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from mukron.curvature import layout
+
+CASES = {
+    "linear": (nn.Linear(5, 4), (3, 5)),
+    "linear, sequence": (nn.Linear(5, 4), (3, 6, 5)),
+    "linear, two leading dimensions": (nn.Linear(5, 4), (3, 6, 2, 5)),
+    "linear, one sample": (nn.Linear(5, 4), (5,)),
+    "conv1d": (nn.Conv1d(4, 6, 3), (2, 4, 9)),
+    "conv1d, stride and dilation": (nn.Conv1d(4, 6, 3, stride=2, dilation=2, padding=1), (2, 4, 12)),
+    "conv2d": (nn.Conv2d(4, 6, 3), (2, 4, 7, 8)),
+    "conv2d, odd kernel": (nn.Conv2d(4, 6, (3, 2), stride=(2, 1), padding=(1, 2), dilation=(1, 2)), (2, 4, 9, 8)),
+    "conv2d, same": (nn.Conv2d(4, 6, (3, 4), padding="same"), (2, 4, 7, 8)),
+    "conv2d, circular": (nn.Conv2d(4, 6, 3, padding=2, padding_mode="circular"), (2, 4, 7, 8)),
+    "conv2d, reflect": (nn.Conv2d(4, 6, 3, padding=1, padding_mode="reflect"), (2, 4, 7, 8)),
+    "conv2d, groups": (nn.Conv2d(4, 6, 3, groups=2, padding=1), (2, 4, 7, 8)),
+    "conv2d, depthwise": (nn.Conv2d(4, 8, 3, groups=4), (2, 4, 7, 8)),
+    "conv2d, not batched": (nn.Conv2d(4, 6, 3), (4, 7, 8)),
+    "conv3d": (nn.Conv3d(2, 4, 2, stride=2, padding=1), (2, 2, 4, 5, 6)),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
+@pytest.mark.parametrize("name", CASES)
+def test_signals_and_inputs_give_the_gradient(name):
+    torch.manual_seed(0)
+    module, shape = CASES[name]
+    module = module.double()
+    module.zero_grad()
+    x = torch.randn(shape, dtype=torch.float64)
+    output = module(x)
+    output.retain_grad()
+    output.square().sum().backward()
+    view = layout(module)
+    H, D = view.inputs(x), view.signals(output.grad)
+    assert H.shape[0] == D.shape[0] == view.groups
+    assert H.shape[1:3] == D.shape[1:3]
+    assert (H.shape[3], D.shape[3]) == (view.d_in, view.d_out)
+    G = torch.einsum("gnpo,gnpi->goi", D, H)
+    assert torch.allclose(view.weight(G), module.weight.grad, rtol=1e-10)
+    assert torch.equal(view.weight(view.matrix(module.weight)), module.weight)
+    assert torch.allclose(D.sum((1, 2)).flatten(), module.bias.grad, rtol=1e-10)
+
+
+@pytest.mark.parametrize("shape", [(3,), (3, 6)])
+def test_embedding(shape):
+    module = nn.Embedding(7, 4)
+    x = torch.randint(7, shape)
+    output = module(x)
+    output.retain_grad()
+    output.square().sum().backward()
+    view = layout(module)
+    H = torch.nn.functional.one_hot(view.inputs(x), 7).float()
+    G = torch.einsum("gnpo,gnpi->goi", view.signals(output.grad), H)
+    assert torch.allclose(view.weight(G), module.weight.grad)
+    assert torch.equal(view.weight(view.matrix(module.weight)), module.weight)
+
+
+def test_other_modules_have_no_layout():
+    assert layout(nn.LayerNorm(3)) is None
+    assert layout(nn.ConvTranspose2d(2, 2, 2)) is None

@@ -1,0 +1,143 @@
+"""Prepared operators against plain dense algebra in float64, and the errors of every solver."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+import torch
+
+from mukron.linalg import (
+    DiagonalFactor,
+    FactorizationError,
+    Identity,
+    LowRank,
+    MatrixFactor,
+    Operator,
+    RowsFactor,
+    add_to_diagonal,
+    factorize,
+    inverse_root_eigh,
+    inverse_root_newton,
+)
+
+GROUPS, N, D_IN, D_OUT, SAMPLES = 2, 7, 12, 9, 5
+
+
+@pytest.fixture(autouse=True)
+def _float64():
+    torch.manual_seed(0)
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def dense_power(M, rho, e):
+    values, vectors = torch.linalg.eigh(M + rho[:, None, None] * torch.eye(M.shape[-1]))
+    return vectors @ torch.diag_embed(values ** -float(e)) @ vectors.mT
+
+
+def factors():
+    X = torch.randn(GROUPS, N, D_IN)
+    m = torch.rand(GROUPS, D_IN)
+    return {
+        "rows": (RowsFactor(X, SAMPLES), X.mT @ X / SAMPLES),
+        "matrix": (MatrixFactor(X.mT @ X / SAMPLES), X.mT @ X / SAMPLES),
+        "diagonal": (DiagonalFactor(m), torch.diag_embed(m)),
+    }
+
+
+@pytest.mark.parametrize("kind", ["rows", "matrix", "diagonal"])
+@pytest.mark.parametrize(
+    ("solver", "e"), [("cholesky", 1), ("eigh", 1), ("eigh", "1/4"), ("newton", "1/4"), ("newton", "2/3")]
+)
+def test_a_factor_in_any_form_is_its_matrix(kind, solver, e):
+    factor, M = factors()[kind]
+    rho, e = torch.tensor([0.3, 2.0]), Fraction(e)
+    assert factor.d == D_IN
+    assert torch.allclose(factor.trace(), M.diagonal(dim1=-2, dim2=-1).sum(-1))
+    assert torch.allclose(factor.largest_eigenvalue(), torch.linalg.eigvalsh(M)[:, -1])
+    operator, rung = factor.prepare(rho, e, solver)
+    assert rung == ""
+    P, G = dense_power(M, rho, e), torch.randn(GROUPS, D_OUT, D_IN)
+    assert torch.allclose(operator.right(G), G @ P, rtol=1e-9, atol=1e-10)
+    assert torch.allclose(operator.left(G.mT), P @ G.mT, rtol=1e-9, atol=1e-10)
+    again = Operator.from_state(operator.state())
+    assert torch.equal(again.right(G), operator.right(G))
+
+
+def test_identity():
+    G = torch.randn(1, 2, 3)
+    assert Identity().right(G) is G
+
+
+def test_a_low_rank_gradient_is_preconditioned_as_its_matrix():
+    D, H, F = torch.randn(1, N, D_OUT), torch.randn(1, N, D_IN), torch.randn(1, N + 2, D_OUT)
+    G, rho = D.mT @ H, torch.tensor([0.1])
+    for X in (H, H.clone()):  # its own rows by the push-through identity, others by Woodbury's
+        A, _ = RowsFactor(X, SAMPLES).prepare(rho)
+        B, _ = RowsFactor(F, SAMPLES).prepare(rho)
+        expected = B.left(A.right(G))
+        assert torch.allclose(LowRank(D, H).right(A).left(B).matrix(), expected, rtol=1e-9)
+
+
+def test_sample_space_is_accurate_at_small_damping():
+    """Own rows do not cancel: at rho = 1e-8 of the largest eigenvalue float32 still has four digits."""
+    X, D = torch.randn(1, 64, 512), torch.randn(1, 64, 128)
+    rho = 1e-8 * RowsFactor(X, 64).largest_eigenvalue()
+    exact = D.mT @ X @ torch.linalg.inv(X.mT @ X / 64 + rho[:, None, None] * torch.eye(512))
+    operator, _ = RowsFactor(X.float(), 64).prepare(rho.float())
+    low = LowRank(D.float(), operator.X).right(operator).matrix()
+    assert float((low - exact).norm() / exact.norm()) < 1e-4
+
+
+def test_damping_does_not_add_up():
+    M = torch.eye(3).expand(1, 3, 3).clone()
+    add_to_diagonal(M, torch.tensor([1.0]))
+    MatrixFactor(M).prepare(torch.tensor([1.0]))
+    assert torch.equal(M[0], torch.eye(3))
+
+
+@pytest.mark.parametrize(("lowest", "rung"), [(0.5, ""), (-0.5, "10 x damping"), (-5.0, "100 x damping")])
+def test_the_ladder_climbs_as_far_as_it_must(lowest, rung):
+    M = torch.diag(torch.tensor([lowest, 1.0, 2.0]))[None]
+    found = factorize(M, torch.tensor([0.1]))
+    assert found.rung == rung
+    damped = M + found.rho[:, None, None] * torch.eye(3)
+    assert torch.allclose(found.lower @ found.lower.mT, damped)
+
+
+def test_the_ladder_goes_to_float64():
+    """A damping that is lost in float32, ten and hundred times over, beside a singular matrix of ones."""
+    M, rho = torch.ones(1, 2, 2, dtype=torch.float32), torch.tensor([1e-10], dtype=torch.float32)
+    found = factorize(M, rho)
+    assert found.rung == "float64"
+    assert found.lower.dtype == torch.float32
+
+
+def test_the_ladder_ends():
+    with pytest.raises(FactorizationError, match="could not be factorized"):
+        factorize(torch.full((1, 2, 2), float("nan")), torch.tensor([1.0]))
+    with pytest.raises(FactorizationError):
+        factorize(-1000 * torch.eye(2)[None], torch.tensor([1.0]))
+
+
+@pytest.mark.parametrize("e", ["1/2", "1/4", "1/3", "3/4", "1"])
+@pytest.mark.parametrize(("dtype", "condition", "limit"), [(torch.float64, 1e6, 1e-8), (torch.float32, 1e4, 3e-3)])
+def test_roots_agree_with_float64(e, dtype, condition, limit):
+    """Relative error of both solvers against float64's eigendecomposition, by condition number."""
+    Q, _ = torch.linalg.qr(torch.randn(40, 40))
+    values = torch.logspace(0, -torch.log10(torch.tensor(condition)).item(), 40)
+    M = (Q * values) @ Q.T
+    rho, e = torch.tensor([1 / condition]), Fraction(e)
+    exact = dense_power(M[None], rho, e)
+    cast, small = M[None].to(dtype), rho.to(dtype)
+    newton = inverse_root_newton(cast, small, e, largest=cast.diagonal(dim1=-2, dim2=-1).sum(-1))
+    eigh = inverse_root_eigh(*torch.linalg.eigh(cast), small, e)
+    for found in (newton, eigh):
+        assert float((found.double() - exact).norm() / exact.norm()) < limit
+
+
+def test_newton_says_when_it_fails():
+    with pytest.raises(FactorizationError, match="left an error"):
+        inverse_root_newton(torch.eye(3)[None], torch.tensor([1.0]), Fraction(1, 2), torch.tensor([9.0]), steps=1)
