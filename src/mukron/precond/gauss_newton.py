@@ -35,18 +35,19 @@ class JacobianRows(Operator):
 
     def right(self, G: Tensor) -> Tensor:
         # J~ g, one number a row: delta^T G h, summed over positions and groups
-        along = torch.einsum("grpo,goi,grpi->r", self.delta, G, self.h)
-        inner = torch.cholesky_solve(along[:, None], self.lower).squeeze(-1)
-        return (G - torch.einsum("grpo,r,grpi->goi", self.delta, inner, self.h)) / self.rho
+        along = ((self.delta.flatten(1, 2) @ G) * self.h.flatten(1, 2)).sum((0, 2))
+        along = along.reshape(self.h.shape[1:3]).sum(1)
+        inner = torch.cholesky_solve(along[:, None], self.lower)
+        weighted = (self.delta * inner[None, :, :, None]).flatten(1, 2)
+        return (G - weighted.mT @ self.h.flatten(1, 2)) / self.rho
 
 
 def kernel(h: Tensor, delta: Tensor) -> Tensor:
-    """J~ J~^T [rows, rows]: for one position the entrywise product of two Gram matrices, one of each side."""
-    if h.shape[2] == 1:
-        one = [(h[:, :, 0] @ h[:, :, 0].mT), (delta[:, :, 0] @ delta[:, :, 0].mT)]
-        return (one[0] * one[1]).sum(0)
-    J = torch.einsum("grpo,grpi->rgoi", delta, h).flatten(1)
-    return J @ J.mT
+    """J~ J~^T [rows, rows]: the entrywise product of two Gram matrices, one of each side, summed over positions."""
+    rows, positions = h.shape[1:3]
+    h, delta = h.flatten(1, 2), delta.flatten(1, 2)
+    products = ((h @ h.mT) * (delta @ delta.mT)).sum(0)
+    return products.reshape(rows, positions, rows, positions).sum((1, 3))
 
 
 class KernelFactor(MatrixFactor):

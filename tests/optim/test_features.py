@@ -1,0 +1,93 @@
+"""The point of the product: under muP every method moves every layer's features alike at every width."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import mukron
+from mukron import FOOF, KFAC, GaussNewton, Heuristic, Shampoo
+from mukron.models import MLP
+
+WIDTHS, SEEDS, STEPS, BASE, CLASSES = (256, 512, 1024, 2048), range(2), (1, 10), 64, 4
+METHODS = {
+    "kfac": (KFAC, {"lr": 0.01}),
+    "foof": (FOOF, {"lr": 0.02}),
+    # the inverse roots are made once: eigendecompositions of 2048 x 2048 matrices are all of the time
+    "shampoo": (Shampoo, {"lr": 0.005, "damping": 1e-3, "inverse_every": 10}),
+    "gauss-newton": (GaussNewton, {"lr": 0.01}),
+}
+
+
+def mlp(width: int) -> nn.Sequential:
+    return MLP(width, inputs=16, classes=CLASSES)
+
+
+def cnn(width: int, kernel: int = 3) -> nn.Sequential:
+    """Two convolutions over eight positions, with biases, and a linear layer over a flatten."""
+    return nn.Sequential(
+        *(nn.Conv1d(1, width, 3, stride=2, padding=1), nn.ReLU()),
+        *(nn.Conv1d(width, width, kernel, stride=2, padding=kernel // 2), nn.ReLU()),
+        *(nn.Flatten(), nn.Linear(2 * width, CLASSES)),
+    )
+
+
+def narrow_cnn(width: int) -> nn.Sequential:
+    """With a kernel of one: Shampoo's factor of the hidden layer's input is width x width, not three times that."""
+    return cnn(width, kernel=1)
+
+
+def features(model: nn.Sequential, x: Tensor) -> list[Tensor]:
+    kept = []
+    with torch.no_grad():
+        for layer in model:
+            x = layer(x)
+            if isinstance(layer, nn.ReLU):
+                kept.append(x)
+    return [*kept, x]
+
+
+def changes(make, method, options, width, seed) -> dict[int, list[float]]:
+    """The size of each layer's change after each of STEPS."""
+    data = torch.Generator().manual_seed(1)
+    x = torch.randn(32, 16, generator=data) if make is mlp else torch.randn(32, 1, 8, generator=data)
+    y = torch.randint(CLASSES, (32,), generator=data)
+    torch.manual_seed(seed)
+    model = make(width)
+    plan = mukron.parametrize(model, mukron.base_shapes(make, width=BASE))
+    optimizer = method(model, plan, **options)
+    before, found = features(model, x), {}
+    for step in range(1, max(STEPS) + 1):
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        if step in STEPS:
+            pairs = zip(features(model, x), before, strict=True)
+            found[step] = [float((h - h0).square().mean().sqrt()) for h, h0 in pairs]
+    return found
+
+
+def slopes(make, method, options) -> dict[int, list[float]]:
+    measured = [[changes(make, method, options, width, seed) for seed in SEEDS] for width in WIDTHS]
+    return {
+        step: np.polyfit(
+            np.log(WIDTHS), np.log([np.mean([run[step] for run in runs], axis=0) for runs in measured]), 1
+        )[0].tolist()
+        for step in STEPS
+    }
+
+
+@pytest.mark.parametrize("make", [mlp, cnn], ids=["mlp", "cnn"])
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_learns_features_at_every_width(make, name):
+    make = narrow_cnn if name == "shampoo" and make is cnn else make
+    for step, found in slopes(make, *METHODS[name]).items():
+        assert all(abs(slope) < 0.12 for slope in found), (step, found)
+
+
+def test_the_heuristic_damping_of_kfac_starves_the_input_layer():
+    for step, found in slopes(mlp, KFAC, {"lr": 0.01, "damping": Heuristic(1e-3)}).items():
+        assert found[0] < -0.5, (step, found)
