@@ -142,8 +142,12 @@ class Capture:
         if not running:
             return
         f = self._output(output)
-        if not f.requires_grad:
-            return
+        if f.requires_grad:
+            with torch.autocast(f.device.type, enabled=False):  # statistics keep their precision
+                self._gather(f, running)
+
+    def _gather(self, f: Tensor, running: Mapping[str, tuple[Tensor, GradientEdge | None]]) -> None:
+        """Inputs and Fisher signals of a forward pass that ended in f."""
         samples, listening = f.shape[0], self.listening
         layer_inputs = {name: x for name, (x, _) in running.items()}
         edges = {name: edge for name, (_, edge) in running.items() if edge is not None}
@@ -196,6 +200,11 @@ class Capture:
     def _class_dim(self, f: Tensor) -> int:
         class_dim = self.listening.class_dim
         if class_dim is None:
+            if f.ndim < 2 and self.listening.likelihood == "categorical":
+                raise ValueError(
+                    f"the model's output of shape {list(f.shape)} has no classes to choose from; for a regression say "
+                    'likelihood="gaussian", for two classes give both a logit'
+                )
             if f.ndim > 2 and self.listening.likelihood == "categorical":
                 raise ValueError(
                     f"the model's output has shape {list(f.shape)}: say where the classes are, class_dim=1 "

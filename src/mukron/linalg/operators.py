@@ -31,6 +31,21 @@ class Operator:
     def left(self, G: Tensor) -> Tensor:
         return self.right(G.mT).mT
 
+    @property
+    def form(self) -> str:
+        """For people: what is held."""
+        return type(self).__name__.lower()
+
+    @property
+    def memory(self) -> int:
+        """Bytes held."""
+        held = (getattr(self, field.name) for field in fields(self))  # type: ignore[arg-type]
+        return sum(value.numel() * value.element_size() for value in held if isinstance(value, Tensor))
+
+    def work(self, d_out: int, d_in: int, in_side: bool) -> int:
+        """Multiplications to apply it to a gradient of that size."""
+        return 0
+
     def state(self) -> State:
         return {"kind": type(self).__name__, **{field.name: getattr(self, field.name) for field in fields(self)}}  # type: ignore[arg-type]
 
@@ -53,6 +68,13 @@ class Matrix(Operator):
 
     P: Tensor
 
+    @property
+    def form(self) -> str:
+        return f"matrix {self.P.shape[-1]}"
+
+    def work(self, d_out: int, d_in: int, in_side: bool) -> int:
+        return d_out * d_in * (d_in if in_side else d_out)
+
     def right(self, G: Tensor) -> Tensor:
         return G @ self.P
 
@@ -62,6 +84,9 @@ class Diagonal(Operator):
     """P = diag(p), p [groups, d]."""
 
     p: Tensor
+
+    def work(self, d_out: int, d_in: int, in_side: bool) -> int:
+        return d_out * d_in
 
     def right(self, G: Tensor) -> Tensor:
         return G * self.p.unsqueeze(-2)
@@ -78,6 +103,13 @@ class SampleSpace(Operator):
     S: Tensor
     rho: Tensor
     n: float
+
+    @property
+    def form(self) -> str:
+        return f"sample space, {self.X.shape[-2]} rows of {self.X.shape[-1]}"
+
+    def work(self, d_out: int, d_in: int, in_side: bool) -> int:
+        return 2 * self.X.shape[-2] * d_out * d_in
 
     @classmethod
     def prepare(cls, X: Tensor, factorization: Factorization, n: float) -> SampleSpace:

@@ -28,9 +28,11 @@ from mukron.optim.slots import BIAS, WEIGHT, Slot, find_slots
 from mukron.params import Parametrization
 from mukron.params.inventory import inventory, unwrap
 from mukron.precond import apply, prepare
+from mukron.table import Table
 from mukron.theory import Method
 
 CURVATURE = ("memory", "operators", "positions")  # state keys that keep their own dtype when a state is loaded
+TIED_TO_THE_MODEL = ("_capture", "_group_of", "slots", "others", "_names", "_scale", "generator")
 Blocks = dict[str, dict[str, Factor]]
 
 
@@ -180,6 +182,36 @@ class SecondOrder(Optimizer):
             yield
         finally:
             self.capture.paused = before
+
+    def plan(self) -> Table:
+        """What each layer costs, as its last refreshed step found it: factor sizes, form, memory, work of a step."""
+        rows = []
+        for slot in self.slots.values():
+            stored = self.state[slot.anchor].get("operators", {}) if slot.anchor in self.state else {}
+            sides = {name: Operator.from_state(state) for block in stored.values() for name, state in block.items()}
+            forms = ", ".join(f"{name}: {operator.form}" for name, operator in sides.items())
+            size = sum(operator.memory for operator in sides.values())
+            work = sum(
+                operator.work(slot.layout.d_out, slot.layout.d_in, name in ("A", "R"))
+                for name, operator in sides.items()
+            )
+            factors = f"{slot.layout.d_out} x {slot.layout.d_in}"
+            groups = "" if slot.layout.groups == 1 else f" ({slot.layout.groups} groups)"
+            after = (
+                (forms, f"{size / 2**20:.3g} MiB", f"{work / 1e6:.3g} M") if sides else ("after the first step", "", "")
+            )
+            rows.append((slot.name, factors + groups, *after))
+        taken = {id(parameter) for slot in self.slots.values() for parameter in slot.parameters.values()}
+        others = [name for key, name in self._names.items() if key in self._group_of and key not in taken]
+        notes = [
+            "matrix: d x d, made of all rows; sample space: N rows, no d x d matrix; work: multiplications to apply it"
+        ]
+        if others:
+            notes.append(f"by the fallback rule ({self.settings.fallback}): {', '.join(others)}")
+        title = (
+            f"{type(self).__name__}: {self.skipped} steps skipped, {sum(self.rungs.values())} factorizations rescued"
+        )
+        return Table(title, ("layer", "out x in", "form", "memory", "work"), tuple(rows), tuple(notes))
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Gradients that are thrown away take their statistics with them."""
@@ -394,15 +426,17 @@ class SecondOrder(Optimizer):
         self._listen()
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = ("model", "listening", "settings", "parametrization", "steps", "skipped", "rungs")
-        own = {name: getattr(self, name) for name in kept}
-        return {**super().__getstate__(), **own, "generator": self.generator.get_state(), "_ready": True}
+        """All but what belongs to this very model: hooks, and tables keyed by its tensors' identity."""
+        kept = {name: value for name, value in self.__dict__.items() if name not in TIED_TO_THE_MODEL}
+        return {**kept, **super().__getstate__(), "generator": self.generator.get_state()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        if "model" not in state:  # torch's load_state_dict passes groups and states alone
+            super().__setstate__(state)
+            return
         generator = state.pop("generator")
-        self._capture = None
-        self.defaults = state["defaults"]
         super().__setstate__(state)
+        self._capture = None
         self.generator = torch.Generator(self.param_groups[0]["params"][0].device)
         self.generator.set_state(generator)
         if self.parametrization is not None:

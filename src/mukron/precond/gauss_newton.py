@@ -33,6 +33,13 @@ class JacobianRows(Operator):
     lower: Tensor
     rho: Tensor
 
+    @property
+    def form(self) -> str:
+        return f"sample space, {self.h.shape[1]} rows"
+
+    def work(self, d_out: int, d_in: int, in_side: bool) -> int:
+        return 2 * self.h.shape[1] * self.h.shape[2] * d_out * d_in
+
     def right(self, G: Tensor) -> Tensor:
         # J~ g, one number a row: delta^T G h, summed over positions and groups
         along = ((self.delta.flatten(1, 2) @ G) * self.h.flatten(1, 2)).sum((0, 2))
@@ -58,7 +65,7 @@ class KernelFactor(MatrixFactor):
         self.h, self.delta, self.n = h, delta, n
 
     def operator(self, rho: Tensor) -> tuple[Operator, str]:
-        rho = rho.where(self.trace() + rho > 0, 1.0)
+        rho = rho.where(self.trace() + rho != 0, 1.0)
         factorization = factorize(self.M[0] * self.n, rho[0] * self.n)
         return JacobianRows(self.h, self.delta, factorization.lower, factorization.rho / self.n), factorization.rung
 

@@ -21,7 +21,7 @@ def prepare(
     """
     operators, rungs = {}, {}
     for name, factor in factors.items():
-        damping = rho[name].where(factor.trace() + rho[name] > 0, 1.0)
+        damping = rho[name].where(factor.trace() + rho[name] != 0, 1.0)
         operators[name], rung = factor.prepare(damping, powers[name], solver)
         if rung:
             rungs[name] = rung

@@ -1,0 +1,299 @@
+"""What is listened to, what is not, and what is refused by name."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+import weakref
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from mukron import KFAC, GaussNewton, Shampoo
+from networks import GPT, LENGTH, VOCABULARY, Net
+
+X, Y = torch.randn(6, 12), torch.randint(5, (6,))
+
+
+def seen(optimizer) -> set[str]:
+    return set(optimizer.capture.gathered)
+
+
+def backward(model, x=X, y=Y):
+    F.cross_entropy(model(x), y).backward()
+
+
+def test_a_differentiated_forward_pass_is_listened_to():
+    model = Net(8)
+    optimizer = KFAC(model)
+    loss = F.cross_entropy(model(X), Y)
+    assert seen(optimizer) == set()  # not yet: it may never be differentiated
+    loss.backward()
+    assert seen(optimizer) == {"first", "hidden", "head"}
+    assert optimizer.capture.samples == 6
+
+
+def test_passes_that_leave_no_trace():
+    model = Net(8)
+    optimizer = KFAC(model)
+    with torch.no_grad():
+        model(X)
+    model.eval()
+    backward(model)
+    model.train()
+    with optimizer.paused():
+        backward(model)
+    model(X)  # never differentiated
+    assert seen(optimizer) == set()
+    backward(model)
+    assert optimizer.capture.samples == 6
+
+
+@pytest.mark.parametrize("order", ["before the forward pass", "after it"])
+def test_zero_grad_wherever_people_put_it(order):
+    model = Net(8)
+    optimizer = KFAC(model)
+    for _ in range(2):
+        if order == "before the forward pass":
+            optimizer.zero_grad()
+        loss = F.cross_entropy(model(X), Y)
+        if order == "after it":
+            optimizer.zero_grad()
+        loss.backward()
+        assert optimizer.capture.samples == 6
+        optimizer.step()
+
+
+def test_statistics_of_gradients_that_are_thrown_away_go_with_them():
+    """As when a GradScaler skips the step."""
+    model = Net(8)
+    optimizer = KFAC(model)
+    backward(model)
+    optimizer.zero_grad()
+    backward(model)
+    assert optimizer.capture.samples == 6
+
+
+class InPlace(nn.Module):
+    def __init__(self, inplace: bool) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(12, 8), nn.ReLU(inplace=inplace), nn.Linear(8, 5))
+
+    def forward(self, x):
+        return self.body(x)
+
+
+@pytest.mark.parametrize("fisher", ["exact", "empirical"])
+def test_in_place_activations_give_the_same_step(fisher):
+    """The signal is the derivative by the layer's output as it was before the in-place change."""
+    torch.manual_seed(0)
+    plain, inplace = InPlace(False), InPlace(True)
+    inplace.load_state_dict(plain.state_dict())
+    for model in (plain, inplace):
+        optimizer = KFAC(model, lr=0.1, fisher=fisher)
+        backward(model)
+        optimizer.step()
+    for ours, theirs in zip(inplace.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_a_layer_used_twice_is_refused_by_name():
+    class Twice(Net):
+        def forward(self, x):
+            return self.head(self.hidden(self.hidden(self.first(x))))
+
+    model = Twice(8)
+    optimizer = KFAC(model)
+    with pytest.raises(RuntimeError, match=r'layer "hidden" ran twice.*exclude=\("hidden",\)'):
+        model(X)
+    optimizer.close()
+    optimizer = KFAC(model, exclude=("hidden",))
+    backward(model)
+    before = model.hidden.weight.detach().clone()
+    optimizer.step()  # by the fallback rule
+    assert torch.allclose(model.hidden.weight, before - 0.1 * model.hidden.weight.grad)
+
+
+def test_tied_weights_are_refused_by_name():
+    with pytest.raises(ValueError, match=r'tied parameter "token.weight", "head.weight".*exclude='):
+        KFAC(GPT(16))
+    optimizer = KFAC(GPT(16), exclude=("token", "head"), class_dim=-1)
+    assert not {"token", "head"} & set(optimizer.slots)
+
+
+def test_a_gpt_trains():
+    """Sequences, norms, fused attention and a bare parameter: what is not preconditioned takes the fallback rule."""
+    torch.manual_seed(0)
+    model = GPT(16)
+    optimizer = KFAC(model, lr=0.02, exclude=("token", "head"), class_dim=-1, fallback="adamw", fallback_lr=0.01)
+    assert {"blocks.0.up", "blocks.1.down"} <= set(optimizer.slots)
+    assert not any("out_proj" in name for name in optimizer.slots)
+    tokens = torch.randint(VOCABULARY, (8, LENGTH))
+    losses = []
+    for _ in range(20):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(tokens).flatten(0, 1), tokens.roll(-1, 1).flatten())
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < 0.7 * losses[0]
+
+
+def test_segmentation_and_language_outputs():
+    """Classes in dimension 1 or last: the same network, its output turned, takes the same step."""
+
+    class Dense(nn.Module):
+        def __init__(self, last: bool) -> None:
+            super().__init__()
+            self.conv, self.last = nn.Conv1d(2, 4, 3, padding=1), last
+
+        def forward(self, x):
+            return self.conv(x).transpose(1, 2) if self.last else self.conv(x)
+
+    torch.manual_seed(0)
+    x, y = torch.randn(3, 2, 5), torch.randint(4, (3, 5))
+    first, last = Dense(False), Dense(True)
+    last.load_state_dict(first.state_dict())
+    for model, class_dim in ((first, 1), (last, -1)):
+        optimizer = KFAC(model, lr=0.1, class_dim=class_dim, fisher="exact")
+        logits = model(x) if class_dim == 1 else model(x).transpose(1, 2)
+        F.cross_entropy(logits, y).backward()
+        optimizer.step()
+    assert torch.allclose(first.conv.weight, last.conv.weight, rtol=1e-5)
+    optimizer = KFAC(first)
+    with pytest.raises(ValueError, match=r"shape \[3, 4, 5\]: say where the classes are"):
+        first(x)
+    optimizer.close()
+
+
+def test_outputs_that_are_not_tensors():
+    class Wrapped(Net):
+        def forward(self, x):
+            return {"logits": super().forward(x)}
+
+    model = Wrapped(8)
+    optimizer = KFAC(model)
+    with pytest.raises(TypeError, match="returned a dict, not a tensor; say where its output is"):
+        model(X)
+    optimizer.close()
+    optimizer = KFAC(model, output=lambda returned: returned["logits"])
+    F.cross_entropy(model(X)["logits"], Y).backward()
+    optimizer.step()
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_activation_checkpointing(reentrant):
+    class Checkpointed(Net):
+        def forward(self, x):
+            x = self.first(x)
+            x = checkpoint(lambda h: self.norm(self.hidden(F.relu(h))), x, use_reentrant=reentrant)
+            return self.head(F.relu(x))
+
+    torch.manual_seed(0)
+    model = Checkpointed(8)
+    plain = Net(8)
+    plain.load_state_dict(model.state_dict())
+    optimizer = KFAC(model, lr=0.1, fisher="exact" if not reentrant else "empirical")
+    backward(model)
+    if reentrant:
+        with pytest.raises(
+            RuntimeError, match=r'layer "hidden" has a gradient, but no forward pass.*use_reentrant=False'
+        ):
+            optimizer.step()
+        return
+    optimizer.step()
+    reference = KFAC(plain, lr=0.1, fisher="exact")
+    backward(plain)
+    reference.step()
+    for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+        assert torch.allclose(ours, theirs, rtol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # of torch's compiler itself
+@pytest.mark.parametrize("first", ["model", "optimizer"])
+def test_compiled_models(first):
+    """Compiled before or after the optimizer is made: hooks run as plain Python, and the step is the same."""
+    torch.manual_seed(0)
+    model, plain = Net(8), Net(8)
+    plain.load_state_dict(model.state_dict())
+    if first == "model":
+        compiled = torch.compile(model, backend="eager")
+        optimizer = KFAC(compiled, lr=0.1, fisher="exact")
+    else:
+        optimizer = KFAC(model, lr=0.1, fisher="exact")
+        compiled = torch.compile(model, backend="eager")
+    reference = KFAC(plain, lr=0.1, fisher="exact")
+    for _ in range(2):
+        for each, network in ((optimizer, compiled), (reference, plain)):
+            each.zero_grad()
+            backward(network)
+            each.step()
+    for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+        assert torch.allclose(ours, theirs, rtol=1e-5, atol=1e-7)
+
+
+def test_running_a_part_of_the_model_is_told():
+    model = Net(8)
+    optimizer = KFAC(model)
+    F.cross_entropy(model.head(F.relu(model.norm(model.hidden(F.relu(model.first(X)))))), Y).backward()
+    with pytest.raises(RuntimeError, match=r'layer "first" has a gradient, but no forward pass of the model was seen'):
+        optimizer.step()
+
+
+def hooks(model) -> int:
+    return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
+
+
+def test_hooks_go_with_the_optimizer():
+    model = Net(8)
+    optimizer = KFAC(model)
+    assert hooks(model) == 5  # three layers, and two on the model
+    optimizer.close()
+    assert hooks(model) == 0
+    optimizer = KFAC(model)
+    dead = weakref.ref(optimizer)
+    del optimizer
+    gc.collect()
+    assert dead() is None
+    assert hooks(model) == 0
+    Shampoo(model)
+    assert hooks(model) == 0  # it listens to nothing
+
+
+def test_copies_of_a_model_do_not_speak_to_its_optimizer():
+    model = Net(8)
+    optimizer = KFAC(model)
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        backward(other)
+        assert seen(optimizer) == set()
+
+
+def test_two_optimizers_on_parts_of_one_model():
+    torch.manual_seed(0)
+    model = Net(8)
+    kfac = KFAC(model, lr=0.1, params=list(model.first.parameters()))
+    shampoo = Shampoo(model, lr=0.1, params=[*model.hidden.parameters(), *model.norm.parameters()])
+    rest = GaussNewton(model, lr=0.1, params=list(model.head.parameters()))
+    before = {name: values.detach().clone() for name, values in model.named_parameters()}
+    backward(model)
+    kfac.step()
+    assert {name for name, values in model.named_parameters() if not torch.equal(values, before[name])} == {
+        "first.weight",
+        "first.bias",
+    }
+    shampoo.step()
+    rest.step()
+    assert all(not torch.equal(values, before[name]) for name, values in model.named_parameters())
+
+
+def test_data_parallel_wrapper():
+    model = Net(8)
+    wrapped = nn.DataParallel(model)  # without devices it runs the model itself
+    optimizer = KFAC(wrapped)
+    backward(wrapped)
+    optimizer.step()
+    assert set(optimizer.slots) == {"first", "hidden", "head"}
