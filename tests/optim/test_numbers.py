@@ -16,7 +16,8 @@ from mukron.linalg import Operator
 from networks import INPUTS, Net
 
 METHODS = {"kfac": KFAC, "foof": FOOF, "shampoo": Shampoo, "gauss-newton": GaussNewton}
-X, Y = torch.randn(10, INPUTS), torch.randint(5, (10,))
+DATA = torch.Generator().manual_seed(0)
+X, Y = torch.randn(10, INPUTS, generator=DATA), torch.randint(5, (10,), generator=DATA)
 
 
 @pytest.fixture(params=METHODS)

@@ -9,7 +9,7 @@ are applied (``precondition``). Everything else is here.
 from __future__ import annotations
 
 import warnings
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 
 from mukron.curvature import Batch, Capture, Gathered, Listening, Memory
 from mukron.damping import Rule
-from mukron.linalg import Factor, FactorizationError, Operator
+from mukron.linalg import Factor, FactorizationError, LowRank, Operator
 from mukron.optim.fallback import FALLBACKS, adam_direction
 from mukron.optim.slots import BIAS, WEIGHT, Slot, find_slots
 from mukron.params import Parametrization
@@ -32,8 +32,9 @@ from mukron.table import Table
 from mukron.theory import Method
 
 CURVATURE = ("memory", "operators", "positions")  # state keys that keep their own dtype when a state is loaded
-TIED_TO_THE_MODEL = ("_capture", "_group_of", "slots", "others", "_names", "_scale", "generator")
+TIED_TO_THE_MODEL = ("_capture", "_group_of", "_slot_of", "slots", "others", "_names", "_scale", "generator")
 Blocks = dict[str, dict[str, Factor]]
+Move = Tensor | LowRank
 
 
 @dataclass(frozen=True)
@@ -121,9 +122,7 @@ class SecondOrder(Optimizer):
         """This batch's factors of a layer, by block and factor name."""
         raise NotImplementedError
 
-    def precondition(
-        self, slot: Slot, block: str, G: Tensor, operators: Mapping[str, Mapping[str, Operator]]
-    ) -> Tensor:
+    def precondition(self, slot: Slot, block: str, G: Tensor, operators: Mapping[str, Mapping[str, Operator]]) -> Move:
         return apply(operators[block], G)
 
     def prepare(
@@ -148,7 +147,8 @@ class SecondOrder(Optimizer):
         self._group_of = owned
         found = find_slots(self.model, owned, self.settings.exclude, self.parametrization, self.method)
         self.slots = {slot.name: slot for slot in found}
-        taken = {id(parameter) for slot in self.slots.values() for parameter in slot.parameters.values()}
+        self._slot_of = {id(p): slot for slot in self.slots.values() for p in slot.parameters.values()}
+        taken = set(self._slot_of)
         self.others = [p for group in self.param_groups for p in group["params"] if id(p) not in taken]
         self._names = {id(entry.parameter): name for name, entry in inventory(self.model).items()}
         plan, fallback, graft = self.parametrization, self.settings.fallback, self.settings.graft
@@ -201,8 +201,7 @@ class SecondOrder(Optimizer):
                 (forms, f"{size / 2**20:.3g} MiB", f"{work / 1e6:.3g} M") if sides else ("after the first step", "", "")
             )
             rows.append((slot.name, factors + groups, *after))
-        taken = {id(parameter) for slot in self.slots.values() for parameter in slot.parameters.values()}
-        others = [name for key, name in self._names.items() if key in self._group_of and key not in taken]
+        others = [name for key, name in self._names.items() if key in self._group_of and key not in self._slot_of]
         notes = [
             "matrix: d x d, made of all rows; sample space: N rows, no d x d matrix; work: multiplications to apply it"
         ]
@@ -309,9 +308,9 @@ class SecondOrder(Optimizer):
             G = G + group["weight_decay"] * parameter.to(G.dtype)
         return G
 
-    def _directions(self, active: list[Slot]) -> dict[Parameter, Tensor]:
+    def _directions(self, active: list[Slot]) -> dict[Parameter, Move]:
         """What to subtract from every parameter that has a gradient, before its learning rate."""
-        directions: dict[Parameter, Tensor] = {}
+        directions: dict[Parameter, Move] = {}
         products = []
         for slot in active:
             stored = self.state[slot.anchor]["operators"]
@@ -323,20 +322,32 @@ class SecondOrder(Optimizer):
                 if parameter.grad is None:
                     continue
                 G = slot.matrix(block, self._gradient(parameter))
-                matrix = self.precondition(slot, block, G, operators)
+                move = self.precondition(slot, block, G, operators)
+                if isinstance(move, LowRank) and self._can_wait(parameter):
+                    directions[parameter] = move
+                    continue
+                matrix = move.matrix() if isinstance(move, LowRank) else move
                 if self.settings.graft is not None:
                     matrix = self._graft(parameter, G, matrix, slot, block)
                 directions[parameter] = slot.values(block, matrix)
-                products.append((self._rate(parameter) ** 2, (matrix * G).sum()))
-        if self.settings.kl_clip is not None and products:
+                if self.settings.kl_clip is not None:
+                    products.append((self._rate(parameter) ** 2, (matrix * G).sum()))
+        if products:
             # nu = min(1, sqrt(kappa / sum of eta^2 <direction, gradient>))  (Grosse and Martens 2016)
             total = sum((rate * product for rate, product in products), torch.zeros_like(products[0][1]))
+            assert self.settings.kl_clip is not None
             nu = (self.settings.kl_clip / total.clamp_min(1e-30)).sqrt().clamp_max(1.0)
-            directions = {parameter: nu * direction for parameter, direction in directions.items()}
+            directions = {parameter: nu * move for parameter, move in directions.items() if isinstance(move, Tensor)}
         for parameter in self.others:
             if parameter.grad is not None:
                 directions[parameter] = self._fallback(parameter)
         return directions
+
+    def _can_wait(self, parameter: Parameter) -> bool:
+        """Whether D^T H may be added straight to where it goes, without ever being a matrix of its own."""
+        group, settings = self._group_of[id(parameter)], self.settings
+        plain = settings.graft is None and settings.kl_clip is None and not group["nesterov"]
+        return plain and parameter.is_contiguous() and parameter.dtype in (torch.float32, torch.float64)
 
     def _graft(self, parameter: Parameter, G: Tensor, matrix: Tensor, slot: Slot, block: str) -> Tensor:
         """The preconditioned direction at the length of another method's step."""
@@ -359,35 +370,48 @@ class SecondOrder(Optimizer):
             lr = group["fallback_lr"]
         return float(lr) * self._scale[id(parameter)]
 
-    def _write(self, directions: Mapping[Parameter, Tensor]) -> None:
+    def _write(self, directions: Mapping[Parameter, Move]) -> None:
         """Momentum, weight decay, and the update itself, for whole groups at once."""
         for group in self.param_groups:
             parameters = [p for p in group["params"] if p in directions]
             if not parameters:
                 continue
-            moves = self._with_momentum(parameters, [directions[p] for p in parameters], group)
             if group["weight_decay"] and group["decoupled"]:
                 torch._foreach_mul_(parameters, 1 - float(group["lr"]) * group["weight_decay"])
-            rates = [-self._rate(p) for p in parameters]
-            updates = [m.to(p.dtype) for m, p in zip(torch._foreach_mul(moves, rates), parameters, strict=True)]
-            torch._foreach_add_(parameters, updates)
+            alike = defaultdict(list)  # one fused update for all parameters of one learning rate
+            for parameter in parameters:
+                move = self._with_momentum(parameter, directions[parameter], group)
+                if isinstance(move, LowRank):
+                    self._add(parameter, parameter, move, alpha=-self._rate(parameter))
+                else:
+                    alike[self._rate(parameter)].append((parameter, move.to(parameter.dtype)))
+            for rate, pairs in alike.items():
+                torch._foreach_add_([p for p, _ in pairs], [move for _, move in pairs], alpha=-rate)
 
-    def _with_momentum(
-        self, parameters: list[Parameter], moves: list[Tensor], group: Mapping[str, Any]
-    ) -> list[Tensor]:
+    def _with_momentum(self, parameter: Parameter, move: Move, group: Mapping[str, Any]) -> Move:
         """buffer <- momentum buffer + move;  Nesterov looks one step ahead along it. Adam's moves have their own."""
-        if not group["momentum"]:
-            return moves
-        adam = {id(parameter) for parameter in self.others} if self.settings.fallback == "adamw" else set()
-        moved = []
-        for parameter, move in zip(parameters, moves, strict=True):
-            if id(parameter) in adam:
-                moved.append(move)
-                continue
-            buffer = self.state[parameter].setdefault("momentum_buffer", torch.zeros_like(move))
-            buffer.mul_(group["momentum"]).add_(move)
-            moved.append(move.add(buffer, alpha=group["momentum"]) if group["nesterov"] else buffer)
-        return moved
+        momentum = group["momentum"]
+        adam = self.settings.fallback == "adamw" and any(parameter is other for other in self.others)
+        if not momentum or adam:
+            return move
+        state = self.state[parameter]
+        if "momentum_buffer" not in state:
+            like = parameter if isinstance(move, LowRank) else move
+            state["momentum_buffer"] = torch.zeros_like(like, memory_format=torch.contiguous_format)
+        buffer: Tensor = state["momentum_buffer"]
+        self._add(parameter, buffer, move, beta=momentum)
+        if group["nesterov"]:
+            assert isinstance(move, Tensor)
+            return move.add(buffer, alpha=momentum)
+        return buffer
+
+    def _add(self, parameter: Parameter, target: Tensor, move: Move, beta: float = 1.0, alpha: float = 1.0) -> None:
+        """target <- beta target + alpha move, in place."""
+        if isinstance(move, LowRank):
+            view = self._slot_of[id(parameter)].matrix(WEIGHT, target)
+            view.baddbmm_(move.D.mT, move.H, beta=beta, alpha=alpha)
+        else:
+            target.mul_(beta).add_(move, alpha=alpha)
 
     # Saving, loading, copying.
 
@@ -497,4 +521,4 @@ def _restore(generator: torch.Generator, state: Tensor) -> None:
         generator.manual_seed(int(state.cpu().to(torch.int64).mul(torch.arange(1, state.numel() + 1)).sum()))
 
 
-__all__ = ["BIAS", "WEIGHT", "Blocks", "SecondOrder", "Settings", "one_of"]
+__all__ = ["BIAS", "WEIGHT", "Blocks", "Move", "SecondOrder", "Settings", "one_of"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from mukron.curvature import FISHERS, LIKELIHOODS, Batch, Gathered, Listening, Memory, needs_matrix
 from mukron.damping import Rescaled, Rule
 from mukron.linalg import SOLVERS, LowRank, Operator
-from mukron.optim.base import BIAS, WEIGHT, Blocks, SecondOrder, Settings, one_of
+from mukron.optim.base import BIAS, WEIGHT, Blocks, Move, SecondOrder, Settings, one_of
 from mukron.optim.slots import Slot
 from mukron.params import Parametrization
 from mukron.precond import apply, apply_out
@@ -105,9 +106,7 @@ class KFAC(SecondOrder):
         scale = float(self.capture.samples) if self.reduction == "mean" else 1.0
         return scale if self.grad_scaler is None else scale / self.grad_scaler.get_scale()
 
-    def precondition(
-        self, slot: Slot, block: str, G: Tensor, operators: Mapping[str, Mapping[str, Operator]]
-    ) -> Tensor:
+    def precondition(self, slot: Slot, block: str, G: Tensor, operators: Mapping[str, Mapping[str, Operator]]) -> Move:
         if block == BIAS:
             # An input weight whose input is 1 at every position: A is their number where positions are expanded.
             positions = self.state[slot.anchor]["positions"] if self.listening.sharing == "expand" else 1
@@ -128,7 +127,7 @@ class KFAC(SecondOrder):
         rows, d_in, d_out = H.shape[1], H.shape[2], D.shape[2]
         if D.shape[1] != rows or rows * (d_in + d_out) >= d_in * d_out:
             return None
-        v = _probe(d_in, G)
+        v = _probe(d_in, G.dtype, G.device)
         ours, actual = D.mT @ (H @ v), G @ v
         factor = (ours * actual).sum() / ours.square().sum().clamp_min(1e-30)
         off = (actual - factor * ours).norm() / actual.norm().clamp_min(1e-30)
@@ -161,10 +160,11 @@ def _joined(rows: list[Tensor]) -> Tensor:
     return rows[0] if len(rows) == 1 else torch.cat(rows, dim=1)
 
 
-def _probe(d: int, like: Tensor) -> Tensor:
+@lru_cache(maxsize=64)
+def _probe(d: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """A random vector, the same each time."""
     generator = torch.Generator().manual_seed(d)
-    return torch.randn(d, 1, generator=generator, dtype=torch.float64).to(like)
+    return torch.randn(d, 1, generator=generator, dtype=torch.float64).to(device, dtype)
 
 
 class FOOF(KFAC):

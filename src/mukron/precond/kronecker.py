@@ -28,14 +28,14 @@ def prepare(
     return operators, rungs
 
 
-def apply(operators: Mapping[str, Operator], G: Tensor | LowRank) -> Tensor:
-    """P_out G P_in for G [groups, d_out, d_in]."""
+def apply(operators: Mapping[str, Operator], G: Tensor | LowRank) -> Tensor | LowRank:
+    """P_out G P_in for G [groups, d_out, d_in], in the form in which G came."""
     for name, operator in operators.items():
         if isinstance(G, LowRank):
             G = G.right(operator) if name in IN_SIDE else G.left(operator)
         else:
             G = operator.right(G) if name in IN_SIDE else operator.left(G)
-    return G.matrix() if isinstance(G, LowRank) else G
+    return G
 
 
 def apply_out(operators: Mapping[str, Operator], g: Tensor) -> Tensor:
