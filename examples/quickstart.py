@@ -1,0 +1,32 @@
+"""K-FAC with settings tuned at width 64, used at width 1024: the two lines that matter are marked."""
+
+import torch
+from sklearn.datasets import load_digits
+from torch.nn import functional as F
+
+import mukron
+from mukron.models import MLP
+
+images, labels = load_digits(return_X_y=True)
+x, y = torch.tensor(images / 16, dtype=torch.float32), torch.tensor(labels)
+
+
+def make(width):
+    return MLP(width, inputs=64)
+
+
+torch.manual_seed(0)
+model = make(width=1024)
+p = mukron.parametrize(model, mukron.base_shapes(make, width=64))  # 1: scales the initial weights
+opt = mukron.KFAC(model, p, lr=0.005, damping=1.0, momentum=0.9)  # 2: scales learning rates and damping
+
+for step in range(20):
+    batch = torch.randperm(len(x))[:256]
+    opt.zero_grad()
+    loss = F.cross_entropy(model(x[batch]), y[batch])
+    loss.backward()
+    opt.step()
+    if step % 5 == 4:
+        print(f"step {step + 1:2d}  loss {loss.item():.4f}")
+
+print(opt.plan())
