@@ -8,6 +8,7 @@ BIN := $(VENV)/bin
 demo: $(BIN)/.ready
 	$(BIN)/mukron explain --method all
 	$(BIN)/mukron explain --model mlp --base-width 64 --width 4096 --method kfac
+	$(BIN)/python examples/quickstart.py
 
 test: $(BIN)/.ready
 	$(BIN)/pytest

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -137,3 +138,15 @@ def test_installed_command():
     command = Path(sys.executable).with_name("mukron")
     shown = subprocess.run([command, "--version"], capture_output=True, text=True, check=True).stdout
     assert re.fullmatch(r"mukron \d+\.\d+\.\d+\S*\n", shown)
+
+
+def test_bench(tmp_path):
+    """Small and without a bar on time: every method is measured, K-FAC's memory is of SGD's order."""
+    path = tmp_path / "bench.json"
+    small = ("--width", "64", "--memory-width", "1024", "--batch", "32", "--rounds", "3")
+    output = run("bench", "kfac-step", *small, "--json", str(path))
+    rows = {row["method"]: row for row in json.loads(path.read_text())["rows"]}
+    assert set(rows) == {"SGD", "AdamW", "K-FAC (mc)", "K-FAC (empirical)", "FOOF"}
+    assert all(row["milliseconds"] > 0 for row in rows.values())
+    assert 5 < rows["SGD"]["memory"] < rows["K-FAC (mc)"]["memory"] < 3 * rows["SGD"]["memory"]
+    assert re.search(r"^SGD +\S+ +\S+ - \S+ +1\.00 ", output, re.MULTILINE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from pathlib import Path
@@ -39,7 +40,7 @@ def test_readme_commands_run():
         shlex.split(line, comments=True)[1:]
         for block in blocks(ROOT / "README.md", "sh")
         for line in block.splitlines()
-        if line.startswith("mukron ") and "mypackage" not in line
+        if line.startswith("mukron explain") and "mypackage" not in line
     ]
     assert len(commands) == 3
     for command in commands:
@@ -51,3 +52,13 @@ def test_readme_commands_run():
 def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text()):
         assert (page.parent / target).exists(), target
+
+
+def test_the_price_of_a_step_is_what_the_benchmark_wrote():
+    rows = {row["method"]: row for row in json.loads((ROOT / "docs/figures/kfac_step_cpu.json").read_text())["rows"]}
+    ratio = {key: rows["K-FAC (mc)"][key] / rows["SGD"][key] for key in ("milliseconds", "memory")}
+    said = re.search(
+        r"at ([\d.]+) times the time and ([\d.]+) times the memory", (ROOT / "docs/optimizers.md").read_text()
+    )
+    assert said is not None
+    assert said.groups() == (f"{ratio['milliseconds']:.2f}", f"{ratio['memory']:.2f}")

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -46,7 +47,11 @@ class Measured:
         low, high = self.quartiles
         return (
             *(self.method, f"{self.milliseconds:.2f}", f"{low:.2f} - {high:.2f}"),
-            *(f"{self.milliseconds / base.milliseconds:.2f}", f"{self.memory:.0f}", f"{self.memory / base.memory:.2f}"),
+            *(
+                f"{self.milliseconds / base.milliseconds:.2f}",
+                f"{self.memory:.0f}",
+                f"{self.memory / max(base.memory, 1e-9):.2f}",
+            ),
         )
 
 
@@ -106,17 +111,37 @@ def peak_memory(method: str, width: int, batch: int, device: str) -> float:
 def _measure_memory(method: str, width: int, batch: int, device: str) -> float:
     step = stepper(method, 8, batch, device)  # what libraries load on first use is not the method's
     step()
-    before = _peak(device)
+    before = _reset_peak(device)
     step = stepper(method, width, batch, device)
     for _ in range(3):
         step()
     return _peak(device) - before
 
 
+def _reset_peak(device: str) -> float:
+    """Start a new peak, and say what is held now, in MiB."""
+    if device != "cpu":
+        torch.cuda.reset_peak_memory_stats()
+        return torch.cuda.memory_allocated() / 2**20
+    try:
+        Path("/proc/self/clear_refs").write_text("5")  # Linux: the peak starts again from what is held
+        return _status("VmRSS")
+    except OSError:
+        return _peak(device)
+
+
 def _peak(device: str) -> float:
     if device != "cpu":
         return torch.cuda.max_memory_allocated() / 2**20
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
+    try:
+        return _status("VmHWM")
+    except OSError:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
+
+
+def _status(field: str) -> float:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(float(line.split()[1]) for line in lines if line.startswith(f"{field}:")) / 2**10
 
 
 def as_dict(measured: list[Measured]) -> list[dict[str, Any]]:
