@@ -11,9 +11,10 @@ text). Dividing by the actual size breaks muP: tr(A) / d_A stays constant where 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from mukron.linalg import Factor
@@ -25,6 +26,7 @@ class Sides:
 
     growth: Mapping[str, float]  # by factor: how much its size has grown since the base width
     scales: Mapping[str, float]  # by factor: the theory's multiplier of a fixed damping
+    peaks: Mapping[str, Tensor] = field(default_factory=dict)  # by factor: the largest trace seen so far
 
 
 class Rule:
@@ -56,14 +58,23 @@ class Rule:
 
 @dataclass(frozen=True)
 class Rescaled(Rule):
-    """rho times the factor's trace over its base size. Consistent with muP; K-FAC's and FOOF's own."""
+    """rho times the factor's trace over its base size. Consistent with muP; K-FAC's and FOOF's own.
+
+    The trace counts as at least ``floor`` times the largest seen. With cross-entropy B falls with the loss, and a B
+    drawn from a confident model falls faster than the gradient: without a floor steps would grow as the loss falls.
+    """
 
     rho: float
+    floor: float = 0.01
 
     def __call__(self, factors: Mapping[str, Factor], sides: Sides) -> dict[str, Tensor]:
-        return {
-            name: self.rho * sides.growth.get(name, 1.0) / factor.d * factor.trace() for name, factor in factors.items()
-        }
+        damping = {}
+        for name, factor in factors.items():
+            trace = factor.trace()
+            if name in sides.peaks:
+                trace = torch.maximum(trace, self.floor * sides.peaks[name])
+            damping[name] = self.rho * sides.growth.get(name, 1.0) / factor.d * trace
+        return damping
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,11 @@
 """What is measured: layers as matrices, captured inputs and signals, and the factors they make."""
 
 from mukron.curvature.accumulate import Accumulator, rows_are_cheaper
-from mukron.curvature.capture import Capture, Gathered, Listening
+from mukron.curvature.capture import Capture, Listening
 from mukron.curvature.fisher import FISHERS, LIKELIHOODS, targets
 from mukron.curvature.layers import Layout, layout
 from mukron.curvature.running import EMA, Batch, Memory, Sum, Window, needs_matrix
+from mukron.curvature.statistics import Gathered, Jacobian
 
 __all__ = [
     "EMA",
@@ -14,6 +15,7 @@ __all__ = [
     "Batch",
     "Capture",
     "Gathered",
+    "Jacobian",
     "Layout",
     "Listening",
     "Memory",

@@ -34,8 +34,11 @@ class Accumulator:
         self.count += count
         self._settle()
 
+    def empty(self) -> Accumulator:
+        return Accumulator(self.d, self.other, self.form)
+
     def merge(self, other: Accumulator) -> None:
-        self.rows += other.rows
+        self.rows = self.rows + other.rows
         self.count += other.count
         if other.matrix is not None:
             self.matrix = other.matrix if self.matrix is None else self.matrix + other.matrix
@@ -77,10 +80,12 @@ class FrequencyAccumulator:
         self.frequencies = frequencies if self.frequencies is None else self.frequencies + frequencies
         self.count += count
 
+    def empty(self) -> FrequencyAccumulator:
+        return FrequencyAccumulator(self.d)
+
     def merge(self, other: FrequencyAccumulator) -> None:
-        assert self.frequencies is not None
-        assert other.frequencies is not None
-        self.frequencies = self.frequencies + other.frequencies
+        both = [each for each in (self.frequencies, other.frequencies) if each is not None]
+        self.frequencies = both[0] if len(both) == 1 else both[0] + both[1]
         self.count += other.count
 
     def total(self) -> Tensor:

@@ -27,6 +27,8 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from mukron.curvature.accumulate import Accumulator, FrequencyAccumulator
 from mukron.curvature.fisher import targets
 from mukron.curvature.layers import Layout
+from mukron.curvature.statistics import Gathered, Jacobian, unfolded
+from mukron.curvature.statistics import precise as _precise
 
 
 @dataclass(frozen=True)
@@ -45,31 +47,23 @@ class Listening:
 
 
 @dataclass
-class Gathered:
-    """One layer's statistics."""
+class Pass:
+    """One forward pass of the model: what its layers saw, and what the user's backward passes through it bring."""
 
-    A: Accumulator | FrequencyAccumulator | None = None
-    B: Accumulator | None = None
-    positions: int = 1  # of a sample, as far as one weight is concerned
-    inputs: list[Tensor] = field(default_factory=list)  # the rows H that A was made of, while they are few
-    gradients: list[Tensor] = field(default_factory=list)  # the loss's own derivatives, row by row as H: G = D^T H
-    jacobians: list[Jacobian] = field(default_factory=list)
-
-    def merge(self, other: Gathered) -> None:
-        self.A = _merged(self.A, other.A)
-        self.B = _merged(self.B, other.B)
-        self.positions = other.positions
-        self.inputs += other.inputs
-        self.gradients += other.gradients
-        self.jacobians += other.jacobians
+    samples: int
+    layers: dict[str, Gathered]
+    deltas: dict[str, Tensor] = field(default_factory=dict)  # the loss's own derivatives, by layer
+    jacobians: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)  # inputs and signals of every output
+    errors: Tensor | None = None  # the loss's derivative by the model's output; None: not differentiated yet
+    inputs: dict[str, Tensor] = field(default_factory=dict)  # as the layers got them, while uses are checked
 
 
-class Jacobian(NamedTuple):
-    """Every output's derivative by a layer's weight: the sum over positions of signals inputs^T."""
+class Ran(NamedTuple):
+    """A layer that ran: its input, that input's version, and where the derivative by its output will arrive."""
 
-    inputs: Tensor  # [groups, samples, positions, d_in]
-    signals: Tensor  # [groups, samples, outputs, positions, d_out]
-    errors: Tensor  # [samples, outputs], the derivative of the user's loss by the outputs
+    input: Tensor
+    version: int
+    edge: GradientEdge | None
 
 
 class Hook:
@@ -102,23 +96,53 @@ class Capture:
         self.model, self.layers, self.listening, self.generator = model, dict(layers), listening, generator
         self.close: Callable[[], Any] = lambda: None
         self.modules: dict[str, nn.Module] = {"": model, **{name: entry.module for name, entry in layers.items()}}
-        self.gathered: dict[str, Gathered] = {}
-        self.samples = 0
+        self.passes: list[Pass] = []  # those that were differentiated
         self.paused = False
         self.due = True  # the coming step wants fresh statistics
-        self._running: dict[str, tuple[Tensor, GradientEdge | None]] | None = None  # inside the model's forward pass
+        self.checks_uses = True  # until a step has seen that gradients come from the layers' own passes
+        self._running: dict[str, Ran] | None = None  # inside the model's forward pass
         if not layers:
             return  # a method that listens to nothing leaves the model alone
         handles = [
             model.register_forward_pre_hook(Hook(self, "before_forward", "")),
             *(entry.module.register_forward_hook(Hook(self, "layer_ran", name)) for name, entry in layers.items()),
-            model.register_forward_hook(Hook(self, "after_forward", "")),
+            model.register_forward_hook(Hook(self, "after_forward", ""), always_call=True),
         ]
         self.close = weakref.finalize(self, _remove, handles)
 
     def reset(self) -> None:
         """Forget what was gathered: a step has used it, or its gradients were thrown away."""
-        self.gathered, self.samples = {}, 0
+        self.passes = []
+
+    @property
+    def samples(self) -> int:
+        return sum(each.samples for each in self.passes)
+
+    @property
+    def gathered(self) -> dict[str, Gathered]:
+        """The statistics of every layer over all differentiated passes."""
+        total: dict[str, Gathered] = {}
+        for each in self.passes:
+            for name, found in each.layers.items():
+                total.setdefault(name, Gathered()).merge(found)
+            for name, delta in each.deltas.items():
+                self._add_delta(total[name], self.layers[name], delta, each.samples)
+            for name, (inputs, signals) in each.jacobians.items():
+                assert each.errors is not None
+                total[name].jacobians.append(Jacobian(inputs, signals, each.errors))
+        return total
+
+    def gradient_along(self, name: str, v: Tensor) -> Tensor | None:
+        """What the gradient of that layer's weight, by its own passes, does to a vector v [d_in, 1]: D^T (H v)."""
+        layer, total = self.layers[name], None
+        for each in self.passes:
+            if name not in each.deltas or name not in each.inputs:
+                continue
+            H = layer.inputs(each.inputs[name]).flatten(1, 2)
+            Hv = v[H] if layer.one_hot else _precise(H) @ v
+            product = _precise(layer.signals(each.deltas[name])).flatten(1, 2).mT @ Hv
+            total = product if total is None else total + product
+        return total
 
     # The three hooks, in the order in which they run.
 
@@ -134,48 +158,19 @@ class Capture:
                 f'layer "{key}" ran twice in one forward pass; its two uses share one weight, which the factors of one '
                 f'use do not describe. Leave it to the fallback rule: exclude=("{key}",)'
             )
+        if not inputs:
+            raise RuntimeError(f'layer "{key}" was called with keywords alone; pass its input by position')
         edge = get_gradient_edge(output) if output.requires_grad else None
-        self._running[key] = (inputs[0].detach(), edge)
+        self._running[key] = Ran(inputs[0].detach(), inputs[0]._version, edge)
 
     def after_forward(self, key: str, inputs: Any, output: Any) -> None:
         running, self._running = self._running, None  # layers that backward passes recompute are not listened to
-        if not running:
+        if not running or output is None:  # None: the forward pass failed
             return
         f = self._output(output)
         if f.requires_grad:
             with torch.autocast(f.device.type, enabled=False):  # statistics keep their precision
                 self._gather(f, running)
-
-    def _gather(self, f: Tensor, running: Mapping[str, tuple[Tensor, GradientEdge | None]]) -> None:
-        """Inputs and Fisher signals of a forward pass that ended in f."""
-        samples, listening = f.shape[0], self.listening
-        layer_inputs = {name: x for name, (x, _) in running.items()}
-        edges = {name: edge for name, (_, edge) in running.items() if edge is not None}
-        this_pass = {name: Gathered() for name in running}
-        if listening.inputs:
-            for name, x in layer_inputs.items():
-                self._add_input(this_pass[name], name, x, samples)
-        if listening.signals and listening.fisher != "empirical":
-            for name, deltas in self._fisher(f, edges).items():
-                self._add_signals(this_pass[name], name, deltas, samples)
-        jacobians = self._jacobians(f, edges) if listening.jacobian else {}
-
-        def differentiated(errors: Tensor) -> None:
-            self.samples += samples
-            errors = _precise(errors.detach()).reshape(samples, -1)
-            for name, signals in jacobians.items():
-                H = _precise(self.layers[name].inputs(layer_inputs[name]))
-                this_pass[name].jacobians.append(Jacobian(H, signals, errors))
-            for name, gathered in this_pass.items():
-                self.gathered.setdefault(name, Gathered()).merge(gathered)
-
-        _on_gradient(get_gradient_edge(f), differentiated)
-        for name, edge in edges.items():
-            if this_pass[name].inputs:
-                _on_gradient(edge, partial(self._add_gradient, name))
-        if listening.signals and listening.fisher == "empirical":
-            for name, edge in edges.items():
-                _on_gradient(edge, partial(self._add_empirical, name, samples))
 
     def _output(self, output: Any) -> Tensor:
         f = self.listening.output(output) if self.listening.output is not None else output
@@ -184,9 +179,44 @@ class Capture:
                 f"the model returned a {type(f).__name__}, not a tensor; say where its output is: "
                 "output=lambda returned: returned.logits"
             )
+        if f.ndim == 0:
+            raise ValueError("the model returned a single number (its loss?); the optimizer needs its outputs")
         return f
 
     # From captured tensors to statistics.
+
+    def _gather(self, f: Tensor, running: Mapping[str, Ran]) -> None:
+        """Inputs and Fisher signals of a forward pass that ended in f; the rest follows when it is differentiated."""
+        samples, listening = f.shape[0], self.listening
+        for name, ran in running.items():
+            if ran.input._version != ran.version:
+                raise RuntimeError(f'the input of layer "{name}" was changed in place after the layer had used it')
+        edges = {name: ran.edge for name, ran in running.items() if ran.edge is not None}
+        this = Pass(samples, {name: Gathered() for name in running})
+        if listening.inputs:
+            for name, ran in running.items():
+                self._add_input(this.layers[name], self.layers[name], ran.input, samples)
+        if listening.signals and listening.fisher != "empirical":
+            for name, deltas in self._fisher(f, edges).items():
+                self._add_signals(this.layers[name], self.layers[name], deltas, samples)
+        if listening.jacobian:
+            this.jacobians = self._jacobians(f, edges, running)
+        if self.checks_uses:
+            this.inputs = {name: ran.input for name, ran in running.items()}
+
+        def differentiated(errors: Tensor) -> None:
+            errors = _precise(errors.detach()).reshape(samples, -1)
+            if this.errors is None:
+                self.passes.append(this)
+                this.errors = errors
+            else:  # a second backward pass through the same forward pass adds to its gradients
+                this.errors = this.errors + errors
+
+        _on_gradient(get_gradient_edge(f), differentiated)
+        empirical = listening.signals and listening.fisher == "empirical"
+        for name, edge in edges.items():
+            if empirical or self.checks_uses or this.layers[name].inputs:
+                _on_gradient(edge, partial(_add_to, this.deltas, name))
 
     def _fisher(self, f: Tensor, edges: Mapping[str, GradientEdge]) -> dict[str, list[Tensor]]:
         listening = self.listening
@@ -215,84 +245,91 @@ class Capture:
             raise ValueError(f"class_dim={class_dim} does not fit the model's output of shape {list(f.shape)}")
         return class_dim
 
-    def _jacobians(self, f: Tensor, edges: Mapping[str, GradientEdge]) -> dict[str, Tensor]:
-        """Every output's derivative by every layer's output, [groups, samples, outputs, positions, d_out]."""
-        outputs = f[0].numel()
+    def _jacobians(
+        self, f: Tensor, edges: Mapping[str, GradientEdge], running: Mapping[str, Ran]
+    ) -> dict[str, tuple[Tensor, Tensor]]:
+        """Every layer's inputs, and every output's derivative by it, [groups, samples, outputs, positions, d_out]."""
+        samples, outputs = f.shape[0], f[0].numel()
         deltas: dict[str, list[Tensor]] = {name: [] for name in edges}
         for output in range(outputs):
-            v = torch.zeros_like(f).reshape(f.shape[0], outputs)
+            v = torch.zeros_like(f).reshape(samples, outputs)
             v[:, output] = 1
             for name, delta in zip(edges, _backward(f, edges.values(), v.reshape(f.shape)), strict=True):
                 if delta is not None:
-                    deltas[name].append(_precise(self.layers[name].signals(delta)))
-        return {name: torch.stack(found, dim=2) for name, found in deltas.items() if found}
+                    deltas[name].append(unfolded(_precise(self.layers[name].signals(delta)), samples))
+        found = {}
+        for name, signals in deltas.items():
+            if signals:
+                H = self.layers[name].inputs(running[name].input)
+                if self.layers[name].one_hot:
+                    H = torch.nn.functional.one_hot(H, self.layers[name].d_in).to(signals[0].dtype)
+                found[name] = (unfolded(_precise(H), samples), torch.stack(signals, dim=2))
+        return found
 
-    def _add_input(self, gathered: Gathered, name: str, x: Tensor, samples: int) -> None:
-        layer = self.layers[name]
+    def _add_input(self, gathered: Gathered, layer: Layout, x: Tensor, samples: int) -> None:
+        gathered.samples = samples
         if layer.one_hot:
+            indices = layer.inputs(x)
+            gathered.rows = indices.numel()
             gathered.A = FrequencyAccumulator(layer.d_in)
-            gathered.A.add(layer.inputs(x), samples, _precise(next(layer.module.parameters())[:0]).dtype)
+            gathered.A.add(indices, samples, _precise(next(layer.module.parameters())[:0]).dtype)
             return
-        H = self._shared(_precise(layer.inputs(x)), samples, torch.mean)
-        gathered.positions = H.shape[2]
+        H = unfolded(_precise(layer.inputs(x)), samples)
+        if self.listening.sharing == "reduce":
+            H = H.mean(2, keepdim=True)
         rows = H.flatten(1, 2)
+        gathered.rows = rows.shape[1]
         gathered.A = Accumulator(layer.d_in, layer.d_out, self.listening.form)
         gathered.A.add(rows, samples)
         if gathered.A.rows:
             gathered.inputs.append(rows)
 
-    def _add_signals(self, gathered: Gathered, name: str, deltas: list[Tensor], samples: int) -> None:
-        layer = self.layers[name]
-        if gathered.B is None:
-            gathered.B = Accumulator(layer.d_out, layer.d_in, self.listening.form)
+    def _add_signals(self, gathered: Gathered, layer: Layout, deltas: list[Tensor], samples: int) -> None:
+        """Every draw adds rows, but samples and positions count once."""
         for number, delta in enumerate(deltas):
-            D = self._shared(_precise(layer.signals(delta.detach())), samples, torch.sum)
-            gathered.positions = D.shape[2]
-            # every draw adds rows, but samples count once
-            gathered.B.add(D.flatten(1, 2), samples * D.shape[2] if number == 0 else 0)
+            D = unfolded(_precise(layer.signals(delta.detach())), samples)
+            if self.listening.sharing == "reduce" and not layer.one_hot:  # a diagonal A has expanded its positions
+                D = D.sum(2, keepdim=True)
+            if gathered.B is None:
+                gathered.B = Accumulator(layer.d_out, layer.d_in, self.listening.form)
+            gathered.B.add(D.flatten(1, 2), D.shape[1] * D.shape[2] if number == 0 else 0)
 
-    def _add_gradient(self, name: str, delta: Tensor) -> None:
-        rows = _precise(self.layers[name].signals(delta.detach())).flatten(1, 2)
-        self.gathered.setdefault(name, Gathered()).gradients.append(rows)
-
-    def _add_empirical(self, name: str, samples: int, delta: Tensor) -> None:
-        self._add_signals(self.gathered.setdefault(name, Gathered()), name, [delta], samples)
-
-    def _shared(self, X: Tensor, samples: int, reduce: Callable[..., Tensor]) -> Tensor:
-        """[groups, samples, positions, d], also where the model folded positions into samples; reduced if so asked."""
-        rows = X.shape[1] * X.shape[2]
-        if X.shape[1] != samples and rows % samples == 0:
-            X = X.reshape(X.shape[0], samples, rows // samples, X.shape[3])
-        if self.listening.sharing == "reduce" and X.shape[2] > 1:
-            return reduce(X, dim=2, keepdim=True)
-        return X
+    def _add_delta(self, gathered: Gathered, layer: Layout, delta: Tensor, samples: int) -> None:
+        """The loss's own derivative: the gradient's other half, and the empirical Fisher's signal."""
+        if gathered.inputs:
+            gathered.gradients.append(unfolded(_precise(layer.signals(delta)), samples).flatten(1, 2))
+        if self.listening.signals and self.listening.fisher == "empirical":
+            self._add_signals(gathered, layer, [delta], samples)
 
 
 def _backward(f: Tensor, edges: Iterable[GradientEdge], v: Tensor) -> tuple[Tensor | None, ...]:
-    return torch.autograd.grad(f, list(edges), grad_outputs=v, retain_graph=True, allow_unused=True)
+    """A backward pass of our own, which nobody who waits for the user's may take for that."""
+    global _own_passes  # noqa: PLW0603
+    _own_passes += 1
+    try:
+        return torch.autograd.grad(f, list(edges), grad_outputs=v, retain_graph=True, allow_unused=True)
+    finally:
+        _own_passes -= 1
+
+
+_own_passes = 0  # for the whole process: backward passes may run in threads of their own
 
 
 def _on_gradient(edge: GradientEdge, then: Callable[[Tensor], None]) -> None:
-    """Call ``then`` with the derivative that arrives at that edge in the next backward pass."""
+    """Call ``then`` with the derivative that arrives at that edge in the user's backward passes."""
+    number = edge.output_nr  # the edge itself would keep its own graph alive
 
     def arrived(gradients: tuple[Tensor | None, ...]) -> None:
-        gradient = gradients[edge.output_nr]
-        if gradient is not None:
+        gradient = gradients[number]
+        if gradient is not None and not _own_passes:
             then(gradient)
 
     edge.node.register_prehook(arrived)
 
 
-def _precise(x: Tensor) -> Tensor:
-    """Statistics are float32 at least."""
-    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
-
-
-def _merged(ours: Any, theirs: Any) -> Any:
-    if ours is None or theirs is None:
-        return ours or theirs
-    ours.merge(theirs)
-    return ours
+def _add_to(deltas: dict[str, Tensor], name: str, delta: Tensor) -> None:
+    delta = delta.detach()
+    deltas[name] = deltas[name] + delta if name in deltas else delta
 
 
 def _remove(handles: list[Any]) -> None:

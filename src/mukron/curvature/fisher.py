@@ -38,6 +38,10 @@ def targets(f: Tensor, fisher: str, likelihood: str, class_dim: int, generator: 
 
 def _exact(f: Tensor, likelihood: str, class_dim: int) -> Iterator[Tensor]:
     """Every class at every position of the output: positions are independent, so each has its turn alone."""
+    if f.ndim == 1:
+        f = f.unsqueeze(1)
+        yield torch.ones_like(f).squeeze(1)  # one number a sample: gaussian
+        return
     shape = f.movedim(class_dim, -1).shape  # [samples, *positions, classes]
     classes, positions = shape[-1], shape[1:-1].numel()
     p = f.softmax(class_dim).movedim(class_dim, -1).reshape(shape[0], positions, classes)

@@ -60,7 +60,7 @@ class Window:
 
     def update(self, state: State, batch: Factor) -> Factor:
         """Rows are stored divided by the root of their own count, so that a window is a plain mean."""
-        if not isinstance(batch, RowsFactor):
+        if not isinstance(batch, RowsFactor):  # an embedding's frequencies
             new = _dense(batch)
             kept = state["batches"] = [*state.get("batches", []), new][-self.batches :]
             return _factor(torch.stack(kept).mean(0), batch)

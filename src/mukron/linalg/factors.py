@@ -11,8 +11,9 @@ from functools import cached_property
 
 import torch
 from torch import Tensor
+from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
-from mukron.linalg.cholesky import factorize, inverse
+from mukron.linalg.cholesky import FactorizationError, factorize, inverse
 from mukron.linalg.operators import Diagonal, Matrix, Operator, SampleSpace
 from mukron.linalg.roots import inverse_root_eigh, inverse_root_newton
 
@@ -46,9 +47,17 @@ class MatrixFactor(Factor):
         return self.M.diagonal(dim1=-2, dim2=-1).sum(-1)
 
     @cached_property
-    def eigh(self) -> tuple[Tensor, Tensor]:
-        values, vectors = torch.linalg.eigh(self.M)
-        return values, vectors
+    def eigh(self) -> tuple[Tensor, Tensor, str]:
+        """Eigenvalues, eigenvectors, and the rung of the ladder that gave them."""
+        try:
+            return *torch.linalg.eigh(self.M), ""
+        except LinAlgError:
+            pass
+        try:  # float64 on the CPU has converged where a GPU's float32 has not
+            values, vectors = torch.linalg.eigh(self.M.double().cpu())
+        except LinAlgError as error:
+            raise FactorizationError(f"a {list(self.M.shape)} matrix has no eigendecomposition: {error}") from error
+        return values.to(self.M), vectors.to(self.M), "float64 on the CPU"
 
     def largest_eigenvalue(self) -> Tensor:
         return self.eigh[0][..., -1].clamp_min(0)
@@ -59,7 +68,8 @@ class MatrixFactor(Factor):
             return Matrix(inverse(factorization)), factorization.rung
         if solver == "newton":
             return Matrix(inverse_root_newton(self.M, rho, e, largest=self.trace())), ""
-        return Matrix(inverse_root_eigh(*self.eigh, rho, e)), ""
+        values, vectors, rung = self.eigh
+        return Matrix(inverse_root_eigh(values, vectors, rho, e)), rung
 
 
 class DiagonalFactor(Factor):

@@ -12,7 +12,8 @@ import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any, ClassVar
 
 import torch
@@ -31,8 +32,19 @@ from mukron.precond import apply, prepare
 from mukron.table import Table
 from mukron.theory import Method
 
-CURVATURE = ("memory", "operators", "positions")  # state keys that keep their own dtype when a state is loaded
-TIED_TO_THE_MODEL = ("_capture", "_group_of", "_slot_of", "slots", "others", "_names", "_scale", "generator")
+SUSPICIOUS = 0.05  # of a gradient that does not come from its layer's own pass
+PATIENCE = 10  # skipped steps in a row before the user is told
+TIED_TO_THE_MODEL = (
+    "_capture",
+    "_group_of",
+    "_slot_of",
+    "slots",
+    "others",
+    "_names",
+    "_scale",
+    "generator",
+    "_gathered",
+)
 Blocks = dict[str, dict[str, Factor]]
 Move = Tensor | LowRank
 
@@ -96,7 +108,8 @@ class SecondOrder(Optimizer):
         _check_model(model)
         self.model, self.listening, self.settings = model, listening, settings
         self.parametrization = None if parametrization is None else parametrization.bind(model)
-        self.steps, self.skipped = 0, 0
+        self.steps, self.skipped, self._skipped_in_a_row = 0, 0, 0
+        self._gathered: dict[str, Gathered] = {}  # of the step that is being made
         self.rungs: Counter[str] = Counter()  # "layer: rung of the ladder" -> how often
         self._ready = False
         self._capture: Capture | None = None
@@ -225,60 +238,119 @@ class SecondOrder(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        gathered = self.capture.gathered
+        self._gathered = self.capture.gathered
         active = [slot for slot in self.slots.values() if any(p.grad is not None for p in slot.parameters.values())]
-        if self._finite(gathered):
-            for slot in active:
-                self._refresh(slot, gathered.get(slot.name))
-            self._write(self._directions(active))
-            self.steps += 1
+        wanting = 0
+        if self._finite(self._gathered):
+            self._check_uses(active)
+            ready = [slot for slot in active if self._refresh(slot, self._gathered.get(slot.name))]
+            wanting = len(active) - len(ready)
+            directions = self._directions(ready)
+            if self._all_finite(directions):
+                self._write(directions)
+                self.steps, self._skipped_in_a_row = self.steps + 1, 0
+            else:
+                self._skip()
         else:
-            self.skipped += 1
+            self._skip()
+        self._gathered = {}
         self.capture.reset()
-        self.capture.due = self.steps % self.settings.factor_every == 0
+        self.capture.due = self.steps % self.settings.factor_every == 0 or wanting > 0
         return loss
+
+    def _skip(self) -> None:
+        self.skipped += 1
+        self._skipped_in_a_row += 1
+        if self._skipped_in_a_row == PATIENCE:
+            warnings.warn(
+                f"{PATIENCE} steps in a row were skipped, since gradients or curvature were not finite; the run has "
+                "diverged: lower the learning rate or raise the damping",
+                RuntimeWarning,
+                stacklevel=5,
+            )
 
     def _finite(self, gathered: Mapping[str, Gathered]) -> bool:
         """Whether gradients and statistics are all finite: one that is not must never enter a factor or a weight."""
-        norms = [p.grad.norm() for group in self.param_groups for p in group["params"] if p.grad is not None]
+        grads = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
+        norms = [_norm(grad.coalesce().values() if grad.is_sparse else grad) for grad in grads]
         for layer in gathered.values():
             norms += [part.total() for part in (layer.A, layer.B) if part is not None]
-            norms += [values.norm() for jacobian in layer.jacobians for values in jacobian]
-        return not norms or bool(torch.stack([norm.float() for norm in norms]).isfinite().all())
+            norms += [_norm(values) for jacobian in layer.jacobians for values in jacobian]
+        return _finite_numbers(norms)
 
-    def _refresh(self, slot: Slot, gathered: Gathered | None) -> None:
-        """Factors and inverses of one layer, where this step wants fresh ones."""
-        state = self.state[slot.anchor]
-        if self.steps % self.settings.factor_every == 0:
-            gradients = {
-                block: slot.matrix(block, self._gradient(parameter))
-                for block, parameter in slot.parameters.items()
-                if parameter.grad is not None
+    def _check_uses(self, active: list[Slot]) -> None:
+        """Once: whether each weight's gradient is that of its layer's own forward pass, up to a factor.
+
+        A weight that is also used behind its layer's back (``F.linear(h, embedding.weight)``) shows in this alone.
+        """
+        if not self.capture.checks_uses:
+            return
+        self.capture.checks_uses = False
+        for slot in active:
+            weight = slot.parameters.get(WEIGHT)
+            if weight is None or weight.grad is None or weight.grad.is_sparse or not self.capture.passes:
+                continue
+            G = slot.matrix(WEIGHT, weight.grad)
+            G = G.float() if G.dtype in (torch.float16, torch.bfloat16) else G
+            v = probe(G.shape[-1], G.dtype, G.device)
+            ours, actual = self.capture.gradient_along(slot.name, v), G @ v
+            if ours is None or not bool(actual.any()):
+                continue
+            factor = (ours * actual).sum() / ours.square().sum().clamp_min(1e-30)
+            if bool((actual - factor * ours).norm() > SUSPICIOUS * actual.norm()):
+                warnings.warn(
+                    f'the gradient of layer "{slot.name}" is not that of its own forward pass: its weight is used '
+                    "elsewhere too, or the gradient was changed before the step. Its curvature describes the layer's own "
+                    f'use alone; exclude=("{slot.name}",) leaves it to the fallback rule',
+                    UserWarning,
+                    stacklevel=5,
+                )
+
+    def _all_finite(self, directions: Mapping[Parameter, Move]) -> bool:
+        norms = []
+        for move in directions.values():
+            norms += [_norm(move.D), _norm(move.H)] if isinstance(move, LowRank) else [_norm(move)]
+        return _finite_numbers(norms)
+
+    def _refresh(self, slot: Slot, gathered: Gathered | None) -> bool:
+        """Factors and inverses of one layer, where this step wants fresh ones; False: it must sit this step out."""
+        state, settings = self.state[slot.anchor], self.settings
+        new = "operators" not in state
+        if self.steps % settings.factor_every and not (new and gathered is not None):
+            return not new  # a layer that was not there at the last refresh is listened to next time
+        gradients = {
+            block: slot.matrix(block, self._gradient(parameter))
+            for block, parameter in slot.parameters.items()
+            if parameter.grad is not None
+        }
+        if gathered is None and not any(bool(G.any()) for G in gradients.values()):
+            return False  # a gradient of zeros, for a layer that did not run
+        if gathered is not None:
+            state["positions"] = gathered.positions
+        memory, peaks = state.setdefault("memory", {}), state.setdefault("peaks", {})
+        for block, factors in self.measure(slot, gathered, gradients).items():
+            kept = memory.setdefault(block, {})
+            updated = {
+                name: settings.memory.update(kept.setdefault(name, {}), factor) for name, factor in factors.items()
             }
-            if gathered is not None:
-                state["positions"] = gathered.positions
-            blocks = self.measure(slot, gathered, gradients)
-            memory = state.setdefault("memory", {})
-            for block, factors in blocks.items():
-                kept = memory.setdefault(block, {})
-                updated = {
-                    name: self.settings.memory.update(kept.setdefault(name, {}), factor)
-                    for name, factor in factors.items()
-                }
-                if self.steps % self.settings.inverse_every == 0:
-                    self._invert(slot, block, updated, state)
-        if "operators" not in state:
-            raise RuntimeError(
-                f'layer "{slot.name}" has a gradient but its curvature was not seen: its first step needs a forward '
-                "pass of the model itself in training mode, with gradients on and not paused"
-            )
+            highest = peaks.setdefault(block, {})
+            for name, factor in updated.items():
+                trace = factor.trace()
+                highest[name] = torch.maximum(highest[name], trace) if name in highest else trace
+            if new or self.steps % settings.inverse_every == 0:
+                self._invert(slot, block, updated, state)
+        return True
 
     def _invert(self, slot: Slot, block: str, factors: Mapping[str, Factor], state: dict[str, Any]) -> None:
         group = self._group_of[id(slot.parameters.get(block, slot.anchor))]
-        rule = Rule.from_plain({**group["damping_rule"], "rho": float(group["damping"])})
+        damping = group["damping"]
+        rule = (
+            damping if isinstance(damping, Rule) else Rule.from_plain({**group["damping_rule"], "rho": float(damping)})
+        )
+        sides = replace(slot.sides_of(block), peaks=state["peaks"][block])
         operators = state.setdefault("operators", {})
         try:
-            prepared, rungs = self.prepare(factors, rule(factors, slot.sides_of(block)))
+            prepared, rungs = self.prepare(factors, rule(factors, sides))
         except FactorizationError as error:
             rungs = {"": "kept the last inverse" if block in operators else "none"}
             if block not in operators:
@@ -364,11 +436,12 @@ class SecondOrder(Optimizer):
 
     def _rate(self, parameter: Parameter) -> float:
         """The learning rate of one parameter: the group's, times the parametrization's multiplier."""
+        return self._base_rate(parameter) * self._scale[id(parameter)]
+
+    def _base_rate(self, parameter: Parameter) -> float:
         group = self._group_of[id(parameter)]
-        lr = group["lr"]
-        if group["fallback_lr"] is not None and any(parameter is other for other in self.others):
-            lr = group["fallback_lr"]
-        return float(lr) * self._scale[id(parameter)]
+        own = id(parameter) in self._slot_of or group["fallback_lr"] is None
+        return float(group["lr"] if own else group["fallback_lr"])
 
     def _write(self, directions: Mapping[Parameter, Move]) -> None:
         """Momentum, weight decay, and the update itself, for whole groups at once."""
@@ -377,7 +450,8 @@ class SecondOrder(Optimizer):
             if not parameters:
                 continue
             if group["weight_decay"] and group["decoupled"]:
-                torch._foreach_mul_(parameters, 1 - float(group["lr"]) * group["weight_decay"])
+                for parameter in parameters:
+                    parameter.mul_(1 - self._base_rate(parameter) * group["weight_decay"])
             alike = defaultdict(list)  # one fused update for all parameters of one learning rate
             for parameter in parameters:
                 move = self._with_momentum(parameter, directions[parameter], group)
@@ -391,7 +465,7 @@ class SecondOrder(Optimizer):
     def _with_momentum(self, parameter: Parameter, move: Move, group: Mapping[str, Any]) -> Move:
         """buffer <- momentum buffer + move;  Nesterov looks one step ahead along it. Adam's moves have their own."""
         momentum = group["momentum"]
-        adam = self.settings.fallback == "adamw" and any(parameter is other for other in self.others)
+        adam = self.settings.fallback == "adamw" and id(parameter) not in self._slot_of
         if not momentum or adam:
             return move
         state = self.state[parameter]
@@ -418,6 +492,7 @@ class SecondOrder(Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to continue bit for bit."""
         own = {
+            "method": type(self).__name__,
             "steps": self.steps,
             "skipped": self.skipped,
             "rungs": dict(self.rungs),
@@ -430,21 +505,19 @@ class SecondOrder(Optimizer):
         if "mukron" not in state_dict:
             raise ValueError(f"this state was not saved by a mukron optimizer; found keys {sorted(state_dict)}")
         own = state_dict["mukron"]
+        if own["method"] != type(self).__name__:
+            raise ValueError(f"this state was saved by {own['method']}, not by {type(self).__name__}")
         if (own["parametrization"] is None) != (self.parametrization is None):
             raise ValueError("one of the saved state and this optimizer has a Parametrization, the other has none")
         if self.parametrization is not None:
             self.parametrization.check(own["parametrization"])
-        plain = {
-            index: {key: value for key, value in state.items() if key not in CURVATURE}
-            for index, state in state_dict["state"].items()
-        }
-        super().load_state_dict({"state": plain, "param_groups": state_dict["param_groups"]})
+        super().load_state_dict({"state": {}, "param_groups": state_dict["param_groups"]})
+        # torch would cast every state to its parameter's dtype; ours keep their own
         parameters = [p for group in self.param_groups for p in group["params"]]
         indices = [index for group in state_dict["param_groups"] for index in group["params"]]
         for index, parameter in zip(indices, parameters, strict=True):
-            for key in CURVATURE:
-                if key in state_dict["state"].get(index, {}):
-                    self.state[parameter][key] = _moved(state_dict["state"][index][key], parameter.device)
+            if index in state_dict["state"]:
+                self.state[parameter] = _moved(state_dict["state"][index], parameter.device)
         self.steps, self.skipped, self.rungs = own["steps"], own["skipped"], Counter(own["rungs"])
         _restore(self.generator, own["generator"])
         self._listen()
@@ -460,7 +533,7 @@ class SecondOrder(Optimizer):
             return
         generator = state.pop("generator")
         super().__setstate__(state)
-        self._capture = None
+        self._capture, self._gathered = None, {}
         self.generator = torch.Generator(self.param_groups[0]["params"][0].device)
         self.generator.set_state(generator)
         if self.parametrization is not None:
@@ -471,6 +544,13 @@ class SecondOrder(Optimizer):
 
     def _warn_of_nngp(self) -> None:
         """Methods for which a zero output layer is a trap say so."""
+
+
+@lru_cache(maxsize=64)
+def probe(d: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A random vector [d, 1], the same each time."""
+    generator = torch.Generator().manual_seed(d)
+    return torch.randn(d, 1, generator=generator, dtype=torch.float64).to(device, dtype)
 
 
 def one_of(name: str, value: str, known: Iterable[str]) -> None:
@@ -503,9 +583,20 @@ def _check_group(group: Mapping[str, Any]) -> None:
         raise ValueError("nesterov=True needs momentum > 0")
 
 
+def _norm(values: Tensor) -> Tensor:
+    """In float32 at least: a half-precision norm overflows where its entries do not."""
+    half = values.dtype in (torch.float16, torch.bfloat16)
+    norm: Tensor = torch.linalg.vector_norm(values, dtype=torch.float32 if half else None)
+    return norm
+
+
+def _finite_numbers(numbers: list[Tensor]) -> bool:
+    return not numbers or bool(torch.stack([number.double() for number in numbers]).isfinite().all())
+
+
 def _moved(value: Any, device: torch.device) -> Any:
     if isinstance(value, Tensor):
-        return value.to(device)
+        return value.detach().to(device, copy=True)
     if isinstance(value, dict):
         return {key: _moved(each, device) for key, each in value.items()}
     if isinstance(value, list):
@@ -521,4 +612,4 @@ def _restore(generator: torch.Generator, state: Tensor) -> None:
         generator.manual_seed(int(state.cpu().to(torch.int64).mul(torch.arange(1, state.numel() + 1)).sum()))
 
 
-__all__ = ["BIAS", "WEIGHT", "Blocks", "Move", "SecondOrder", "Settings", "one_of"]
+__all__ = ["BIAS", "WEIGHT", "Blocks", "Move", "SecondOrder", "Settings", "one_of", "probe"]

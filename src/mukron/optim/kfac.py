@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
-from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from mukron.curvature import FISHERS, LIKELIHOODS, Batch, Gathered, Listening, Memory, needs_matrix
+from mukron.curvature import FISHERS, LIKELIHOODS, Batch, Gathered, Listening, Memory, Window, needs_matrix
 from mukron.damping import Rescaled, Rule
 from mukron.linalg import SOLVERS, LowRank, Operator
-from mukron.optim.base import BIAS, WEIGHT, Blocks, Move, SecondOrder, Settings, one_of
+from mukron.optim.base import BIAS, WEIGHT, Blocks, Move, SecondOrder, Settings, one_of, probe
 from mukron.optim.slots import Slot
 from mukron.params import Parametrization
 from mukron.precond import apply, apply_out
@@ -79,7 +78,7 @@ class KFAC(SecondOrder):
             likelihood=likelihood,
             class_dim=class_dim,
             sharing=sharing,
-            form="matrix" if needs_matrix(memory) or solver != "cholesky" else form,
+            form="matrix" if needs_matrix(memory) or solver != "cholesky" else _form(memory, form),
             output=output,
         )
         settings = Settings(
@@ -88,7 +87,12 @@ class KFAC(SecondOrder):
         super().__init__(model, parametrization, lr, damping=damping, listening=listening, settings=settings, **groups)
 
     def measure(self, slot: Slot, gathered: Gathered | None, gradients: Mapping[str, Tensor]) -> Blocks:
-        if gathered is None or gathered.A is None or (self.listening.signals and gathered.B is None):
+        if gathered is not None and self.listening.signals and gathered.B is None:
+            raise RuntimeError(
+                f'layer "{slot.name}" has a gradient, but the model\'s output does not depend on it (an auxiliary '
+                f'loss?); leave it to the fallback rule: exclude=("{slot.name}",)'
+            )
+        if gathered is None or gathered.A is None:
             raise RuntimeError(
                 f'layer "{slot.name}" has a gradient, but no forward pass of the model was seen for it: run the model '
                 "itself (not its parts) in training mode with gradients on and not paused; activation checkpointing "
@@ -120,14 +124,14 @@ class KFAC(SecondOrder):
         Whoever changed the gradient since (clipping, unscaling) by a mere factor is followed. Any other change, down to
         rounding, is seen in what G does to a random vector; then G itself is used.
         """
-        gathered = self.capture.gathered.get(slot.name)
+        gathered = self._gathered.get(slot.name)
         if gathered is None or not gathered.inputs or len(gathered.inputs) != len(gathered.gradients):
             return None
         H, D = _joined(gathered.inputs), _joined(gathered.gradients)
         rows, d_in, d_out = H.shape[1], H.shape[2], D.shape[2]
         if D.shape[1] != rows or rows * (d_in + d_out) >= d_in * d_out:
             return None
-        v = _probe(d_in, G.dtype, G.device)
+        v = probe(d_in, G.dtype, G.device)
         ours, actual = D.mT @ (H @ v), G @ v
         factor = (ours * actual).sum() / ours.square().sum().clamp_min(1e-30)
         off = (actual - factor * ours).norm() / actual.norm().clamp_min(1e-30)
@@ -156,15 +160,13 @@ class KFAC(SecondOrder):
         return slot.name == next(reversed(self.slots))
 
 
+def _form(memory: Memory, form: str) -> str:
+    """A window holds batches of any size side by side: rows, all of them."""
+    return "rows" if isinstance(memory, Window) else form
+
+
 def _joined(rows: list[Tensor]) -> Tensor:
     return rows[0] if len(rows) == 1 else torch.cat(rows, dim=1)
-
-
-@lru_cache(maxsize=64)
-def _probe(d: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A random vector, the same each time."""
-    generator = torch.Generator().manual_seed(d)
-    return torch.randn(d, 1, generator=generator, dtype=torch.float64).to(device, dtype)
 
 
 class FOOF(KFAC):

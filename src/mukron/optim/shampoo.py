@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from mukron.curvature import Gathered, Listening, Memory, Sum
+from mukron.curvature import Gathered, Listening, Memory, Sum, Window
 from mukron.damping import MaxEigenvalue, Rule
 from mukron.linalg import DiagonalFactor, Factor, MatrixFactor
 from mukron.optim.base import WEIGHT, Blocks, SecondOrder, Settings, one_of
@@ -52,6 +52,8 @@ class Shampoo(SecondOrder):
         self.method = shampoo(e)  # type: ignore[misc]
         self.max_size = max_size
         memory = Sum() if memory is None else memory
+        if isinstance(memory, Window):
+            raise ValueError("Shampoo's factors are matrices: choose Sum(), EMA(decay) or Batch()")
         settings = Settings(
             memory, factor_every, inverse_every, solver, kl_clip, graft, fallback, exclude=tuple(exclude)
         )

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from mukron.linalg import Factor, MatrixFactor, factorize
 from mukron.linalg.operators import Operator
+from mukron.precond.kronecker import at_least_rounding
 
 
 @dataclass(frozen=True)
@@ -50,8 +51,14 @@ class JacobianRows(Operator):
 
 
 def kernel(h: Tensor, delta: Tensor) -> Tensor:
-    """J~ J~^T [rows, rows]: the entrywise product of two Gram matrices, one of each side, summed over positions."""
+    """J~ J~^T [rows, rows]: the entrywise product of two Gram matrices, one of each side, summed over positions.
+
+    With many positions those are larger than J~ itself, which is then formed.
+    """
     rows, positions = h.shape[1:3]
+    if rows * positions**2 > h.shape[0] * h.shape[3] * delta.shape[3]:
+        J = torch.einsum("grpo,grpi->rgoi", delta, h).flatten(1)
+        return J @ J.mT
     h, delta = h.flatten(1, 2), delta.flatten(1, 2)
     products = ((h @ h.mT) * (delta @ delta.mT)).sum(0)
     return products.reshape(rows, positions, rows, positions).sum((1, 3))
@@ -65,7 +72,7 @@ class KernelFactor(MatrixFactor):
         self.h, self.delta, self.n = h, delta, n
 
     def operator(self, rho: Tensor) -> tuple[Operator, str]:
-        rho = rho.where(self.trace() + rho != 0, 1.0)
+        rho = at_least_rounding(rho, self)
         factorization = factorize(self.M[0] * self.n, rho[0] * self.n)
         return JacobianRows(self.h, self.delta, factorization.lower, factorization.rho / self.n), factorization.rung
 

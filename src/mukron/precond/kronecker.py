@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from fractions import Fraction
 
+import torch
 from torch import Tensor
 
 from mukron.linalg import Factor, LowRank, Operator
@@ -15,17 +16,20 @@ OUT_SIDE, IN_SIDE = ("B", "L"), ("A", "R")  # factors of the layer's output and 
 def prepare(
     factors: Mapping[str, Factor], rho: Mapping[str, Tensor], powers: Mapping[str, Fraction], solver: str
 ) -> tuple[dict[str, Operator], dict[str, str]]:
-    """(X + rho_X I)^-e for every factor X, and the rungs of the ladder that were needed.
-
-    A factor that is all zero (no signal yet) divides by 1: there is nothing to precondition by.
-    """
+    """(X + rho_X I)^-e for every factor X, and the rungs of the ladder that were needed."""
     operators, rungs = {}, {}
     for name, factor in factors.items():
-        damping = rho[name].where(factor.trace() + rho[name] != 0, 1.0)
-        operators[name], rung = factor.prepare(damping, powers[name], solver)
+        operators[name], rung = factor.prepare(at_least_rounding(rho[name], factor), powers[name], solver)
         if rung:
             rungs[name] = rung
     return operators, rungs
+
+
+def at_least_rounding(rho: Tensor, factor: Factor) -> Tensor:
+    """A factor is damped by at least its own rounding, and one that is all zero (no signal yet) by 1."""
+    trace = factor.trace()
+    rounding = torch.finfo(trace.dtype).eps * trace.abs() / factor.d
+    return torch.maximum(rho, rounding).where(trace + rho != 0, 1.0)
 
 
 def apply(operators: Mapping[str, Operator], G: Tensor | LowRank) -> Tensor | LowRank:
