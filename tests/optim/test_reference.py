@@ -263,3 +263,31 @@ def test_kfac_is_the_exact_fisher_of_a_deep_linear_network():
                 g = torch.autograd.grad(model(x)[sample, c], model[index].weight)[0].flatten()
                 fisher = fisher + torch.outer(g, g) / SAMPLES
         assert torch.allclose(ours, fisher, rtol=1e-9, atol=1e-12)
+
+
+def test_a_grouped_convolution_is_its_groups_side_by_side():
+    """Each group has factors of its own: the step is that of separate convolutions."""
+
+    class Split(nn.Module):
+        def __init__(self, grouped):
+            super().__init__()
+            self.left, self.right = nn.Conv1d(2, 3, 3, padding=1), nn.Conv1d(2, 3, 3, padding=1)
+            self.head = nn.Linear(6 * 5, CLASSES)
+            with torch.no_grad():
+                for index, part in enumerate((self.left, self.right)):
+                    part.weight.copy_(grouped[0].weight[3 * index : 3 * index + 3])
+                    part.bias.copy_(grouped[0].bias[3 * index : 3 * index + 3])
+            self.head.load_state_dict(grouped[3].state_dict())
+
+        def forward(self, x):
+            return self.head(torch.tanh(torch.cat([self.left(x[:, :2]), self.right(x[:, 2:])], 1)).flatten(1))
+
+    grouped = nn.Sequential(nn.Conv1d(4, 6, 3, padding=1, groups=2), nn.Tanh(), nn.Flatten(), nn.Linear(30, CLASSES))
+    split = Split(grouped)
+    x, y = torch.randn(SAMPLES, 4, 5), torch.randint(CLASSES, (SAMPLES,))
+    for method in (lambda m: KFAC(m, None, LR, fisher="exact"), lambda m: Shampoo(m, None, LR, damping=1e-2)):
+        one, two = copy.deepcopy(grouped), copy.deepcopy(split)
+        run(method(one), one, x, y)
+        run(method(two), two, x, y)
+        assert torch.allclose(one[0].weight, torch.cat([two.left.weight, two.right.weight]), rtol=1e-8)
+        assert torch.allclose(one[0].bias, torch.cat([two.left.bias, two.right.bias]), rtol=1e-8)

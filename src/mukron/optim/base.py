@@ -300,8 +300,8 @@ class SecondOrder(Optimizer):
             if bool((actual - factor * ours).norm() > SUSPICIOUS * actual.norm()):
                 warnings.warn(
                     f'the gradient of layer "{slot.name}" is not that of its own forward pass: its weight is used '
-                    "elsewhere too, or the gradient was changed before the step. Its curvature describes the layer's own "
-                    f'use alone; exclude=("{slot.name}",) leaves it to the fallback rule',
+                    "elsewhere too, or the gradient was changed before the step. Its curvature describes the layer's "
+                    f'own use alone; exclude=("{slot.name}",) leaves it to the fallback rule',
                     UserWarning,
                     stacklevel=5,
                 )
