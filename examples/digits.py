@@ -31,7 +31,7 @@ OPTIMIZERS = {
     ),
     "Shampoo, momentum 0.9": (
         lambda model, lr: Shampoo(model, lr=lr, momentum=0.9),
-        (0.03, 0.1, 0.2, 0.5, 1.0),
+        (0.02, 0.05, 0.1, 0.2, 0.5),
     ),
 }
 

@@ -291,6 +291,7 @@ def test_two_optimizers_on_parts_of_one_model():
     assert all(not torch.equal(values, before[name]) for name, values in model.named_parameters())
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU it moves the model there")
 def test_data_parallel_wrapper():
     model = Net(8)
     wrapped = nn.DataParallel(model)  # without devices it runs the model itself
