@@ -347,6 +347,25 @@ def test_wrong_input_of_other_kinds():
         optimizer.step()
 
 
+def test_wrappers_over_several_devices_are_refused(monkeypatch):
+    wrapped = nn.DataParallel(Net(8))
+    wrapped.device_ids = [0, 1]
+    with pytest.raises(ValueError, match="DataParallel runs copies of the layers"):
+        KFAC(wrapped)
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        wrapped = nn.parallel.DistributedDataParallel(Net(8))
+        optimizer = KFAC(wrapped, lr=0.05)
+        backward(wrapped)
+        optimizer.step()
+        monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+        with pytest.raises(ValueError, match="DistributedDataParallel over several processes is not supported"):
+            KFAC(wrapped)
+    finally:
+        monkeypatch.undo()
+        torch.distributed.destroy_process_group()
+
+
 def test_a_likelihood_that_does_not_fit_the_output():
     class Scores(nn.Module):
         def __init__(self):
