@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as RichTable
@@ -194,9 +195,11 @@ def _print(table: Table) -> None:
         role = columns.index("role")
         notes = [*dict.fromkeys(f"{row[role]}: {row[-1]}" for row in rows), "", *notes]
         columns, rows = columns[:-1], tuple(row[:-1] for row in rows)
-    drawn = RichTable(title=table.title, title_justify="left")
-    for column in columns:
-        drawn.add_column(column, overflow="fold")
+    tight = {"box": box.SIMPLE_HEAD, "padding": (0, 1, 0, 0), "pad_edge": False}
+    drawn = RichTable(title=table.title, title_justify="left", **tight)  # type: ignore[arg-type]
+    for number, column in enumerate(columns):
+        words = any(" " in row[number] for row in rows)  # sizes and sentences may wrap, names and numbers stay whole
+        drawn.add_column(column, overflow="fold", no_wrap=not words)
     for row in rows:
         drawn.add_row(*map(escape, row))
     console.print(drawn, highlight=False)
