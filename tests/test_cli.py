@@ -131,6 +131,7 @@ def test_a_terminal_gets_a_drawn_table_within_its_width(arguments):
     plain = re.sub(r"\x1b\[[0-9;]*m", "", drawn.decode()).splitlines()
     assert any("─" in line for line in plain)
     assert len(plain) < 400  # no column is squeezed to a few characters a line
+    assert any("hidden" in line for line in plain)  # nor cut
     assert max(map(len, plain)) <= 80
 
 

@@ -198,8 +198,7 @@ def _print(table: Table) -> None:
     tight = {"box": box.SIMPLE_HEAD, "padding": (0, 1, 0, 0), "pad_edge": False}
     drawn = RichTable(title=table.title, title_justify="left", **tight)  # type: ignore[arg-type]
     for number, column in enumerate(columns):
-        words = any(" " in row[number] for row in rows)  # sizes and sentences may wrap, names and numbers stay whole
-        drawn.add_column(column, overflow="fold", no_wrap=not words)
+        drawn.add_column(column, overflow="fold", no_wrap=number < 2)  # names and roles stay whole
     for row in rows:
         drawn.add_row(*map(escape, row))
     console.print(drawn, highlight=False)
