@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import mukron
+from alone import run_with_a_process_group
 from mukron import FOOF, KFAC, Constant, Fixed, GaussNewton, Heuristic, MaxEigenvalue, Rescaled, Shampoo
 from mukron.linalg import Operator
 from networks import INPUTS, Net
@@ -347,23 +348,31 @@ def test_wrong_input_of_other_kinds():
         optimizer.step()
 
 
-def test_wrappers_over_several_devices_are_refused(monkeypatch):
+def test_data_parallel_over_several_devices_is_refused():
     wrapped = nn.DataParallel(Net(8))
     wrapped.device_ids = [0, 1]
     with pytest.raises(ValueError, match="DataParallel runs copies of the layers"):
         KFAC(wrapped)
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-    try:
+
+
+def test_distributed_data_parallel_works_alone_and_is_refused_in_company():
+    run_with_a_process_group(
+        """
+        import pytest
+        from networks import INPUTS, Net
+        from mukron import KFAC
+
         wrapped = nn.parallel.DistributedDataParallel(Net(8))
         optimizer = KFAC(wrapped, lr=0.05)
-        backward(wrapped)
+        before = wrapped.module.hidden.weight.detach().clone()
+        wrapped(torch.randn(10, INPUTS)).logsumexp(1).mean().backward()
         optimizer.step()
-        monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
-        with pytest.raises(ValueError, match="DistributedDataParallel over several processes is not supported"):
+        assert not torch.equal(wrapped.module.hidden.weight, before)
+        torch.distributed.get_world_size = lambda: 2
+        with pytest.raises(ValueError, match="over several processes is not supported"):
             KFAC(wrapped)
-    finally:
-        monkeypatch.undo()
-        torch.distributed.destroy_process_group()
+        """
+    )
 
 
 def test_a_likelihood_that_does_not_fit_the_output():

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
+from alone import run_with_a_process_group
 from mukron.params import ParametrizationError, base_shapes, parametrize
 from networks import INPUTS, Net
 
@@ -108,16 +109,20 @@ def test_data_parallel(model):
     check_serves(plan, model)
 
 
-def test_distributed_data_parallel(model):
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-    try:
+def test_distributed_data_parallel():
+    run_with_a_process_group(
+        """
+        from networks import Net
+        from params.test_survival import SHAPES, check_serves, parametrize
+
+        model = Net(32)
         wrapped = nn.parallel.DistributedDataParallel(model)
         plan = parametrize(wrapped, SHAPES)
         assert set(plan.parameters) == {name.removeprefix("module.") for name, _ in wrapped.named_parameters()}
         check_serves(plan, wrapped)
         check_serves(plan, model)
-    finally:
-        torch.distributed.destroy_process_group()
+        """
+    )
 
 
 def test_checkpoint_wrapper(model):
