@@ -153,3 +153,8 @@ def test_bench(tmp_path):
     assert 2 * parameters < rows["SGD"]["memory"]  # weights and gradients, and momentum
     assert rows["K-FAC (mc)"]["memory"] < rows["SGD"]["memory"] + 2048**2 * 4 / 2**20
     assert re.search(r"^SGD +\S+ +\S+ - \S+ +1\.00 ", output, re.MULTILINE)
+
+
+def test_bench_without_a_gpu(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert "torch finds no GPU here; choose cpu" in refuse("bench", "kfac-step", "--device", "cuda")

@@ -79,6 +79,8 @@ def kfac_step(
     width: int, batch: int, memory_width: int, rounds: int, device: str, track: Callable[[Iterable[int]], Iterable[int]]
 ) -> tuple[list[Measured], Table]:
     """A step of each method on a 784-M-M-10 MLP, cross-entropy, in turns."""
+    if device != "cpu" and not torch.cuda.is_available():
+        raise ValueError(f"device {device!r}: torch finds no GPU here; choose cpu")
     steps = {method: stepper(method, width, batch, device) for method in METHODS}
     times: dict[str, list[float]] = {method: [] for method in METHODS}
     for number in track(range(rounds + 3)):

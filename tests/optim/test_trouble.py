@@ -441,6 +441,16 @@ def test_ordinary_gradients_are_not_suspected():
             optimizer.step()
 
 
+@pytest.mark.parametrize("method", [KFAC, FOOF, Shampoo, GaussNewton])
+def test_an_empty_batch_moves_nothing(method):
+    model = nn.Sequential(nn.Linear(4, 3))
+    optimizer = method(model)
+    before = values(model)
+    F.cross_entropy(model(torch.randn(0, 4)), torch.empty(0, dtype=torch.long), reduction="sum").backward()
+    optimizer.step()
+    assert all(map(torch.equal, before, values(model)))
+
+
 def test_clear_errors():
     class Keyword(Net):
         def forward(self, x):

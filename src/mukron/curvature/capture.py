@@ -168,7 +168,7 @@ class Capture:
         if not running or output is None:  # None: the forward pass failed
             return
         f = self._output(output)
-        if f.requires_grad:
+        if f.requires_grad and len(f):  # an empty batch shows nothing
             with torch.autocast(f.device.type, enabled=False):  # statistics keep their precision
                 self._gather(f, running)
 
