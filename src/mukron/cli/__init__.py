@@ -1,0 +1,35 @@
+"""The command line: parse, call, print. One file a command."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from mukron import __version__
+from mukron.cli.bench import bench_app
+from mukron.cli.explain import explain
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Tune a network while it is narrow, train it while it is wide, with second-order optimizers.",
+)
+app.command()(explain)
+app.add_typer(bench_app, name="bench")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"mukron {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass

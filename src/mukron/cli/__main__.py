@@ -1,0 +1,3 @@
+from mukron.cli import app
+
+app()

@@ -1,0 +1,73 @@
+"""What all commands share: errors in one line, tables that fit the terminal, a user's own function by its name."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table as RichTable
+
+from mukron.table import Table
+
+
+@contextmanager
+def errors() -> Iterator[None]:
+    """A wrong request ends in one line that says what to do, not in a traceback."""
+    try:
+        yield
+    except ValueError as error:
+        Console(stderr=True, soft_wrap=True).print(f"[bold red]error:[/] {escape(str(error))}", highlight=False)
+        raise typer.Exit(2) from None
+
+
+def show(table: Table) -> None:
+    console = Console()
+    if not console.is_terminal:  # a file or a pipe gets whole lines
+        print(f"{table}\n")
+        return
+    notes = list(table.notes)
+    columns, rows = table.columns, table.rows
+    if columns[-1] == "why" and table.width > console.width:  # reasons go by role: say each once, below
+        role = columns.index("role")
+        notes = [*dict.fromkeys(f"{row[role]}: {row[-1]}" for row in rows), "", *notes]
+        columns, rows = columns[:-1], tuple(row[:-1] for row in rows)
+    tight = {"box": box.SIMPLE_HEAD, "padding": (0, 1, 0, 0), "pad_edge": False}
+    drawn = RichTable(title=table.title, title_justify="left", **tight)  # type: ignore[arg-type]
+    for number, column in enumerate(columns):
+        drawn.add_column(column, overflow="fold", no_wrap=number < 2)  # names and roles stay whole
+    for row in rows:
+        drawn.add_row(*map(escape, row))
+    console.print(drawn, highlight=False)
+    console.print(*notes, sep="\n", highlight=False, markup=False)
+
+
+def split(text: str, separator: str, option: str, form: str) -> tuple[str, str]:
+    before, found, after = text.partition(separator)
+    if not (before and found and after):
+        raise ValueError(f"{option} {text!r}: expected {form}")
+    return before, after
+
+
+def import_function(path: str, option: str = "--factory") -> Callable[..., Any]:
+    """The function at MODULE:FUNCTION, modules of the current folder included."""
+    module, name = split(path, ":", option, "MODULE:FUNCTION, as in mypackage.nets:make")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        imported = importlib.import_module(module)
+    except (ModuleNotFoundError, TypeError) as error:
+        raise ValueError(
+            f"{option} {path!r}: {error} (a module's name, not a file's; this folder counts too)"
+        ) from error
+    function: Callable[..., Any] | None = getattr(imported, name, None)
+    if not callable(function):
+        raise ValueError(f"{option} {path!r}: module {module!r} has no function or class {name!r}")
+    return function

@@ -1,0 +1,79 @@
+"""``mukron explain``: the theory, or the plan of a network."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mukron.cli.common import errors, import_function, show, split
+from mukron.theory import METHODS, comparison_table, get_method, get_scheme, method_table
+
+if TYPE_CHECKING:
+    from mukron.params import Parametrization
+
+
+def explain(
+    method: Annotated[str, typer.Option(help=f"{', '.join(METHODS)}, shampoo:E, kronecker:E_A,E_B, or all.")] = "kfac",
+    scheme: Annotated[str, typer.Option(help="mup, sp, ntk, or uniform:R with R from 0 (mup) to 1/2 (ntk).")] = "mup",
+    model: Annotated[str | None, typer.Option(help="A built-in network: mlp, cnn, resnet18, vgg19, cbow.")] = None,
+    factory: Annotated[
+        str | None, typer.Option(help="Your own network: MODULE:FUNCTION, called with its width.")
+    ] = None,
+    width: Annotated[
+        float | None, typer.Option(min=0, help="The width to explain; four times the base if not given.")
+    ] = None,
+    base_width: Annotated[float | None, typer.Option(min=0, help="The width that settings are tuned at.")] = None,
+    output_exponent: Annotated[str | None, typer.Option(help='b of the output weights, or "zero".')] = None,
+    role: Annotated[list[str] | None, typer.Option(help="A parameter's role, NAME=ROLE; may be repeated.")] = None,
+) -> None:
+    """Print how initial weights, learning rates and damping scale with the width, and why.
+
+    Alone it prints the theory, role by role. With --model or --factory it prints every parameter of that network.
+    """
+    with errors():
+        if model is None and factory is None:
+            if width or base_width or output_exponent or role:
+                raise ValueError(
+                    "a width or an output exponent needs a network: --model NAME or --factory MODULE:FUNCTION"
+                )
+            show(comparison_table(scheme) if method == "all" else method_table(method, scheme))
+            return
+        methods = list(METHODS) if method == "all" else [get_method(method).name]
+        get_scheme(scheme)  # a wrong name is said before a network is built
+        plan = _plan(model, factory, width, base_width, scheme, output_exponent, role or [])
+        for name in methods:
+            show(plan.explain(name))
+
+
+def _plan(
+    model: str | None,
+    factory: str | None,
+    width: float | None,
+    base_width: float | None,
+    scheme: str,
+    exponent: str | None,
+    roles: list[str],
+) -> Parametrization:
+    """The plan of a network that is built on the meta device: no width is too large to explain."""
+    from mukron.models import get_model
+    from mukron.params import base_shapes, build_without_memory, parametrize
+
+    if model is not None and factory is not None:
+        raise ValueError("give --model or --factory, not both")
+    if model is not None:
+        entry = get_model(model)
+        make, base_width = entry.factory, base_width or entry.base_width
+    else:
+        assert factory is not None
+        make = import_function(factory)
+        if base_width is None:
+            raise ValueError("--factory needs --base-width, the width that settings are tuned at")
+    declared = dict(split(role, "=", "--role", "NAME=ROLE, as in position=input") for role in roles)
+    shapes = base_shapes(make, _number(base_width), roles=declared)
+    network = build_without_memory(make, _number(width or 4 * base_width))
+    return parametrize(network, shapes, scheme, output_exponent=exponent)
+
+
+def _number(width: float) -> float:
+    return int(width) if float(width).is_integer() else width
