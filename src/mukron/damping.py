@@ -10,6 +10,7 @@ text). Dividing by the actual size breaks muP: tr(A) / d_A stays constant where 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar
@@ -33,6 +34,7 @@ class Rule:
     """A damping rule; ``rho`` is its number, which schedulers may move."""
 
     kinds: ClassVar[dict[str, type[Rule]]] = {}
+    usual: ClassVar[tuple[float, ...]]  # numbers to begin with
     rho: float
 
     def __init_subclass__(cls) -> None:
@@ -55,6 +57,18 @@ class Rule:
     def from_plain(data: Mapping[str, Any]) -> Rule:
         return Rule.kinds[data["rule"]](**{name: value for name, value in data.items() if name != "rule"})
 
+    @staticmethod
+    def parse(text: str) -> Rule:
+        """From text, with the rule's usual numbers or others: "rescaled", "heuristic:0.01", "fixed:1,0.1"."""
+        kinds = {re.sub("(?<!^)([A-Z])", r"-\1", name).lower(): kind for name, kind in Rule.kinds.items()}
+        name, _, numbers = text.strip().lower().partition(":")
+        if name not in kinds:
+            raise ValueError(f"unknown damping rule {name!r}; known: {', '.join(kinds)}, each with or without :NUMBER")
+        try:
+            return kinds[name](*map(float, numbers.split(",")) if numbers else kinds[name].usual)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"damping {text!r}: {error}; expected {name}:NUMBER, as in heuristic:1e-3") from error
+
 
 @dataclass(frozen=True)
 class Rescaled(Rule):
@@ -64,6 +78,7 @@ class Rescaled(Rule):
     drawn from a confident model falls faster than the gradient: without a floor steps would grow as the loss falls.
     """
 
+    usual = (1.0,)
     rho: float
     floor: float = 0.01
 
@@ -81,6 +96,7 @@ class Rescaled(Rule):
 class Heuristic(Rule):
     """The usual one: pi^2 = (tr A / d_A) / (tr B / d_B), rho_A = sqrt(rho) pi, rho_B = sqrt(rho) / pi. Breaks muP."""
 
+    usual = (1e-3,)
     rho: float
 
     def __call__(self, factors: Mapping[str, Factor], sides: Sides) -> dict[str, Tensor]:
@@ -96,6 +112,7 @@ class Heuristic(Rule):
 class Fixed(Rule):
     """Numbers of your own for the two sides, scaled with the width as the theory says; ``rho`` multiplies both."""
 
+    usual = (1.0, 1.0)
     a: float
     b: float
     rho: float = 1.0
@@ -112,6 +129,7 @@ class Fixed(Rule):
 class MaxEigenvalue(Rule):
     """rho times the factor's largest eigenvalue. Consistent with muP; Shampoo's own."""
 
+    usual = (1e-6,)
     rho: float
 
     def __call__(self, factors: Mapping[str, Factor], sides: Sides) -> dict[str, Tensor]:
@@ -122,6 +140,7 @@ class MaxEigenvalue(Rule):
 class Constant(Rule):
     """rho, at every layer and every width. Breaks muP."""
 
+    usual = (1e-3,)
     rho: float
 
     def __call__(self, factors: Mapping[str, Factor], sides: Sides) -> dict[str, Tensor]:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from itertools import combinations
+
 import pytest
 import torch
 
-from mukron.models import CBOW, MLP, MODELS, get_model
+from mukron.models import CBOW, MLP, MODELS, ResNet18, get_model
 
 INPUTS = {
     "mlp": lambda: torch.randn(2, 1, 28, 28),
     "cnn": lambda: torch.randn(2, 1, 28, 28),
+    "myrtle5": lambda: torch.randn(2, 3, 32, 32),
     "resnet18": lambda: torch.randn(2, 3, 32, 32),
+    "resnet50": lambda: torch.randn(2, 3, 32, 32),
     "vgg19": lambda: torch.randn(2, 3, 32, 32),
     "cbow": lambda: torch.randint(2048, (2, 8)),
 }
@@ -26,15 +30,59 @@ def test_forward(name):
 
 
 def test_the_usual_sizes():
-    """Width 4 is the usual network: ResNet-18 for small images has 11.2 million weights, VGG-19 20.0 million."""
+    """Width 4 is the usual network, whose size is known: for ResNet-50 on ImageNet 25.6 million weights."""
 
-    def millions(name: str) -> float:
+    def millions(name: str, **options: object) -> float:
         with torch.device("meta"):
-            model = get_model(name).factory(4)
+            model = get_model(name).factory(4, **options)
         return sum(parameter.numel() for parameter in model.parameters()) / 1e6
 
     assert millions("resnet18") == pytest.approx(11.17, abs=0.01)
+    assert millions("resnet18", stem="imagenet", classes=1000) == pytest.approx(11.69, abs=0.01)
+    assert millions("resnet50", stem="imagenet", classes=1000) == pytest.approx(25.56, abs=0.01)
     assert millions("vgg19") == pytest.approx(20.03, abs=0.01)
+
+
+def test_the_stem_of_large_images_halves_them_twice():
+    small, large = (ResNet18(1, stem=stem) for stem in ("cifar", "imagenet"))
+    x, sizes = torch.randn(1, 3, 64, 64), []
+    for model in (small, large):
+        model.blocks[0].register_forward_pre_hook(lambda _, inputs: sizes.append(inputs[0].shape[-1]))
+        assert model(x).shape == (1, 10)
+    assert sizes == [64, 16]
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "width", "parameters"),
+    [
+        # 9 x 3 x 32 + 3 (9 x 32 x 32) weights of convolutions, their biases, and the head
+        ("myrtle5", (3, 32, 32), 32, 9 * 3 * 32 + 3 * 9 * 32 * 32 + 4 * 32 + 10 * 32 + 10),
+        # 25 (1 x 16 + 16 x 32), biases, and the head over 32 channels of 7 x 7
+        ("cnn", (1, 28, 28), 16, 25 * (16 + 16 * 32) + 48 + 10 * 32 * 49 + 10),
+        ("mlp", (1, 8, 8), 32, 64 * 32 + 32 * 32 + 32 * 10),
+        ("cbow", (8,), 16, 2 * 16 * 10),
+    ],
+)
+def test_a_network_fits_itself_to_data(name, shape, width, parameters):
+    entry = get_model(name)
+    model = entry.factory(width, **entry.options(shape, 10))
+    assert sum(parameter.numel() for parameter in model.parameters()) == parameters
+    x = torch.randint(10, (2, *shape)) if name == "cbow" else torch.randn(2, *shape)
+    assert model(x).shape == (2, 10)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "message"),
+    [
+        ("cnn", (8,), "takes images .* a sample here is \\[8\\]"),
+        ("cnn", (1, 8, 12), "square images; here: 8 x 12"),
+        ("vgg19", (1, 28, 28), "at least 32 x 32; here: 28 x 28"),
+        ("cbow", (1, 8, 8), "numbers of neighbouring words"),
+    ],
+)
+def test_data_that_a_network_cannot_take(name, shape, message):
+    with pytest.raises(ValueError, match=message):
+        get_model(name).options(shape, 10)
 
 
 def test_mlp_activations_and_depth():
@@ -45,11 +93,10 @@ def test_mlp_activations_and_depth():
         product = product @ weight.T
     assert torch.allclose(linear(x), product, atol=1e-6)
     outputs = []
-    for activation in ("relu", "tanh", "gelu"):
+    for activation in ("relu", "tanh", "gelu", "erf"):
         torch.manual_seed(0)
         outputs.append(MLP(4, inputs=12, activation=activation)(x))
-    assert not torch.allclose(outputs[0], outputs[1])
-    assert not torch.allclose(outputs[0], outputs[2])
+    assert all(not torch.allclose(one, other) for one, other in combinations(outputs, 2))
 
 
 def test_cbow_does_not_see_the_order_of_words():
@@ -62,5 +109,7 @@ def test_wrong_requests():
         MLP(4, activation="rleu")
     with pytest.raises(ValueError, match="got depth 1"):
         MLP(4, depth=1)
+    with pytest.raises(ValueError, match="unknown stem 'small'; known: cifar, imagenet"):
+        ResNet18(1, stem="small")
     with pytest.raises(ValueError, match="unknown model 'mpl'; known: mlp"):
         get_model("mpl")

@@ -17,6 +17,8 @@ from rich.table import Table as RichTable
 
 from mukron.table import Table
 
+BUILT_IN = "mlp, cnn, myrtle5, resnet18, resnet50, vgg19, cbow"  # said in help without loading torch
+
 
 @contextmanager
 def errors() -> Iterator[None]:

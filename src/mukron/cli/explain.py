@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mukron.cli.common import errors, import_function, show, split
+from mukron.cli.common import BUILT_IN, errors, import_function, show, split
 from mukron.theory import METHODS, comparison_table, get_method, get_scheme, method_table
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def explain(
     method: Annotated[str, typer.Option(help=f"{', '.join(METHODS)}, shampoo:E, kronecker:E_A,E_B, or all.")] = "kfac",
     scheme: Annotated[str, typer.Option(help="mup, sp, ntk, or uniform:R with R from 0 (mup) to 1/2 (ntk).")] = "mup",
-    model: Annotated[str | None, typer.Option(help="A built-in network: mlp, cnn, resnet18, vgg19, cbow.")] = None,
+    model: Annotated[str | None, typer.Option(help=f"A built-in network: {BUILT_IN}.")] = None,
     factory: Annotated[
         str | None, typer.Option(help="Your own network: MODULE:FUNCTION, called with its width.")
     ] = None,

@@ -4,7 +4,7 @@ from mukron.curvature.accumulate import Accumulator, rows_are_cheaper
 from mukron.curvature.capture import Capture, Listening
 from mukron.curvature.fisher import FISHERS, LIKELIHOODS, targets
 from mukron.curvature.layers import Layout, layout
-from mukron.curvature.running import EMA, Batch, Memory, Sum, Window, needs_matrix
+from mukron.curvature.running import EMA, Batch, Memory, Sum, Window, needs_matrix, parse_memory
 from mukron.curvature.statistics import Gathered, Jacobian
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "Window",
     "layout",
     "needs_matrix",
+    "parse_memory",
     "rows_are_cheaper",
     "targets",
 ]

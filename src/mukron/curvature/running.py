@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,6 +71,20 @@ class Window:
 
 
 Memory = Batch | EMA | Sum | Window
+
+
+def parse_memory(text: str) -> Memory:
+    """From text: "batch", "sum", "ema:0.95" or "window:4"."""
+    name, _, number = text.strip().lower().partition(":")
+    kinds: dict[str, Callable[[str], Memory]] = {
+        "batch": lambda _: Batch(),
+        "sum": lambda _: Sum(),
+        "ema": lambda decay: EMA(float(decay)) if decay else EMA(),
+        "window": lambda batches: Window(int(batches)) if batches else Window(),
+    }
+    if name not in kinds or (number and name in ("batch", "sum")):
+        raise ValueError(f"unknown memory {text!r}; known: batch, sum, ema:DECAY, window:BATCHES")
+    return kinds[name](number)
 
 
 def needs_matrix(memory: Memory) -> bool:

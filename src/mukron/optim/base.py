@@ -44,8 +44,10 @@ TIED_TO_THE_MODEL = (
     "_scale",
     "generator",
     "_gathered",
+    "_watchers",
 )
 Blocks = dict[str, dict[str, Factor]]
+Watcher = Callable[[str, str, Mapping[str, Factor], Mapping[str, Tensor]], None]
 Move = Tensor | LowRank
 
 
@@ -110,6 +112,7 @@ class SecondOrder(Optimizer):
         self.parametrization = None if parametrization is None else parametrization.bind(model)
         self.steps, self.skipped, self._skipped_in_a_row = 0, 0, 0
         self._gathered: dict[str, Gathered] = {}  # of the step that is being made
+        self._watchers: list[Watcher] = []
         self.rungs: Counter[str] = Counter()  # "layer: rung of the ladder" -> how often
         self._ready = False
         self._capture: Capture | None = None
@@ -224,6 +227,11 @@ class SecondOrder(Optimizer):
             f"{type(self).__name__}: {self.skipped} steps skipped, {sum(self.rungs.values())} factorizations rescued"
         )
         return Table(title, ("layer", "out x in", "form", "memory", "work"), tuple(rows), tuple(notes))
+
+    def watch(self, watcher: Watcher) -> Callable[[], None]:
+        """Have ``watcher(layer, block, factors, damping)`` called whenever inverses are made; returns how to stop."""
+        self._watchers.append(watcher)
+        return lambda: self._watchers.remove(watcher)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Gradients that are thrown away take their statistics with them."""
@@ -350,7 +358,10 @@ class SecondOrder(Optimizer):
         sides = replace(slot.sides_of(block), peaks=state["peaks"][block])
         operators = state.setdefault("operators", {})
         try:
-            prepared, rungs = self.prepare(factors, rule(factors, sides))
+            rho = rule(factors, sides)
+            for watcher in self._watchers:
+                watcher(slot.name, block, factors, rho)
+            prepared, rungs = self.prepare(factors, rho)
         except FactorizationError as error:
             rungs = {"": "kept the last inverse" if block in operators else "none"}
             if block not in operators:
@@ -533,7 +544,7 @@ class SecondOrder(Optimizer):
             return
         generator = state.pop("generator")
         super().__setstate__(state)
-        self._capture, self._gathered = None, {}
+        self._capture, self._gathered, self._watchers = None, {}, []
         self.generator = torch.Generator(self.param_groups[0]["params"][0].device)
         self.generator.set_state(generator)
         if self.parametrization is not None:
