@@ -269,6 +269,27 @@ def test_the_nngp_trap_is_told(method, planned):
         method(model, plan)
 
 
+def test_an_output_layer_that_is_small_but_not_zero_is_another_trap():
+    model, plan = wide()
+    model.head.weight.data.mul_(1e-8)
+    with pytest.warns(UserWarning, match="near zero, but not at it: KFAC's first step in the layers below grows"):
+        KFAC(model, plan)
+    with pytest.warns(UserWarning, match="kernel-regression"):  # FOOF does not divide by B
+        FOOF(model, plan)
+
+
+@pytest.mark.parametrize("size", [1e-20, 1.0, 1e15])
+def test_a_gradient_is_recognized_at_any_size(size):
+    """Its layer's own, whatever its size; the check must not see rounding to zero as another use of the weight."""
+    model = Net(64)
+    optimizer = KFAC(model, lr=0.05, fallback_lr=0.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        backward(model, scale=size)
+        optimizer.step()
+    assert optimizer.skipped == 0
+
+
 def test_no_nngp_warning_where_there_is_no_trap():
     model, plan = wide()
     with warnings.catch_warnings():

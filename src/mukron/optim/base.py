@@ -304,8 +304,7 @@ class SecondOrder(Optimizer):
             ours, actual = self.capture.gradient_along(slot.name, v), G @ v
             if ours is None or not bool(actual.any()):
                 continue
-            factor = (ours * actual).sum() / ours.square().sum().clamp_min(1e-30)
-            if bool((actual - factor * ours).norm() > SUSPICIOUS * actual.norm()):
+            if bool(proportion(ours, actual)[1] > SUSPICIOUS):
                 warnings.warn(
                     f'the gradient of layer "{slot.name}" is not that of its own forward pass: its weight is used '
                     "elsewhere too, or the gradient was changed before the step. Its curvature describes the layer's "
@@ -564,6 +563,15 @@ def probe(d: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.randn(d, 1, generator=generator, dtype=torch.float64).to(device, dtype)
 
 
+def proportion(ours: Tensor, actual: Tensor) -> tuple[Tensor, Tensor]:
+    """The factor that takes ours to the actual one, and what is missing then; at any size, even where squares are 0."""
+    tiny = torch.finfo(actual.dtype).tiny
+    ours_size, actual_size = (x.abs().amax().clamp_min(tiny) for x in (ours, actual))
+    a, b = ours / ours_size, actual / actual_size
+    factor = (a * b).sum() / a.square().sum().clamp_min(tiny)
+    return factor * actual_size / ours_size, (b - factor * a).norm() / b.norm().clamp_min(tiny)
+
+
 def one_of(name: str, value: str, known: Iterable[str]) -> None:
     if value not in known:
         raise ValueError(f"unknown {name} {value!r}; known: {', '.join(map(repr, known))}")
@@ -623,4 +631,4 @@ def _restore(generator: torch.Generator, state: Tensor) -> None:
         generator.manual_seed(int(state.cpu().to(torch.int64).mul(torch.arange(1, state.numel() + 1)).sum()))
 
 
-__all__ = ["BIAS", "WEIGHT", "Blocks", "Move", "SecondOrder", "Settings", "one_of", "probe"]
+__all__ = ["BIAS", "WEIGHT", "Blocks", "Move", "SecondOrder", "Settings", "one_of", "probe", "proportion"]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from mukron.curvature import FISHERS, LIKELIHOODS, Batch, Gathered, Listening, Memory, Window, needs_matrix
 from mukron.damping import Rescaled, Rule
 from mukron.linalg import SOLVERS, LowRank, Operator
-from mukron.optim.base import BIAS, WEIGHT, Blocks, Move, SecondOrder, Settings, one_of, probe
+from mukron.optim.base import BIAS, WEIGHT, Blocks, Move, SecondOrder, Settings, one_of, probe, proportion
 from mukron.optim.slots import Slot
 from mukron.params import Parametrization
 from mukron.precond import apply, apply_out
@@ -132,26 +132,37 @@ class KFAC(SecondOrder):
         if D.shape[1] != rows or rows * (d_in + d_out) >= d_in * d_out:
             return None
         v = probe(d_in, G.dtype, G.device)
-        ours, actual = D.mT @ (H @ v), G @ v
-        factor = (ours * actual).sum() / ours.square().sum().clamp_min(1e-30)
-        off = (actual - factor * ours).norm() / actual.norm().clamp_min(1e-30)
+        factor, off = proportion(D.mT @ (H @ v), G @ v)
         return LowRank(factor * D, H) if bool(off < 300 * torch.finfo(G.dtype).eps) else None
 
     def _warn_of_nngp(self) -> None:
-        """From an output layer at zero one step lands on kernel regression, and stays there (Section 4.3)."""
+        """From an output layer at zero one step lands on kernel regression (Section 4.3).
+
+        From one that is merely near zero, signals delta shrink like W and B like its square: B^-1 delta blows up.
+        """
         for slot in self.slots.values():
             weight = slot.parameters.get(WEIGHT)
             if weight is None or not self._is_output(slot):
                 continue
-            size = float(weight.detach().float().square().mean().sqrt())
-            if size * slot.layout.d_in < NEARLY_ZERO:
-                warnings.warn(
-                    f'output layer "{slot.name}" starts at (nearly) zero: {type(self).__name__} then steps straight '
-                    "onto the kernel-regression solution of its first features and, with large batches, stays there. "
-                    "Start it at its usual size (muP: std ~ 1 / fan-in), or use Shampoo or SGD, where zero is fine",
-                    UserWarning,
-                    stacklevel=4,
+            size = float(weight.detach().square().mean().sqrt())
+            if size * slot.layout.d_in >= NEARLY_ZERO:
+                continue
+            name = type(self).__name__
+            if size == 0 or not self.listening.signals:
+                trouble = (
+                    f"at (nearly) zero: {name} then steps straight onto the kernel-regression solution of its first "
+                    "features and, with large batches and small steps, stays near it"
                 )
+            else:
+                trouble = (
+                    f"near zero, but not at it: {name}'s first step in the layers below grows like one over that size"
+                )
+            warnings.warn(
+                f'output layer "{slot.name}" starts {trouble}. Start it at its usual size (muP: std ~ 1 / fan-in), or '
+                "use Shampoo or SGD, where zero is fine",
+                UserWarning,
+                stacklevel=4,
+            )
 
     def _is_output(self, slot: Slot) -> bool:
         if self.parametrization is not None:
