@@ -1,0 +1,35 @@
+"""Data sets by name as whole tensors: downloads with checksums, augmentations on the device, judges of embeddings."""
+
+from __future__ import annotations
+
+from mukron.data.api import analogies, fetch, load, problems, where, word_pairs
+from mukron.data.augment import AUGMENTATIONS, augmentation
+from mukron.data.catalogue import DATASETS, get_source
+from mukron.data.dataset import Dataset, Split, centred_one_hot
+from mukron.data.errors import DataError
+from mukron.data.store import Download, File, Found, Source, data_folder
+from mukron.data.words import analogy_accuracy, similarity
+
+__all__ = [
+    "AUGMENTATIONS",
+    "DATASETS",
+    "DataError",
+    "Dataset",
+    "Download",
+    "File",
+    "Found",
+    "Source",
+    "Split",
+    "analogies",
+    "analogy_accuracy",
+    "augmentation",
+    "centred_one_hot",
+    "data_folder",
+    "fetch",
+    "get_source",
+    "load",
+    "problems",
+    "similarity",
+    "where",
+    "word_pairs",
+]

@@ -1,0 +1,97 @@
+"""A folder of images by class, train/CLASS/*.JPEG and val/CLASS/*.JPEG, as ImageNet comes."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from mukron.data.dataset import Dataset, Split, draw
+from mukron.data.errors import DataError, need
+from mukron.data.store import Found
+
+# ImageNet's usual mean and std: those of the whole, whichever images are read.
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+SUFFIXES = (".jpeg", ".jpg", ".png")
+CHUNK = 64  # images that a thread takes at once
+
+
+def read_imagenet(
+    found: Found, size: int = 64, samples: int | None = None, test_samples: int | None = None, seed: int = 0
+) -> Dataset:
+    """Images with their shorter side at ``size`` pixels, the middle cut out; only those asked for are decoded."""
+    if size < 1:
+        raise DataError(f"size={size}: expected the side of an image in pixels")
+    train, val = found.files["train"], found.files["val"]
+    classes = _classes(train)
+    unknown = set(_classes(val)) - set(classes)
+    if unknown:
+        raise DataError(f"{val}: classes that {train} does not have: {', '.join(sorted(unknown)[:5])}")
+    chosen = [_choose(train, classes, samples, seed), _choose(val, classes, test_samples, seed)]
+    _check_memory(sum(map(len, chosen)), size)
+    train_split, test_split = (_decode(images, size) for images in chosen)
+    return Dataset(found.source.name, train_split, test_split, len(classes), mean=MEAN, std=STD)
+
+
+def _classes(folder: Path) -> list[str]:
+    classes = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir())
+    if not classes:
+        raise DataError(f"{folder}: expected a folder for every class, with images in it; sort the images into these")
+    return classes
+
+
+def _choose(folder: Path, classes: list[str], samples: int | None, seed: int) -> list[tuple[Path, int]]:
+    """Paths and class numbers, in order; or some of them, drawn as any subset is."""
+    images = [
+        (folder / name / image, number)
+        for number, name in enumerate(classes)
+        if (folder / name).is_dir()
+        for image in sorted(os.listdir(folder / name))
+        if image.lower().endswith(SUFFIXES)
+    ]
+    if not images:
+        raise DataError(f"{folder}: no images ({', '.join(SUFFIXES)}) in the folders of its classes")
+    return images if samples is None else [images[number] for number in draw(len(images), samples, seed)]
+
+
+def _decode(images: list[tuple[Path, int]], size: int) -> Split:
+    need("PIL", "pillow", "reading images")
+    from PIL import Image, ImageOps, UnidentifiedImageError
+
+    pixels = np.empty((len(images), 3, size, size), np.uint8)
+
+    def decode(start: int) -> None:
+        for number, (path, _) in enumerate(images[start : start + CHUNK], start):
+            try:
+                with Image.open(path) as image:
+                    image.draft("RGB", (2 * size, 2 * size))  # a JPEG is decoded at no more than it needs
+                    middle = ImageOps.fit(image.convert("RGB"), (size, size), Image.Resampling.BILINEAR)
+            except (OSError, UnidentifiedImageError, Image.DecompressionBombError) as error:
+                raise DataError(f"{path}: not an image, or damaged ({error}); replace it or take it away") from error
+            pixels[number] = np.asarray(middle).transpose(2, 0, 1)
+
+    with ThreadPoolExecutor() as threads:  # Pillow lets go of the interpreter while it decodes
+        list(threads.map(decode, range(0, len(images), CHUNK)))
+    return Split(torch.from_numpy(pixels), torch.tensor([label for _, label in images]))
+
+
+def _check_memory(images: int, size: int) -> None:
+    wanted, free = images * 3 * size**2, free_memory()
+    if free is not None and wanted > free:
+        raise DataError(
+            f"{images:,} images of {size}x{size} take {wanted / 2**30:,.1f} GiB of memory, and {free / 2**30:,.1f} GiB "
+            "are free; read fewer with samples= and test_samples=, or smaller ones with size="
+        )
+
+
+def free_memory() -> int | None:
+    """Bytes that programs can still have; None where the system does not say."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    fields = dict(line.split(":", 1) for line in lines)
+    return int(fields["MemAvailable"].split()[0]) * 1024 if "MemAvailable" in fields else None
