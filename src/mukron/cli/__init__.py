@@ -8,7 +8,10 @@ import typer
 
 from mukron import __version__
 from mukron.cli.bench import bench_app
+from mukron.cli.check import check_app
+from mukron.cli.data import data_app
 from mukron.cli.explain import explain
+from mukron.cli.train import train
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -17,6 +20,9 @@ app = typer.Typer(
     help="Tune a network while it is narrow, train it while it is wide, with second-order optimizers.",
 )
 app.command()(explain)
+app.add_typer(check_app, name="check")
+app.command()(train)
+app.add_typer(data_app, name="data")
 app.add_typer(bench_app, name="bench")
 
 

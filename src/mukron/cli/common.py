@@ -1,13 +1,9 @@
-"""What all commands share: errors in one line, tables that fit the terminal, a user's own function by its name."""
+"""What all commands share: errors in one line, tables that fit the terminal."""
 
 from __future__ import annotations
 
-import importlib
-import os
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import typer
 from rich import box
@@ -56,20 +52,3 @@ def split(text: str, separator: str, option: str, form: str) -> tuple[str, str]:
     if not (before and found and after):
         raise ValueError(f"{option} {text!r}: expected {form}")
     return before, after
-
-
-def import_function(path: str, option: str = "--factory") -> Callable[..., Any]:
-    """The function at MODULE:FUNCTION, modules of the current folder included."""
-    module, name = split(path, ":", option, "MODULE:FUNCTION, as in mypackage.nets:make")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    try:
-        imported = importlib.import_module(module)
-    except (ModuleNotFoundError, TypeError) as error:
-        raise ValueError(
-            f"{option} {path!r}: {error} (a module's name, not a file's; this folder counts too)"
-        ) from error
-    function: Callable[..., Any] | None = getattr(imported, name, None)
-    if not callable(function):
-        raise ValueError(f"{option} {path!r}: module {module!r} has no function or class {name!r}")
-    return function

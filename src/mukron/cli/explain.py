@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mukron.cli.common import BUILT_IN, errors, import_function, show, split
+from mukron.cli.common import BUILT_IN, errors, show, split
+from mukron.imports import import_function
 from mukron.theory import METHODS, comparison_table, get_method, get_scheme, method_table
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def _plan(
         make, base_width = entry.factory, base_width or entry.base_width
     else:
         assert factory is not None
-        make = import_function(factory)
+        make = import_function(factory, "--factory")
         if base_width is None:
             raise ValueError("--factory needs --base-width, the width that settings are tuned at")
     declared = dict(split(role, "=", "--role", "NAME=ROLE, as in position=input") for role in roles)

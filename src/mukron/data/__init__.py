@@ -5,7 +5,7 @@ from __future__ import annotations
 from mukron.data.api import analogies, fetch, load, problems, where, word_pairs
 from mukron.data.augment import AUGMENTATIONS, augmentation
 from mukron.data.catalogue import DATASETS, get_source
-from mukron.data.dataset import Dataset, Split, centred_one_hot
+from mukron.data.dataset import Dataset, Split, as_dataset, centred_one_hot
 from mukron.data.errors import DataError
 from mukron.data.store import Download, File, Found, Source, data_folder
 from mukron.data.words import analogy_accuracy, similarity
@@ -22,6 +22,7 @@ __all__ = [
     "Split",
     "analogies",
     "analogy_accuracy",
+    "as_dataset",
     "augmentation",
     "centred_one_hot",
     "data_folder",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +16,7 @@ from mukron.data.errors import DataError
 
 @dataclass(frozen=True)
 class Split:
-    """Samples: uint8 images [N, C, H, W] or int64 word contexts [N, neighbours]; and their targets, int64 [N]."""
+    """Samples: uint8 images [N, C, H, W], int64 word contexts [N, neighbours] or floats; targets, int64 [N]."""
 
     inputs: Tensor
     targets: Tensor
@@ -70,11 +71,11 @@ class Dataset:
         dtype: torch.dtype = torch.float32,
         augment: Callable[[Tensor], Tensor] | None = None,
     ) -> Tensor:
-        """A batch as the network takes it: images to [0, 1], augmented, normalized; word numbers as they are."""
+        """A batch as the network takes it: images to [0, 1], augmented, normalized; others as they are."""
         if self.mean is None or self.std is None:
             if augment is not None:
-                raise DataError(f"{self.name}: augmentations are for images, and this is text")
-            return inputs
+                raise DataError(f"{self.name}: augmentations are for images whose mean and std are known")
+            return inputs.to(dtype) if inputs.is_floating_point() else inputs
         x = inputs.to(torch.promote_types(dtype, torch.float32)) / 255  # at least float32, until all is done
         if augment is not None:
             x = augment(x)
@@ -86,6 +87,29 @@ def image_dataset(name: str, train: Split, test: Split, classes: int) -> Dataset
     """Images with the mean and std of their training split."""
     mean, std = _moments(train.inputs)
     return Dataset(name, train, test, classes, mean=mean, std=std)
+
+
+def as_dataset(name: str, value: Any) -> Dataset:
+    """A user's own data: inputs and targets, or such a pair for training and one for testing, or a whole ``Dataset``.
+
+    Images of uint8 are normalized like the built-in ones; other inputs are taken as they are.
+    """
+    if isinstance(value, Dataset):
+        return replace(value, name=name)
+    try:
+        first, second = value
+        pairs = [(first, second)] * 2 if isinstance(first, Tensor) else [tuple(first), tuple(second)]
+        train, test = (Split(torch.as_tensor(x), torch.as_tensor(y)) for x, y in pairs)
+    except (TypeError, ValueError) as error:
+        raise DataError(
+            f"{name}: expected tensors (inputs, targets), or ((inputs, targets), (test inputs, test targets)): {error}"
+        ) from error
+    if train.targets.ndim != 1 or train.targets.is_floating_point():
+        raise DataError(f"{name}: targets are class numbers [N], got {list(train.targets.shape)} {train.targets.dtype}")
+    classes = 1 + int(max(train.targets.max(), test.targets.max()))
+    if train.inputs.dtype == torch.uint8 and train.inputs.ndim == 4:
+        return image_dataset(name, train, test, classes)
+    return Dataset(name, train, test, classes)
 
 
 def draw(total: int, samples: int, seed: int) -> npt.NDArray[np.int64]:

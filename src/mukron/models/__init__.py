@@ -20,10 +20,11 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Model:
-    """A network by width, the width at which it is usually tuned, and how it is fitted to a data set."""
+    """A network by width, the widths at which it is usually tuned and looked at, and how it is fitted to a data set."""
 
     factory: Callable[..., nn.Module]
     base_width: int
+    widths: tuple[int, ...]  # to check a law on: wide enough for it, narrow enough for two cores
     options: Callable[[Shape, int], dict[str, int]]  # keyword arguments, from one sample's shape and the classes
 
 
@@ -54,13 +55,13 @@ def _words(shape: Shape, classes: int) -> dict[str, int]:
 
 
 MODELS: dict[str, Model] = {
-    "mlp": Model(MLP, 64, _flat),
-    "cnn": Model(CNN, 16, _image(4, sized=True)),
-    "myrtle5": Model(Myrtle5, 16, _image(4)),
-    "resnet18": Model(ResNet18, 1, _image(1)),
-    "resnet50": Model(ResNet50, 1, _image(1)),
-    "vgg19": Model(VGG19, 1, _image(32)),
-    "cbow": Model(CBOW, 64, _words),
+    "mlp": Model(MLP, 64, (256, 512, 1024, 2048), _flat),
+    "cnn": Model(CNN, 16, (64, 128, 256, 512), _image(4, sized=True)),
+    "myrtle5": Model(Myrtle5, 16, (64, 128, 256, 512), _image(4)),
+    "resnet18": Model(ResNet18, 1, (1, 2, 4, 8), _image(1)),
+    "resnet50": Model(ResNet50, 1, (1, 2, 4), _image(1)),
+    "vgg19": Model(VGG19, 1, (1, 2, 4, 8), _image(32)),
+    "cbow": Model(CBOW, 64, (256, 512, 1024, 2048), _words),
 }
 
 

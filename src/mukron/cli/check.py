@@ -1,0 +1,158 @@
+"""``mukron check``: are features learned at every width?"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from mukron.cli.common import BUILT_IN, errors, show
+from mukron.cli.train import describe
+from mukron.imports import import_function
+
+check_app = typer.Typer(invoke_without_command=True)
+BASE_WIDTH = 64  # of a factory that does not say
+TABLES = ("features", "damping", "spectra", "distance")
+
+
+@check_app.callback()
+def check(
+    context: typer.Context,
+    model: Annotated[str | None, typer.Option(help=f"A built-in network: {BUILT_IN}. mlp if not given.")] = None,
+    factory: Annotated[
+        str | None, typer.Option(help="Your own network: MODULE:FUNCTION, called with its width.")
+    ] = None,
+    method: Annotated[str, typer.Option(help="sgd, adamw, kfac, foof, shampoo, shampoo:E, gauss-newton.")] = "kfac",
+    scheme: Annotated[str, typer.Option(help="mup, sp, ntk or uniform:R.")] = "mup",
+    damping: Annotated[str | None, typer.Option(help="RULE[:NUMBER], as in rescaled:1 or heuristic:1e-3.")] = None,
+    lr: Annotated[float | None, typer.Option(help="Learning rate; one that suits a check if not given.")] = None,
+    widths: Annotated[str | None, typer.Option(help="As in 256,512,1024; the network's usual if not given.")] = None,
+    base_width: Annotated[float | None, typer.Option(help="The width that settings are tuned at.")] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="How many times at each width.")] = 3,
+    steps: Annotated[int, typer.Option(min=1, help="Steps of training.")] = 3,
+    data: Annotated[str, typer.Option(help="A data set by name, or your own MODULE:FUNCTION.")] = "digits",
+    samples: Annotated[int | None, typer.Option(min=1, help="Samples, all in one batch.")] = None,
+    loss: Annotated[str, typer.Option(help="cross-entropy or mse.")] = "cross-entropy",
+    output_exponent: Annotated[str | None, typer.Option(help='b of the output weights, or "zero".')] = None,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    tolerance: Annotated[float, typer.Option(min=0, help="An exponent within this of 0 is right.")] = 0.25,
+    settings: Annotated[list[str] | None, typer.Option("--set", help="Any other field of a run, FIELD=VALUE.")] = None,
+    show_: Annotated[
+        str, typer.Option("--show", help="Tables to print: features, damping, spectra, distance, all.")
+    ] = "features,damping",
+    out: Annotated[Path | None, typer.Option(help="A folder for figures, CSV and JSON.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the verdicts and numbers there.")] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="Where data sets are kept.")] = None,
+) -> None:
+    """Train a few steps at several widths and see whether every layer learns alike. Exit code 1 if one does not.
+
+    The size of change of every layer's features, and of every parameter's own part in it, is fitted by a power of the
+    width: an exponent of 0 learns, below it vanishes, above it explodes. Theory's exponent stands beside it.
+    """
+    if context.invoked_subcommand is not None:
+        return
+    with errors():
+        from mukron.diagnose.configured import check_run, usual
+
+        if model is not None and factory is not None:
+            raise ValueError("give --model or --factory, not both")
+        tables = TABLES if show_ == "all" else tuple(show_.split(","))
+        for name in tables:
+            if name not in TABLES:
+                raise ValueError(f"--show {show_!r}: known: {', '.join(TABLES)}, all")
+        if factory is not None and base_width is None:
+            base_width = _own_width(import_function(factory, "--factory"))
+        given = {
+            **{"model": factory or model or "mlp", "base_width": base_width, "method": method, "scheme": scheme},
+            **{"damping": damping, "lr": lr, "data": data, "samples": samples, "loss": loss, "momentum": 0.0},
+            **{"output_exponent": output_exponent, "device": device},
+        }
+        if method.startswith("adam"):
+            del given["momentum"]  # its beta1
+        chosen = {**usual(method, scheme), **{name: value for name, value in given.items() if value is not None}}
+        config = describe(None, chosen, settings or [])
+        with progress_shown() as progress:
+            result = check_run(
+                config,
+                widths=None if widths is None else _numbers(widths),
+                seeds=seeds,
+                steps=steps,
+                tolerance=tolerance,
+                data_dir=data_dir,
+                progress=progress,
+            )
+        if "features" in tables:
+            show(result.table())
+        if "damping" in tables and result.damping:
+            show(result.damping_table())
+        if "spectra" in tables and result.damping:
+            show(result.spectra_table())
+        if "distance" in tables:
+            show(result.distance_table())
+        if json_file is not None:
+            json_file.write_text(json.dumps(result.to_dict(), indent=1) + "\n")
+        if out is not None:
+            _say_files(result.save(out), out)
+    raise typer.Exit(result.exit_code)
+
+
+@check_app.command()
+def nngp(
+    width: Annotated[int, typer.Option(min=64, help="Width of the three-layer MLP; its base is 64.")] = 256,
+    data: Annotated[str, typer.Option(help="A data set by name.")] = "digits",
+    samples: Annotated[int, typer.Option(min=1, help="Samples, all in one batch.")] = 256,
+    steps: Annotated[int, typer.Option(min=1, help="Steps of training.")] = 30,
+    activation: Annotated[str, typer.Option(help="relu, tanh, gelu, erf or identity.")] = "relu",
+    seed: Annotated[int, typer.Option(min=0, help="Of the initial weights.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="A folder for the figure, CSV and JSON.")] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="Where data sets are kept.")] = None,
+) -> None:
+    """Watch K-FAC land on kernel regression in one step when the output layer starts at zero, and others not."""
+    with errors():
+        from mukron.data import load
+        from mukron.diagnose.landing import landing
+
+        dataset = load(data, data_dir, samples=samples)
+        with progress_shown() as progress:
+            result = landing(dataset, width=width, steps=steps, seed=seed, activation=activation, progress=progress)
+        show(result.table())
+        if out is not None:
+            _say_files(result.save(out), out)
+
+
+def _say_files(written: list[Path], folder: Path) -> None:
+    Console(stderr=True).print(f"{len(written)} files in {folder}", highlight=False)
+
+
+@contextmanager
+def progress_shown() -> Iterator[Callable[[int, int, str], None]]:
+    """A bar on the terminal, nothing elsewhere."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("check", total=None)
+        yield lambda done, total, what: bar.update(task, completed=done, total=total, description=what)
+
+
+def _own_width(factory: Callable[..., Any]) -> float:
+    """The default of the factory's width, if it has one."""
+    for parameter in inspect.signature(factory).parameters.values():
+        if parameter.name == "width" and isinstance(parameter.default, (int, float)):
+            return parameter.default
+    return BASE_WIDTH
+
+
+def _numbers(text: str) -> list[float]:
+    try:
+        found = [float(part) for part in text.split(",")]
+    except ValueError:
+        raise ValueError(f"--widths {text!r}: expected numbers, as in 256,512,1024") from None
+    return [int(number) if number.is_integer() else number for number in found]

@@ -1,0 +1,183 @@
+"""``mukron train``: one run, recorded in a folder."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from mukron.cli.common import errors, show, split
+from mukron.table import Table
+
+if TYPE_CHECKING:
+    from mukron.train import Progress, Run, RunConfig
+
+EXIT = {"finished": 0, "diverged": 1, "interrupted": 130}
+
+
+def train(
+    model: Annotated[str | None, typer.Option(help="A built-in network, such as mlp, cnn, resnet18.")] = None,
+    factory: Annotated[
+        str | None, typer.Option(help="Your own network: MODULE:FUNCTION, called with its width.")
+    ] = None,
+    width: Annotated[float | None, typer.Option(help="The network's width.")] = None,
+    base_width: Annotated[float | None, typer.Option(help="The width that settings are tuned at.")] = None,
+    data: Annotated[str | None, typer.Option(help="digits, mnist, fashion-mnist, cifar10, cifar100, ...")] = None,
+    samples: Annotated[int | None, typer.Option(help="Train on that many; all if not given.")] = None,
+    loss: Annotated[str | None, typer.Option(help="cross-entropy or mse.")] = None,
+    method: Annotated[
+        str | None, typer.Option(help="sgd, adamw, kfac, foof, shampoo, shampoo:E, gauss-newton.")
+    ] = None,
+    scheme: Annotated[str | None, typer.Option(help="mup, sp, ntk or uniform:R.")] = None,
+    lr: Annotated[float | None, typer.Option(help="Learning rate, as tuned at the base width.")] = None,
+    damping: Annotated[str | None, typer.Option(help="RULE[:NUMBER], as in rescaled:1 or heuristic:1e-3.")] = None,
+    schedule: Annotated[str | None, typer.Option(help="constant, cosine, linear, step:60,120.")] = None,
+    momentum: Annotated[float | None, typer.Option(help="0 to below 1.")] = None,
+    weight_decay: Annotated[float | None, typer.Option(help="Pulls weights to zero; alike at every width.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Passes over the samples.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Samples a step; all if not given.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of everything that is drawn.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="float32, float64, or bfloat16 (autocast).")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...")] = None,
+    compiled: Annotated[bool, typer.Option("--compile", help="Run the network through torch.compile.")] = False,
+    record: Annotated[list[str] | None, typer.Option(help="features, distance, spectra, words; may repeat.")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="Any other field, FIELD=VALUE; METHOD_OPTIONS.NAME=VALUE too.")
+    ] = None,
+    config: Annotated[Path | None, typer.Option(help="A run's JSON file to start from; options change it.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The run's folder; runs/... if not given.")] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="Where data sets are kept.")] = None,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write TensorBoard's files too.")] = False,
+    restart: Annotated[bool, typer.Option("--restart", help="Forget what the folder holds and begin anew.")] = False,
+) -> None:
+    """Train one network and record it. The same command again continues a run that was stopped or killed."""
+    given = {
+        **{"model": model, "width": width, "base_width": base_width, "data": data, "samples": samples, "loss": loss},
+        **{"method": method, "scheme": scheme, "lr": lr, "damping": damping, "schedule": schedule},
+        **{"momentum": momentum, "weight_decay": weight_decay, "epochs": epochs, "batch": batch, "seed": seed},
+        **{"dtype": dtype, "device": device, "compile": compiled or None, "record": record},
+    }
+    with errors():
+        if factory is not None and model is not None:
+            raise ValueError("give --model or --factory, not both")
+        given["model"] = factory or model
+        chosen = {name: value for name, value in given.items() if value is not None}
+        described = describe(config, chosen, settings or [])
+        folder = out if out is not None else Path("runs") / name_of(described)
+        try:
+            run = _run(described, folder, data_dir, tensorboard, restart)
+        except KeyboardInterrupt:
+            _say("stopped at once; the same command continues from the last checkpoint")
+            raise typer.Exit(130) from None
+    show(summary(run, folder))
+    if run.status == "interrupted":
+        _say(f"{run.reason}; the same command continues it")
+    raise typer.Exit(EXIT[run.status])
+
+
+def _run(config: RunConfig, folder: Path, data_dir: Path | None, tensorboard: bool, restart: bool) -> Run:
+    from mukron.train import train as train_
+
+    with progress_shown() as progress:
+        return train_(config, folder, data_dir=data_dir, resume=not restart, progress=progress, tensorboard=tensorboard)
+
+
+def describe(file: Path | None, given: Mapping[str, Any], settings: list[str]) -> RunConfig:
+    """The config that file, options and --set make together, each over the one before."""
+    from mukron.train import RunConfig
+
+    start = RunConfig() if file is None else RunConfig.load(file)
+    fields = {**start.to_dict(), **given}
+    for setting in settings:
+        name, text = split(setting, "=", "--set", "FIELD=VALUE, as in clip_norm=1 or method_options.memory=ema:0.95")
+        try:
+            value = json.loads(text)
+        except json.JSONDecodeError:
+            value = text
+        field, dot, option = name.partition(".")
+        if dot:
+            options = fields.get(field)
+            if not isinstance(options, Mapping):
+                raise ValueError(f"--set {setting}: {field!r} holds no options by name")
+            name, value = field, {**options, option: value}
+        fields[name] = value
+    return RunConfig.from_dict(fields, "command line")
+
+
+def name_of(config: RunConfig) -> str:
+    parts = (config.model, f"w{config.width:g}", config.method, config.scheme, config.key())
+    return "-".join(re.sub(r"[^\w.]+", "_", part) for part in parts)
+
+
+@contextmanager
+def progress_shown() -> Iterator[Callable[[Progress], None]]:
+    """A bar on the terminal; elsewhere a line an epoch. On stderr: stdout is for the result."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda at: None if at.row is None else console.print(line(at), highlight=False, soft_wrap=True)
+        return
+    from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
+
+    text = TextColumn("epoch {task.fields[epoch]}  loss {task.fields[loss]}  accuracy {task.fields[accuracy]}")
+    with Bar(text, BarColumn(), TimeRemainingColumn(), console=console, transient=True) as bar:
+        task = bar.add_task("", total=None, epoch="-", loss="-", accuracy="-")
+
+        def update(at: Progress) -> None:
+            epoch, loss, accuracy = f"{at.epoch}/{at.epochs}", f"{at.loss:.4g}", f"{at.accuracy:.4f}"
+            bar.update(task, total=at.steps, completed=at.step, epoch=epoch, loss=loss, accuracy=accuracy)
+
+        yield update
+
+
+def line(at: Progress) -> str:
+    assert at.row is not None
+    numbers = {name: at.row.get(name) for name in ("train_loss", "train_accuracy", "test_loss", "test_accuracy")}
+    shown = "  ".join(f"{name} {_short(value)}" for name, value in numbers.items() if name in at.row)
+    return f"epoch {at.epoch}/{at.epochs}  {shown}  {_time(at.seconds_left)} left"
+
+
+def summary(run: Run, folder: Path) -> Table:
+    """How it ended, in a few lines."""
+    names = ("train_loss", "train_accuracy", "test_loss", "test_accuracy")
+    final = run.final
+    rows = []
+    for name in names:
+        if name in final:
+            has_best = any(row.get(name) is not None for row in run.epochs)
+            best = run.best(name) if has_best else {}
+            rows.append((name, _short(final[name]), _short(best.get(name)), str(best.get("epoch", "-"))))
+    config = run.config
+    title = (
+        f"{config.model} of width {config.width:g} on {config.data}, {config.method}, {config.scheme}: {run.status} "
+        f"after {final.get('epoch', 0)} of {config.epochs} epochs, {_time(run.seconds)}"
+    )
+    notes = [run.reason] if run.status == "diverged" else []
+    if run.stored:
+        notes.append("This run had ended before; these are its stored numbers. --restart runs it again.")
+    return Table(
+        title,
+        ("", "last", "best", "epoch"),
+        tuple(rows) or (("no epoch", "-", "-", "-"),),
+        (*notes, f"Files: {folder}"),
+    )
+
+
+def _say(text: str) -> None:
+    Console(stderr=True).print(text, highlight=False)
+
+
+def _short(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"
+
+
+def _time(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{seconds:02d}"

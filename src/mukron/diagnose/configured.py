@@ -1,0 +1,100 @@
+"""The coordinate check of a run that a config describes: what ``mukron check`` does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+
+from mukron.curvature import layout
+from mukron.data import Dataset
+from mukron.diagnose.check import Check
+from mukron.diagnose.readings import TOLERANCE
+from mukron.diagnose.record import Started, run
+from mukron.models import get_model
+from mukron.params import build_without_memory
+from mukron.train import RunConfig, RunError, build, dataset_of, factory_of, loss_of
+from mukron.train.probes import call
+
+# Small enough for the first steps to follow the law, at every width and in every scheme.
+RATES = {"sgd": 0.1, "adamw": 0.001, "kfac": 0.01, "foof": 0.02, "shampoo": 0.005, "gauss-newton": 0.01}
+IN_SP = 0.1  # times that where nothing is scaled and wide layers take larger steps
+SAMPLES = {"gauss-newton": 16}  # its cost is that of samples x outputs
+USUAL_SAMPLES = 32
+TIMES = (2, 4, 8, 16)  # the base width, for a network of the user's own
+LARGEST_ROOT = 4096  # Shampoo's roots are of whole matrices: above this one takes minutes on two cores
+
+
+def usual(method: str, scheme: str) -> dict[str, float | int]:
+    """Learning rate and samples that suit a check of this method."""
+    family = method.partition(":")[0]
+    return {
+        "lr": RATES.get(family, 0.01) * (IN_SP if scheme == "sp" else 1.0),
+        "samples": SAMPLES.get(family, USUAL_SAMPLES),
+    }
+
+
+def check_run(
+    config: RunConfig,
+    *,
+    widths: Sequence[float] | None = None,
+    seeds: int = 3,
+    steps: int = 3,
+    tolerance: float = TOLERANCE,
+    dataset: Dataset | None = None,
+    data_dir: str | Path | None = None,
+    progress: Callable[[int, int, str], None] | None = None,
+) -> Check:
+    """The config's run at several widths and seeds (its own do not count), for a few steps on all its samples."""
+    dataset = dataset_of(config, dataset, data_dir)
+    inputs = dataset.prepare(dataset.train.inputs, config.weights_dtype)
+    widths = usual_widths(config, dataset) if widths is None else widths
+
+    def start(width: float, seed: int) -> Started:
+        built = build(config.replace(width=width, seed=seed), dataset)
+        _try(built.model, inputs, config)
+        return Started(built.model, built.plan, built.optimizer)
+
+    batch = (inputs, dataset.train.targets)
+    loss = loss_of(config, dataset.classes)
+    return Check(run(start, batch, loss, widths=widths, seeds=range(seeds), steps=steps, progress=progress), tolerance)
+
+
+def usual_widths(config: RunConfig, dataset: Dataset) -> list[float]:
+    """The network's own, or multiples of the base width; narrower ones where Shampoo could not go on."""
+    if ":" not in config.model:
+        entry = get_model(config.model)
+        widths = [_whole(width * (config.base_width or entry.base_width) / entry.base_width) for width in entry.widths]
+    else:
+        assert config.base_width is not None
+        widths = [_whole(times * config.base_width) for times in TIMES]
+    while config.family == "shampoo" and _largest_side(config, dataset, widths[-1]) > LARGEST_ROOT and widths[0] > 1:
+        widths = [_whole(width / 2) for width in widths]
+    return widths
+
+
+def _whole(width: float) -> float:
+    return int(width) if float(width).is_integer() else width
+
+
+def _largest_side(config: RunConfig, dataset: Dataset, width: float) -> int:
+    model = build_without_memory(factory_of(config, dataset), width)
+    known = [found for module in model.modules() if (found := layout(module)) is not None and not found.one_hot]
+    return max((max(each.d_in, each.d_out) for each in known), default=0)
+
+
+def _try(model: torch.nn.Module, inputs: torch.Tensor, config: RunConfig) -> None:
+    """A network of the user's own may not take this data: say so before anything is measured."""
+    if ":" not in config.model:
+        return
+    try:
+        with torch.no_grad():
+            call(model.eval(), inputs[:1])
+    except Exception as error:
+        raise RunError(
+            f"model={config.model!r} could not take a sample {list(inputs.shape[1:])} of {config.data}: {error}. "
+            "Give data that fits it: data='module:function', your own, which returns inputs and labels"
+        ) from error
+    finally:
+        model.train()

@@ -1,0 +1,107 @@
+"""The figures of a record: against the width, and over the steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from mukron.diagnose.readings import Reading, Verdict
+from mukron.diagnose.record import Record
+from mukron.figures import line, panels, shade, sizes_axis, styled, widths_axis
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+MOST_LINES, MOST_PANELS = 10, 6
+
+
+@styled
+def against_width(record: Record, parts: Sequence[tuple[Reading, Sequence[Verdict]]]) -> Figure:
+    """A panel a reading, a line a layer: means over seeds, each seed a dot; the legend says slope and verdict."""
+    figure, axes = panels(1, len(parts), size=(5.4, 3.0))
+    for axis, (reading, verdicts) in zip(axes[0], parts, strict=True):
+        shown = _shown(verdicts)
+        for number, verdict in enumerate(shown):
+            _line(axis, record, reading, verdict, number)
+        widths_axis(axis, record.widths)
+        sizes_axis(axis)
+        left = len(verdicts) - len(shown)
+        axis.set_title(reading.title + (f" ({left} more in the CSV)" if left else ""))
+        axis.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+    return figure
+
+
+def _line(axis: Axes, record: Record, reading: Reading, verdict: Verdict, number: int) -> None:
+    rows = [row for row in record.select(reading.quantity, verdict.layer) if row.value > 0]
+    style = line(number)
+    widths = sorted({row.width for row in rows})
+    means = [fmean(row.value for row in rows if row.width == width) for width in widths]
+    slope = "" if verdict.measured is None else f" {verdict.measured.slope:+.2f}"
+    axis.plot(widths, means, label=f"{verdict.layer}{slope}, {verdict.word}", **style)
+    axis.scatter([row.width for row in rows], [row.value for row in rows], s=6, color=style["color"], alpha=0.5)
+
+
+def _shown(verdicts: Sequence[Verdict]) -> list[Verdict]:
+    """All, if they are few; else those that are not fine first, in the order of the forward pass."""
+    if len(verdicts) <= MOST_LINES:
+        return list(verdicts)
+    chosen = sorted(range(len(verdicts)), key=lambda i: (verdicts[i].ok, i))[:MOST_LINES]
+    return [verdicts[i] for i in sorted(chosen)]
+
+
+@styled
+def over_steps(record: Record, quantities: dict[str, Any], names: dict[str, str], title: str) -> Figure:
+    """A panel a layer, over the steps: light for the narrowest width, dark for the widest; means over seeds.
+
+    quantities: the line style of each; names: what each is called in the legend.
+    """
+    from matplotlib.ticker import MaxNLocator
+
+    layers = record.layers(next(iter(quantities)))
+    shown = layers if len(layers) <= MOST_PANELS else [*layers[: MOST_PANELS - 2], *layers[-2:]]
+    columns = min(3, len(shown))
+    rows = -(-len(shown) // columns)
+    figure, axes = panels(rows, columns, size=(3.2, 2.4), sharex=True)
+    for axis, layer in zip(axes.flat, shown, strict=False):
+        for number, width in enumerate(record.widths):
+            for quantity, dashes in quantities.items():
+                points = _means_over_seeds(record, quantity, layer, width)
+                colour = shade(number, len(record.widths))
+                axis.plot(
+                    *zip(*points, strict=True), color=colour, linestyle=dashes, marker="o" if len(points) < 3 else ""
+                )
+        axis.set_title(layer)
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+        sizes_axis(axis)
+    for axis in axes.flat[len(shown) :]:
+        axis.set_visible(False)
+    for axis in axes[-1]:
+        axis.set_xlabel("step")
+    _legend(figure, record, quantities, names)
+    left = len(layers) - len(shown)
+    figure.suptitle(title + (f" ({left} more in the CSV)" if left else ""), x=0.01, ha="left", fontsize=10)
+    return figure
+
+
+def _means_over_seeds(record: Record, quantity: str, layer: str, width: float) -> list[tuple[int, float]]:
+    found: dict[int, list[float]] = {}
+    for row in record.rows:
+        if (row.quantity, row.layer, row.width) == (quantity, layer, width):
+            found.setdefault(row.step, []).append(row.value)
+    return [(step, fmean(values)) for step, values in sorted(found.items())] or [(0, float("nan"))]
+
+
+def _legend(figure: Figure, record: Record, quantities: dict[str, Any], names: dict[str, str]) -> None:
+    from matplotlib.lines import Line2D
+
+    handles = [
+        Line2D([], [], color=shade(number, len(record.widths)), label=f"width {width:g}")
+        for number, width in enumerate(record.widths)
+    ]
+    if len(quantities) > 1:
+        handles += [
+            Line2D([], [], color="#444444", linestyle=dashes, label=names[q]) for q, dashes in quantities.items()
+        ]
+    figure.legend(handles=handles, loc="outside lower center", ncols=4)

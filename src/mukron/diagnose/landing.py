@@ -1,0 +1,132 @@
+"""The NNGP trap, seen: from an output layer at zero K-FAC's first step lands on kernel regression; others' do not."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from mukron import figures
+from mukron.data import Dataset, centred_one_hot
+from mukron.diagnose.nngp import Approach, Moment, approach, feature_kernel, one_step_rate, one_step_ridge
+from mukron.models import MLP
+from mukron.optim import KFAC, Shampoo
+from mukron.params import Parametrization, base_shapes, parametrize
+from mukron.params.storage import stamp, write_json
+from mukron.table import Table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+KIND, VERSION = "landing", 1
+BASE_WIDTH, DAMPING = 64, 1.0
+AFTER = 0.01  # K-FAC's learning rate once it has landed
+
+
+@dataclass(frozen=True)
+class Landing:
+    """How each method's outputs come near kernel regression on the first features, step by step."""
+
+    runs: Mapping[str, Approach]
+
+    def table(self) -> Table:
+        steps = sorted({0, 1, 2, 5, 10, *(run.rows[-1].step for run in self.runs.values())} - {0})
+        rows = []
+        for name, run in self.runs.items():
+            found = {row.step: row for row in run.rows}
+            cells = [f"{found[step].correlation:.4f}" if step in found else "-" for step in steps]
+            rows.append((name, *cells, f"{run.rows[-1].loss:.4f}"))
+        columns = ("", *(f"step {step}" for step in steps), "last loss")
+        note = "correlation of the change of the outputs with kernel regression on the first features"
+        return Table("Who lands on kernel regression?", columns, tuple(rows), (note,))
+
+    @figures.styled
+    def figure(self) -> Figure:
+        figure, axes = figures.panels(1, 2, size=(4.2, 2.9))
+        for axis, quantity in zip(axes[0], ("correlation", "loss"), strict=True):
+            for number, (name, run) in enumerate(self.runs.items()):
+                points = [(row.step, getattr(row, quantity)) for row in run.rows if row.step > 0]
+                axis.plot(*zip(*points, strict=True), label=name, **figures.line(number))
+            axis.set(title=f"{quantity} with kernel regression" if quantity == "correlation" else "loss", xlabel="step")
+        axes[0, 1].set_yscale("log")
+        figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
+        return figure
+
+    def to_dict(self) -> dict[str, Any]:
+        return stamp(KIND, VERSION, {"runs": {name: run.to_dict() for name, run in self.runs.items()}})
+
+    def save(self, folder: str | Path) -> list[Path]:
+        """nngp.json, and nngp.svg, nngp.png and nngp.csv."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(folder / "nngp.json", self.to_dict())
+        rows = [(name, *row) for name, run in self.runs.items() for row in run.rows]
+        drawn = figures.save(self.figure(), folder / "nngp")
+        return [folder / "nngp.json", *drawn, figures.write_csv(folder / "nngp", ("run", *Moment._fields), rows)]
+
+
+def landing(
+    dataset: Dataset,
+    *,
+    width: int = 256,
+    steps: int = 30,
+    seed: int = 0,
+    activation: str = "relu",
+    progress: Callable[[int, int, str], None] | None = None,
+) -> Landing:
+    """A three-layer MLP, squared error, full batch: each method from a zero output layer, and K-FAC from muP's."""
+    x, classes = dataset.prepare(dataset.train.inputs), dataset.classes
+    targets = centred_one_hot(dataset.train.targets, classes)
+
+    def factory(width: int) -> nn.Module:
+        return MLP(width, inputs=x[0].numel(), classes=classes, activation=activation)
+
+    shapes = base_shapes(factory, BASE_WIDTH)
+
+    def start(exponent: str | None) -> tuple[nn.Module, Parametrization]:
+        torch.manual_seed(seed)
+        model = factory(width).to(x.device)
+        return model, parametrize(model, shapes, output_exponent=exponent)
+
+    wanted: dict[str, tuple[str | None, Callable[[nn.Module, Parametrization], Optimizer]]] = {
+        "K-FAC, output layer at zero": ("zero", lambda model, plan: _landing_kfac(model, plan, classes)),
+        "Shampoo, output layer at zero": ("zero", lambda model, plan: Shampoo(model, plan, lr=0.01, damping=1e-3)),
+        "SGD, output layer at zero": ("zero", lambda _, plan: torch.optim.SGD(plan.param_groups("sgd", lr=0.2))),
+        "K-FAC, output layer as muP has it": (None, lambda model, plan: _kfac(model, plan, lr=0.1)),
+    }
+    runs = {}
+    for number, (name, (exponent, optimizer)) in enumerate(wanted.items()):
+        if progress is not None:
+            progress(number, len(wanted), name)
+        model, plan = start(exponent)
+        ridge = one_step_ridge(feature_kernel(model, x), damping=DAMPING, base_size=BASE_WIDTH)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="output layer", category=UserWarning)  # it is what is shown
+            chosen = optimizer(model, plan)
+        runs[name] = approach(model, chosen, x, targets, steps=steps, ridge=ridge)
+    return Landing(runs)
+
+
+def _kfac(model: nn.Module, plan: Parametrization, lr: float) -> KFAC:
+    return KFAC(model, plan, lr=lr, damping=DAMPING, fisher="exact", likelihood="gaussian")
+
+
+def _landing_kfac(model: nn.Module, plan: Parametrization, classes: int) -> KFAC:
+    """One step of the right size, then small ones: it lands and stays near."""
+    optimizer = _kfac(model, plan, lr=one_step_rate(damping=DAMPING, classes=classes))
+
+    def landed(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        for group in optimizer.param_groups:
+            group["lr"] = AFTER
+
+    optimizer.register_step_post_hook(landed)
+    return optimizer
+
+
+__all__ = ["Landing", "landing"]

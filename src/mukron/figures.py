@@ -1,0 +1,119 @@
+"""All figures in one style: colours that colour-blind eyes tell apart, a marker to each, SVG and PNG with a CSV beside.
+
+Needs matplotlib, which is loaded when a figure is drawn.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Iterable, Sequence
+from functools import wraps
+from math import log10, sqrt
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+# Okabe and Ito (2008), without their yellow, which is too light for lines.
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+STYLE: dict[Any, Any] = {
+    "font.size": 9,
+    "axes.titlesize": 10,
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#E6E6E6",
+    "grid.linewidth": 0.6,
+    "axes.axisbelow": True,
+    "lines.linewidth": 1.4,
+    "lines.markersize": 4,
+    "legend.frameon": False,
+    "legend.fontsize": 8,
+    "svg.hashsalt": "mukron",  # the same numbers give the same file
+}
+
+
+def styled(draw: Callable[P, T]) -> Callable[P, T]:
+    """Whatever the function draws comes in the one style; the user's own settings stay as they were."""
+
+    @wraps(draw)
+    def drawn(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            import matplotlib as mpl
+        except ImportError as error:
+            raise ValueError("figures need matplotlib: pip install 'mukron[studies]'") from error
+        with mpl.rc_context(STYLE):
+            return draw(*args, **kwargs)
+
+    return drawn
+
+
+def panels(rows: int, columns: int, *, size: tuple[float, float] = (3.4, 2.8), **options: Any) -> tuple[Figure, Any]:
+    """A figure of rows x columns axes, always as an array of two dimensions. No window, no global state."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(size[0] * columns, size[1] * rows), layout="constrained")
+    return figure, figure.subplots(rows, columns, squeeze=False, **options)
+
+
+def line(number: int) -> dict[str, Any]:
+    """Colour and marker of the line of that number; after seven they come again, dashed."""
+    around, which = divmod(number, len(COLOURS))
+    return {"color": COLOURS[which], "marker": MARKERS[which], "linestyle": ("-", "--", ":", "-.")[around % 4]}
+
+
+def shade(number: int, of: int) -> str:
+    """Colours of an ordered quantity such as the width: from light to dark in one map."""
+    from matplotlib import colormaps
+    from matplotlib.colors import to_hex
+
+    return to_hex(colormaps["viridis_r"](0.15 + 0.8 * number / max(1, of - 1)))
+
+
+def widths_axis(axis: Axes, widths: Sequence[float]) -> None:
+    """A logarithmic axis whose ticks are the widths themselves, thinned where they would touch."""
+    ticks = sorted(set(widths))[:: 1 + (len(set(widths)) - 1) // 7]
+    axis.set_xscale("log", base=2)
+    axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    axis.minorticks_off()
+    axis.set_xlabel("width")
+
+
+def sizes_axis(axis: Axes) -> None:
+    """A logarithmic axis of at least two decades: flat lines look flat."""
+    from matplotlib.ticker import NullFormatter
+
+    axis.set_yscale("log")
+    low, high = axis.get_ylim()
+    missing = (2 / max(log10(high / low), 1e-9)) if high < 100 * low else 1.0
+    middle, half = sqrt(low * high), sqrt(high / low) ** missing
+    axis.set_ylim(middle / half, middle * half)
+    axis.yaxis.set_minor_formatter(NullFormatter())
+
+
+@styled
+def save(figure: Figure, path: str | Path) -> list[Path]:
+    """PATH.svg and PATH.png."""
+    written = []
+    for ending, options in ((".svg", {"metadata": {"Date": None}}), (".png", {"dpi": 150})):
+        target = Path(path).with_suffix(ending)
+        figure.savefig(target, **options)
+        written.append(target)
+    return written
+
+
+def write_csv(path: str | Path, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Path:
+    """PATH.csv, the numbers beside a figure; floats with nine digits, which float32 is told apart by."""
+    target = Path(path).with_suffix(".csv")
+    with target.open("w", newline="") as file:
+        table = csv.writer(file, lineterminator="\n")
+        table.writerow(columns)
+        table.writerows([f"{cell:.9g}" if isinstance(cell, float) else cell for cell in row] for row in rows)
+    return target

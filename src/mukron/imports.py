@@ -1,0 +1,26 @@
+"""A function of the user's own, named as MODULE:FUNCTION."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+
+def import_function(path: str, said: str) -> Callable[..., Any]:
+    """The function or class at MODULE:FUNCTION, modules of the current folder included; ``said`` names it in errors."""
+    module, _, name = path.partition(":")
+    if not (module and name):
+        raise ValueError(f"{said} {path!r}: expected MODULE:FUNCTION, as in mypackage.nets:make")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        imported = importlib.import_module(module)
+    except (ModuleNotFoundError, TypeError) as error:
+        raise ValueError(f"{said} {path!r}: {error} (a module's name, not a file's; this folder counts too)") from error
+    function: Callable[..., Any] | None = getattr(imported, name, None)
+    if not callable(function):
+        raise ValueError(f"{said} {path!r}: module {module!r} has no function or class {name!r}")
+    return function

@@ -1,0 +1,33 @@
+"""Training runs: a config that says all, a loop that can be killed and continued, and the records it leaves."""
+
+from mukron.train.build import (
+    Built,
+    base_width_of,
+    build,
+    dataset_of,
+    device_of,
+    factory_of,
+    loss_of,
+    optimizer_of,
+)
+from mukron.train.config import RunConfig
+from mukron.train.errors import RunError
+from mukron.train.loop import Moment, Progress, train
+from mukron.train.records import Run
+
+__all__ = [
+    "Built",
+    "Moment",
+    "Progress",
+    "Run",
+    "RunConfig",
+    "RunError",
+    "base_width_of",
+    "build",
+    "dataset_of",
+    "device_of",
+    "factory_of",
+    "loss_of",
+    "optimizer_of",
+    "train",
+]

@@ -1,0 +1,372 @@
+"""The training loop.
+
+Read downwards:  batches -> forward -> is it still a run? -> backward -> clip -> step -> row -> checkpoint.
+
+Everything that the loop knows between two steps is in ``State``, and all of it is in a checkpoint. What a step draws
+comes from the seed and the number of the epoch or step, or from generators that are saved too. So a run that was
+killed continues as if nothing had happened.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils import clip_grad_norm_
+
+from mukron.data import Dataset, augmentation
+from mukron.linalg import FactorizationError
+from mukron.optim.base import PATIENCE
+from mukron.train.build import Built, build, dataset_of, device_of
+from mukron.train.config import RunConfig
+from mukron.train.errors import RunError
+from mukron.train.probes import PROBES, Probe
+from mukron.train.randomness import (
+    AUGMENTATION,
+    ORDER,
+    own_random_numbers,
+    random_states,
+    restore_random_states,
+    seed_for,
+)
+from mukron.train.records import DIVERGED, FINISHED, INTERRUPTED, Folder, Row, Run, finite
+from mukron.train.schedules import Schedule
+from mukron.train.surroundings import interruptible, repeatable, tensorboard_writer
+from mukron.train.words import Words
+
+PROBED = 64  # samples that probes see
+EVALUATED = 1024  # samples at a time
+TOO_LARGE = 1e4  # times the first loss, or 1 if that is smaller
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a run stands, after every step and, with its row, after every epoch."""
+
+    epoch: int  # the one under way, from 1
+    epochs: int
+    step: int
+    steps: int
+    loss: float  # of the epoch so far
+    accuracy: float
+    seconds_left: float
+    row: Row | None = None
+
+
+@dataclass(frozen=True)
+class Moment:
+    """The end of an epoch, as an observer sees it. What it returns joins the epoch's row."""
+
+    config: RunConfig
+    built: Built
+    dataset: Dataset
+    epoch: int
+    step: int
+    row: Mapping[str, Any]
+
+
+Observer = Callable[[Moment], Mapping[str, float]]
+
+
+@dataclass
+class State:
+    """All that the loop remembers beside the network, the optimizer and the random streams."""
+
+    epoch: int = 0  # finished ones
+    batch: int = 0  # finished ones of the epoch under way
+    step: int = 0
+    loss: float = 0.0  # sums over the epoch under way
+    correct: int = 0
+    seen: int = 0
+    first_loss: float | None = None
+    skipped_in_a_row: int = 0
+    seconds: float = 0.0
+    rows: list[Row] = field(default_factory=list)
+
+
+def train(
+    config: RunConfig,
+    folder: str | os.PathLike[str] | None = None,
+    *,
+    dataset: Dataset | None = None,
+    data_dir: str | Path | None = None,
+    resume: bool = True,
+    observe: Sequence[Observer] = (),
+    progress: Callable[[Progress], None] | None = None,
+    tensorboard: bool = False,
+    checkpoint_every: int = 1,
+) -> Run:
+    """Train what the config describes. In a folder the run is recorded, and continues where it was stopped or killed.
+
+    folder: None keeps nothing on disk. A run that has ended there is not run again but read; another config is refused.
+        The same with more epochs goes on, unless the schedule knows its end (cosine, linear).
+    dataset: the config's data, whole, if it is loaded already; ``data_dir`` is where it is looked for otherwise.
+    resume: False forgets what the folder holds and begins anew.
+    observe: functions called at the end of every epoch, whose numbers join its row.
+    progress: called after every step and every epoch.
+    tensorboard: write event files too.
+    checkpoint_every: epochs; one is also written at the end and on Ctrl-C.
+
+    The last samples of an epoch that do not fill a batch are left out (others each epoch, as the order changes).
+    Ctrl-C ends the run after its step, with status "interrupted". Global random streams are left as they were.
+    """
+    if tensorboard and folder is None:
+        raise RunError("tensorboard=True needs a folder to write to")
+    if checkpoint_every < 1:
+        raise RunError(f"checkpoint_every counts epochs: at least 1, got {checkpoint_every}")
+    files = None if folder is None else Folder(folder)
+    with ExitStack() as stack:
+        if files is not None:
+            stack.enter_context(files.locked())
+            if resume and (run := files.ended(config)) is not None:
+                return run
+        data = dataset_of(config, dataset, data_dir)
+        stack.enter_context(own_random_numbers(device_of(config)))
+        stack.enter_context(repeatable())
+        loop = Loop(config, data, files, observe, progress, checkpoint_every, data_dir)
+        if files is not None:
+            if resume:
+                loop.load(files.saved())
+            else:
+                files.forget()
+            files.begin(config, loop.state.rows)
+        if tensorboard and files is not None:
+            loop.writer = stack.enter_context(tensorboard_writer(files.tensorboard, loop.state.step))
+        return loop.run(stack.enter_context(interruptible()))
+
+
+def batches(samples: int, batch: int, seed: int, epoch: int) -> list[Tensor]:
+    """The samples of an epoch's batches, in an order that is a matter of seed and epoch alone; a rest is dropped."""
+    if samples == batch:
+        return [torch.arange(samples)]
+    generator = torch.Generator().manual_seed(seed_for(seed, ORDER, epoch))
+    order = torch.randperm(samples, generator=generator)
+    return list(torch.split(order, batch)[: samples // batch])
+
+
+class DivergedError(Exception):
+    """The run cannot go on; says why."""
+
+
+class Loop:
+    """One run under way."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        dataset: Dataset,
+        files: Folder | None,
+        observe: Sequence[Observer],
+        progress: Callable[[Progress], None] | None,
+        checkpoint_every: int,
+        data_dir: str | Path | None,
+    ) -> None:
+        self.config, self.dataset, self.files = config, dataset, files
+        self.observe, self.progress, self.checkpoint_every = observe, progress, checkpoint_every
+        self.device, self.writer = device_of(config), None
+        self.batch = min(config.batch or len(dataset.train), len(dataset.train))
+        self.steps_per_epoch = len(dataset.train) // self.batch
+        self.built = build(config, dataset)
+        self.rates = [(group["lr"], group.get("fallback_lr")) for group in self.built.optimizer.param_groups]
+        self.schedule = Schedule.parse(config.schedule)
+        self.probes = self._probes(data_dir)  # before a checkpoint is loaded: they know the beginning
+        self.state = State()
+
+    def _probes(self, data_dir: str | Path | None) -> list[Probe]:
+        model, optimizer = self.built.model, self.built.optimizer
+        x = self._prepared(self.dataset.train.inputs[:PROBED])
+        return [
+            Words(model, self.dataset, data_dir) if name == "words" else PROBES[name](model, optimizer, x)
+            for name in self.config.record
+        ]
+
+    def _prepared(self, inputs: Tensor, augment: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+        return self.dataset.prepare(inputs, self.config.weights_dtype, augment)
+
+    # From the first epoch to the last.
+
+    def run(self, interrupted: Callable[[], bool]) -> Run:
+        self.started, self.steps_before, self.seconds_before = time.perf_counter(), self.state.step, self.state.seconds
+        status, reason = FINISHED, ""
+        try:
+            while self.state.epoch < self.config.epochs and not interrupted():
+                self._epoch(interrupted)
+            if self.state.epoch < self.config.epochs:
+                status, reason = INTERRUPTED, f"interrupted at step {self.state.step}"
+        except DivergedError as error:
+            status, reason = DIVERGED, f"step {self.state.step}: {error}"
+        self._tick()
+        run = Run(self.config, status, list(self.state.rows), reason, self.state.seconds)
+        if self.files is not None:
+            if status != DIVERGED:
+                self._save()
+            self.files.end(run)
+        return run
+
+    def _epoch(self, interrupted: Callable[[], bool]) -> None:
+        """One epoch, or what is left of it, or what the user lets it be."""
+        state = self.state
+        self.built.model.train()
+        for samples in batches(len(self.dataset.train), self.batch, self.config.seed, state.epoch)[state.batch :]:
+            self._step(samples.to(self.device))
+            state.batch += 1
+            self._report()
+            if interrupted() and state.batch < self.steps_per_epoch:
+                return
+        row = self._row()
+        state.rows.append(row)
+        state.epoch, state.batch, state.loss, state.correct, state.seen = state.epoch + 1, 0, 0.0, 0, 0
+        if self.files is not None:
+            self.files.append(row)
+            self._write_events(row)
+        self._report(row)
+        if "test_loss" in row:
+            self._check(row["test_loss"], "test loss")
+        if self.files is not None and state.epoch % self.checkpoint_every == 0 and state.epoch < self.config.epochs:
+            self._save()
+
+    def _step(self, samples: Tensor) -> None:
+        config, state, optimizer, train = self.config, self.state, self.built.optimizer, self.dataset.train
+        augment = augmentation(config.augment, seed_for(config.seed, AUGMENTATION, state.step), self.dataset.mean)
+        x, y = self._prepared(train.inputs[samples], augment), train.targets[samples]
+        self._set_rates()
+        optimizer.zero_grad()
+        output = self.built.outputs(x)
+        loss = self.built.loss(output, y)
+        value = loss.item()
+        self._check(value, "loss")
+        torch.autograd.backward(loss)
+        if config.clip_norm is not None:
+            clip_grad_norm_(self.built.model.parameters(), config.clip_norm)
+        self._move()
+        state.step += 1
+        state.seen += len(y)
+        state.loss += value * len(y)
+        state.correct += int((output.detach().argmax(1) == y).sum())
+
+    def _factor(self, step: int) -> float:
+        return self.schedule.factor(step, self.steps_per_epoch, self.config.epochs, self.config.warmup)
+
+    def _set_rates(self) -> None:
+        """Every group's learning rates as it began with them, times what the schedule says."""
+        factor = self._factor(self.state.step)
+        for group, (lr, fallback_lr) in zip(self.built.optimizer.param_groups, self.rates, strict=True):
+            group["lr"] = lr * factor
+            if fallback_lr is not None:
+                group["fallback_lr"] = fallback_lr * factor
+
+    def _move(self) -> None:
+        """The optimizer's step. One that it skips is no ill, many in a row are."""
+        optimizer, state = self.built.optimizer, self.state
+        before = getattr(optimizer, "skipped", 0)
+        try:
+            optimizer.step()
+        except RuntimeError as error:
+            if isinstance(error.__cause__, FactorizationError):
+                raise DivergedError(str(error)) from error
+            raise
+        skipped = getattr(optimizer, "skipped", 0) > before
+        state.skipped_in_a_row = state.skipped_in_a_row + 1 if skipped else 0
+        if state.skipped_in_a_row >= PATIENCE:
+            raise DivergedError(f"{PATIENCE} steps in a row were skipped, since gradients or curvature were not finite")
+
+    def _check(self, loss: float | None, what: str) -> None:
+        """Whether this is still a run that can come to something."""
+        if loss is None or not math.isfinite(loss):
+            raise DivergedError(f"the {what} is not finite; lower the learning rate or raise the damping")
+        if self.state.first_loss is None:
+            self.state.first_loss = loss
+        if loss > TOO_LARGE * max(self.state.first_loss, 1.0):
+            first = self.state.first_loss
+            raise DivergedError(f"the {what} is {loss:.3g}, and was {first:.3g} at first; lower the learning rate")
+
+    # What is recorded.
+
+    def _row(self) -> Row:
+        config, state = self.config, self.state
+        epoch = state.epoch + 1
+        row: Row = {
+            **{"epoch": epoch, "step": state.step, "lr": config.lr * self._factor(state.step - 1)},
+            **{"train_loss": state.loss / state.seen, "train_accuracy": state.correct / state.seen},
+        }
+        with own_random_numbers(self.device):  # looking on changes nothing
+            if len(self.dataset.test) and (epoch % config.evaluate_every == 0 or epoch == config.epochs):
+                row["test_loss"], row["test_accuracy"] = self.evaluate()
+            if epoch % config.record_every == 0 or epoch == config.epochs:
+                for probe in self.probes:
+                    row.update(probe.read())
+            for observer in self.observe:
+                row.update(observer(Moment(config, self.built, self.dataset, epoch, state.step, dict(row))))
+        self._tick()
+        return finite({**row, "seconds": state.seconds})
+
+    @torch.no_grad()
+    def evaluate(self) -> tuple[float, float]:
+        """Loss and accuracy on the test samples."""
+        test, model = self.dataset.test, self.built.model
+        loss, correct = 0.0, 0
+        model.eval()
+        for inputs, y in zip(torch.split(test.inputs, EVALUATED), torch.split(test.targets, EVALUATED), strict=True):
+            output = self.built.outputs(self._prepared(inputs))
+            loss += self.built.loss(output, y).item() * len(y)
+            correct += int((output.argmax(1) == y).sum())
+        model.train()
+        return loss / len(test), correct / len(test)
+
+    def _tick(self) -> None:
+        self.state.seconds = self.seconds_before + time.perf_counter() - self.started
+
+    def _report(self, row: Row | None = None) -> None:
+        if self.progress is None:
+            return
+        state, steps = self.state, self.config.epochs * self.steps_per_epoch
+        done = state.step - self.steps_before
+        left = (time.perf_counter() - self.started) / max(done, 1) * (steps - state.step)
+        loss, accuracy = state.loss / max(state.seen, 1), state.correct / max(state.seen, 1)
+        epoch = state.epoch + 1
+        if row is not None:
+            epoch, loss, accuracy = row["epoch"], row["train_loss"], row["train_accuracy"]
+        self.progress(Progress(epoch, self.config.epochs, state.step, steps, loss, accuracy, left, row))
+
+    def _write_events(self, row: Row) -> None:
+        if self.writer is not None:
+            for name, value in row.items():
+                if name not in ("epoch", "step") and value is not None:
+                    self.writer.add_scalar(name, value, row["step"])
+            self.writer.flush()
+
+    # Checkpoints.
+
+    def _save(self) -> None:
+        assert self.files is not None
+        self._tick()
+        checkpoint = {
+            "model": self.built.model.state_dict(),
+            "optimizer": self.built.optimizer.state_dict(),
+            "random": random_states(self.device),
+            "state": asdict(self.state),
+        }
+        self.files.save(checkpoint, self.state.rows)
+
+    def load(self, checkpoint: Mapping[str, Any] | None) -> None:
+        """Stand where the checkpoint was made; None is the beginning."""
+        if checkpoint is None:
+            return
+        try:
+            self.built.model.load_state_dict(checkpoint["model"])
+            self.built.optimizer.load_state_dict(checkpoint["optimizer"])
+            restore_random_states(checkpoint["random"], self.device)
+            self.state = State(**checkpoint["state"])
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            raise RunError(
+                f"the checkpoint does not fit what {self.config.model!r} builds now: {' '.join(str(error).split())}; "
+                "delete it to train this run from its beginning"
+            ) from error

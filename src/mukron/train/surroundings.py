@@ -1,0 +1,65 @@
+"""What surrounds a run: repeatable kernels, Ctrl-C that waits for a step, TensorBoard's writer."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mukron.optim.base import PATIENCE
+from mukron.train.errors import RunError
+
+
+@contextmanager
+def repeatable() -> Iterator[None]:
+    """cuDNN's repeatable kernels; and what the loop itself says of a diverged run is not said twice."""
+    cudnn = torch.backends.cudnn
+    before = cudnn.deterministic, cudnn.benchmark
+    cudnn.deterministic, cudnn.benchmark = True, False
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings(
+                "ignore", message=f"{PATIENCE} steps in a row were skipped", category=RuntimeWarning
+            )
+            yield
+    finally:
+        cudnn.deterministic, cudnn.benchmark = before
+
+
+@contextmanager
+def interruptible() -> Iterator[Callable[[], bool]]:
+    """Whether Ctrl-C was pressed, so that a step is never cut in two. Pressed again, it acts as ever."""
+    pressed, main = False, threading.current_thread() is threading.main_thread()
+    if not main or signal.getsignal(signal.SIGINT) in (signal.SIG_IGN, None):  # it will not come here
+        yield lambda: False
+        return
+
+    def press(number: int, frame: Any) -> None:
+        nonlocal pressed
+        pressed = True
+        signal.signal(signal.SIGINT, before)
+
+    before = signal.signal(signal.SIGINT, press)
+    try:
+        yield lambda: pressed
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def tensorboard_writer(folder: Path, step: int) -> Iterator[Any]:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise RunError(f"tensorboard=True: {error}; pip install 'mukron[studies]' brings it") from error
+    writer = SummaryWriter(str(folder), purge_step=step + 1 if step else None)
+    try:
+        yield writer
+    finally:
+        writer.close()

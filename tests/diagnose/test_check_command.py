@@ -1,0 +1,117 @@
+"""``mukron check`` as a user runs it: the promised verdicts, smaller; files, exit codes, a network of one's own."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from mukron.cli import app
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def check(*arguments: str, code: int = 0) -> str:
+    result = CliRunner().invoke(app, ["check", *arguments], catch_exceptions=False)
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+def refuse(*arguments: str) -> str:
+    result = CliRunner().invoke(app, ["check", *arguments], catch_exceptions=False)
+    assert result.exit_code == 2, result.output
+    assert result.stdout == ""
+    return " ".join(result.stderr.split())
+
+
+SMALL = {"mlp": "128,256,512,1024", "cnn": "64,128,256"}  # 'make test' has two cores; by hand the defaults go further
+FEW = ("--seeds", "2", "--steps", "2", "--show", "features")
+
+
+@pytest.mark.parametrize("model", ["mlp", "cnn"])
+@pytest.mark.parametrize("method", ["kfac", "sgd", "adamw", "foof", "shampoo", "gauss-newton"])
+def test_mup_passes_and_sp_fails(model, method):
+    widths = "16,32,64" if model == "cnn" and method == "shampoo" else SMALL[model]
+    wanted = ("--model", model, "--method", method, "--widths", widths, *FEW)
+    if method == "gauss-newton" and model == "cnn":
+        wanted = (*wanted, "--samples", "8")
+    assert "OK: every layer learns alike" in check(*wanted, "--scheme", "mup")
+    output = check(*wanted, "--scheme", "sp", code=1)
+    assert "NOT OK." in output
+    assert "The scheme is sp" in output
+
+
+@pytest.mark.parametrize(("model", "layer"), [("mlp", "fc1.weight"), ("cnn", "conv1.weight")])
+def test_the_heuristic_damping_fails_and_the_input_layer_is_named(model, layer):
+    output = check("--model", model, "--damping", "heuristic", "--widths", SMALL[model], *FEW, code=1)
+    assert re.search(rf"^own update +{layer} +input .* vanishes$", output, re.MULTILINE), output
+    said = output[output.index("NOT OK.") :]
+    assert f"{layer} (input, own update)" in said
+    assert f"Damping outgrows its factor in {layer.partition('.')[0]}.A" in said
+
+
+def test_a_network_of_ones_own(monkeypatch):
+    monkeypatch.chdir(EXAMPLES)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    wanted = ("--factory", "own_network:make", "--method", "shampoo", "--widths", "128,256,512")
+    assert "OK: every layer learns alike" in check(*wanted)
+    output = check("--factory", "own_network:make", "--method", "sgd", "--data", "own_network:batch", *FEW[:2])
+    assert "widths 64 to 512" in output  # twice the default width of ``make``, and on
+
+
+def test_a_network_that_does_not_take_the_data(monkeypatch, tmp_path):
+    (tmp_path / "others.py").write_text("from torch import nn\ndef make(width):\n    return nn.Linear(3, width)\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    said = refuse("--factory", "others:make", "--method", "sgd")
+    assert "could not take a sample [1, 8, 8] of digits" in said
+    assert "data='module:function'" in said
+
+
+def test_files_and_tables(tmp_path):
+    output = check(  # two points tell no interval: that is not clear
+        *("--method", "kfac", "--widths", "64,128", "--seeds", "1", "--steps", "1", "--show", "all"),
+        *("--out", str(tmp_path / "out"), "--json", str(tmp_path / "check.json"), "--tolerance", "9"),
+        code=1,
+    )
+    for title in ("K-FAC, mup", "Validity of damping.", "Curvature.", "Distance from initialization."):
+        assert title in output
+    content = json.loads((tmp_path / "check.json").read_text(), parse_constant=pytest.fail)
+    assert content["format"] == "mukron.check"
+    assert content["features"][0]["measured"]["low"] is None
+    assert (tmp_path / "out" / "spectra.svg").exists()
+
+
+def test_nngp(tmp_path):
+    output = check("nngp", "--samples", "64", "--steps", "2", "--width", "128", "--out", str(tmp_path))
+    kfac = next(line for line in output.splitlines() if line.startswith("K-FAC, output layer at zero"))
+    sgd = next(line for line in output.splitlines() if line.startswith("SGD, output layer at zero"))
+    assert float(kfac.split("zero")[1].split()[0]) > 0.999
+    assert float(sgd.split("zero")[1].split()[0]) < 0.9
+    assert {path.name for path in tmp_path.iterdir()} == {"nngp.json", "nngp.svg", "nngp.png", "nngp.csv"}
+    assert (tmp_path / "nngp.csv").read_text().startswith("run,step,loss,correlation,distance,size\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--method", "kfca"), "unknown method 'kfca'"),
+        (("--scheme", "mupp"), "unknown scheme 'mupp'"),
+        (("--damping", "heuristics"), "unknown damping rule 'heuristics'"),
+        (("--method", "sgd", "--damping", "rescaled"), "damping: sgd has none"),
+        (("--model", "mpl"), "unknown model 'mpl'"),
+        (("--model", "mlp", "--factory", "a:b"), "not both"),
+        (("--widths", "64,wide"), "expected numbers, as in 256,512,1024"),
+        (("--widths", "64"), "at least two widths"),
+        (("--show", "feature"), "known: features, damping, spectra, distance, all"),
+        (("--model", "cbow"), "numbers of neighbouring words"),
+        (("--set", "dampening=1"), "a run has no field 'dampening'"),
+        (("nngp", "--activation", "rleu"), "unknown activation 'rleu'"),
+    ],
+)
+def test_a_wrong_request_is_told_in_one_line(arguments, message):
+    assert message in refuse(*arguments)

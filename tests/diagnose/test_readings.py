@@ -1,0 +1,99 @@
+"""Verdicts, on records that are made by hand."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from mukron.diagnose import Check, Record, Row
+from mukron.diagnose.readings import DAMPING, FEATURES, judge
+
+WIDTHS, SEEDS = (64, 128, 256, 512), range(3)
+
+
+def record(slopes: dict[str, float], quantity: str = "features", noise: float = 0.01, **changes) -> Record:
+    draws = np.random.RandomState(0)
+    rows = [
+        Row(width, seed, step, quantity, layer, step * width**slope * math.exp(noise * draws.randn()))
+        for width in WIDTHS
+        for seed in SEEDS
+        for step in (1, 2)
+        for layer, slope in slopes.items()
+    ]
+    fields = {"rows": tuple(rows), "method": "kfac", "scheme": "mup", "roles": {}, "predicted": {}, **changes}
+    return Record(**fields)
+
+
+@pytest.mark.parametrize(("slope", "word"), [(0.0, "learns"), (0.15, "learns"), (-0.5, "vanishes"), (1.0, "explodes")])
+def test_the_exponent_decides(slope, word):
+    (verdict,) = judge(record({"fc1": slope}), FEATURES)
+    assert verdict.word == word
+    assert verdict.ok == (word == "learns")
+    assert verdict.measured.slope == pytest.approx(slope, abs=0.03)
+
+
+def test_the_tolerance_is_the_users():
+    (verdict,) = judge(record({"fc1": 0.15}), FEATURES, tolerance=0.1)
+    assert verdict.word == "explodes"
+
+
+@pytest.mark.parametrize("slope", [0.0, -0.3])
+def test_noise_that_hides_the_answer_is_told(slope):
+    """An interval that is too wide to say yes, or one that holds 0 beside a slope that is not."""
+    (verdict,) = judge(record({"fc1": slope}, noise=2.0), FEATURES)
+    assert verdict.word == "unclear"
+    result = Check(record({"fc1": slope}, noise=2.0))
+    assert not result.ok
+    assert "more seeds or widths further apart" in result.verdict()
+
+
+def test_a_layer_that_never_moves_stands_still():
+    still = record({"fc1": 0.0})
+    still = Record(tuple(row._replace(value=0.0) for row in still.rows), "kfac", "mup", {}, {})
+    (verdict,) = judge(still, FEATURES)
+    assert (verdict.word, verdict.measured, verdict.ok) == ("stands still", None, False)
+
+
+def test_the_last_step_counts():
+    """Only after the second step do features grow with the width."""
+    rows = [row if row.step == 2 else row._replace(value=1.0) for row in record({"fc1": 1.0}).rows]
+    (verdict,) = judge(Record(tuple(rows), "kfac", "mup", {}, {}), FEATURES)
+    assert verdict.word == "explodes"
+
+
+@pytest.mark.parametrize(("slope", "word"), [(0.0, "valid"), (1.0, "drowns the factor"), (-1.0, "fades")])
+def test_damping_has_words_of_its_own(slope, word):
+    assert judge(record({"fc1.A": slope}, "ratio"), DAMPING)[0].word == word
+
+
+def test_a_check_names_what_is_wrong_and_what_to_do():
+    roles = {"fc1": "input", "fc1.weight": "input", "fc2": "hidden"}
+    features = record({"fc1": -1.0, "fc2": 0.0}, roles=roles, predicted={"features/fc1": 0.0})
+    update, ratio = record({"fc1.weight": -1.0}, "update"), record({"fc1.A": 1.0, "fc2.A": 1.0}, "ratio")
+    result = Check(Record((*features.rows, *update.rows, *ratio.rows), "kfac", "mup", roles, features.predicted))
+    assert not result.ok
+    assert result.exit_code == 1
+    assert [verdict.layer for verdict in result.failures] == ["fc1", "fc1.weight"]
+    said = result.verdict()
+    assert "vanishes: fc1 (input, features), fc1.weight (input, own update)." in said
+    assert "Damping outgrows its factor in fc1.A:" in said  # of fc2 too, which learns all the same
+    with pytest.raises(AssertionError, match=r"NOT OK.*fc1(.|\n)*exponent"):
+        result.assert_ok()
+
+
+def test_a_run_that_breaks_fails_the_check():
+    broken = record({"fc1": 0.0}, broken={"width 512, seed 0": "the loss is nan after 2 steps"})
+    result = Check(broken)
+    assert not result.ok
+    assert "width 512, seed 0: the loss is nan after 2 steps." in result.verdict()
+    assert "lower learning rate" in result.verdict()
+
+
+def test_a_long_table_sums_up_what_is_fine():
+    slopes = {f"layer{number}": 0.0 for number in range(40)} | {"bad": 1.0}
+    roles = dict.fromkeys(slopes, "hidden")
+    result = Check(record(slopes, roles=roles))
+    assert [row[1] for row in result.table().rows] == ["bad", "40 others"]
+    assert len(result.table(whole=True).rows) == 41

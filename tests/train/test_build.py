@@ -1,0 +1,161 @@
+"""From a config to network, plan, optimizer and loss."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from mukron import EMA, FOOF, KFAC, GaussNewton, Heuristic, Rescaled, Shampoo
+from mukron.data import load
+from mukron.models import CNN
+from mukron.train import RunConfig, RunError, build, dataset_of, factory_of, loss_of
+
+DIGITS = load("digits")
+
+
+def test_the_network_is_fitted_to_the_data():
+    built = build(RunConfig(width=128, base_width=32, model_options={"depth": 4}), DIGITS)
+    shapes = [tuple(parameter.shape) for parameter in built.model.parameters()]
+    assert shapes == [(128, 64), (128, 128), (128, 128), (10, 128)]
+    assert built.plan.base_width == 32
+    assert built.plan.scales("kfac")["fc2.weight"].damping == {"A": 4.0, "B": 0.25}
+    assert isinstance(build(RunConfig(model="cnn", width=16), DIGITS).model, CNN)
+
+
+def test_the_scheme_and_the_output_exponent_reach_the_weights():
+    def size(**fields):
+        return float(build(RunConfig(width=1024, method="sgd", **fields), DIGITS).model.fc3.weight.detach().std())
+
+    assert size(scheme="mup") == pytest.approx(size(scheme="sp") / 4, rel=0.05)  # r_in = 16
+    assert size(output_exponent=2) == pytest.approx(size(scheme="mup") / 16, rel=0.05)
+    assert size(output_exponent="zero") == 0
+
+
+def test_a_seed_is_a_network():
+    first, again, other = (
+        build(RunConfig(width=64, seed=seed), DIGITS).model.fc2.weight.detach() for seed in (1, 1, 2)
+    )
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("float32", "float32"), ("float64", "float64"), ("bfloat16", "float32")])
+def test_weights_have_the_configs_dtype(name, dtype):
+    built = build(RunConfig(width=64, dtype=name), DIGITS)
+    x = DIGITS.prepare(DIGITS.train.inputs[:4], built.config.weights_dtype)
+    assert built.model.fc1.weight.dtype == x.dtype == getattr(torch, dtype)
+    assert built.outputs(x).dtype == getattr(torch, name)
+
+
+def optimizer(**fields):
+    return build(RunConfig(width=128, **fields), DIGITS).optimizer
+
+
+def test_methods():
+    kfac = optimizer(loss="mse", seed=3, method_options={"memory": "ema:0.5", "fisher": "exact", "exclude": ["fc1"]})
+    assert isinstance(kfac, KFAC)
+    assert (kfac.listening.likelihood, kfac.listening.fisher) == ("gaussian", "exact")
+    assert (kfac.settings.memory, kfac.settings.exclude, kfac.settings.seed) == (EMA(0.5), ("fc1",), 3)
+    assert kfac.param_groups[0]["damping_rule"] == Rescaled(1.0).plain()
+    assert optimizer().listening.likelihood == "categorical"
+    assert optimizer(damping=Heuristic(0.1)).param_groups[0]["damping_rule"] == Heuristic(0.1).plain()
+    assert optimizer(kl_clip=0.5).settings.kl_clip == 0.5
+    foof = optimizer(method="foof", momentum=0.5, weight_decay=0.1, lr=3.0)
+    assert isinstance(foof, FOOF)
+    assert [foof.param_groups[0][name] for name in ("momentum", "weight_decay", "lr")] == [0.5, 0.1, 3.0]
+    shampoo = optimizer(method="shampoo:1/4", method_options={"fallback": "adamw"})
+    assert isinstance(shampoo, Shampoo)
+    assert shampoo.method.e_A == Fraction(1, 4)
+    assert shampoo.settings.fallback == "adamw"
+    assert isinstance(optimizer(method="gauss-newton"), GaussNewton)
+
+
+def test_torchs_own_methods_take_the_plans_groups():
+    sgd = optimizer(method="sgd", lr=0.5, weight_decay=0.1, method_options={"nesterov": True})
+    assert type(sgd) is torch.optim.SGD
+    assert {group["role"]: group["lr"] for group in sgd.param_groups} == {"input": 1.0, "hidden": 0.5, "output": 0.25}
+    assert all(group["lr"] * group["weight_decay"] == pytest.approx(0.05) for group in sgd.param_groups)
+    assert all(group["nesterov"] and group["momentum"] == 0.9 for group in sgd.param_groups)
+    adamw = optimizer(method="adamw", momentum=0.8, method_options={"beta2": 0.99, "eps": 1e-6})
+    assert type(adamw) is torch.optim.AdamW
+    assert all((group["betas"], group["eps"]) == ((0.8, 0.99), 1e-6) for group in adamw.param_groups)
+
+
+def test_losses_are_what_they_say():
+    torch.manual_seed(0)
+    output, labels = torch.randn(6, 10), torch.randint(10, (6,))
+    targets = F.one_hot(labels, 10) - 0.1
+    half_squares = sum(0.5 * float((f - t).square().sum()) for f, t in zip(output, targets, strict=True)) / 6
+    assert float(loss_of(RunConfig(loss="mse"), 10)(output, labels)) == pytest.approx(half_squares)
+    smoothed = loss_of(RunConfig(loss="mse", label_smoothing=1 / 3), 10)
+    assert float(smoothed((1 - 1 / 3) * targets, labels)) == pytest.approx(0, abs=1e-12)
+    entropy = loss_of(RunConfig(label_smoothing=0.2), 10)
+    assert torch.equal(entropy(output, labels), F.cross_entropy(output, labels, label_smoothing=0.2))
+    assert entropy(output.bfloat16(), labels).dtype == torch.float32
+    with pytest.raises(RunError, match=r"output has shape \[6, 9\]; digits wants \[samples, 10\]"):
+        entropy(output[:, :9], labels)
+
+
+def test_data_are_the_configs(tmp_path):
+    chosen = dataset_of(RunConfig(samples=100, test_samples=30))
+    again = dataset_of(RunConfig(samples=100, test_samples=30, seed=5), DIGITS)
+    assert (len(chosen.train), len(chosen.test)) == (100, 30)
+    assert torch.equal(chosen.train.inputs, again.train.inputs)  # at every seed, loaded before or not
+    with pytest.raises(RunError, match="the config's data is 'mnist', but the data set given is 'digits'"):
+        dataset_of(RunConfig(data="mnist"), DIGITS)
+    with pytest.raises(ValueError, match="unknown data set 'digit'"):
+        dataset_of(RunConfig(data="digit"))
+
+
+def test_what_does_not_fit_is_told(monkeypatch):
+    with pytest.raises(RunError, match="model='vgg19', data='digits': this network pools images of at least 32"):
+        factory_of(RunConfig(model="vgg19"), DIGITS)
+    with pytest.raises(RunError, match=r"model='mlp', model_options={'dept': 4}: .*unexpected keyword argument 'dept'"):
+        build(RunConfig(model_options={"dept": 4}), DIGITS)
+    with pytest.raises(ValueError, match="unknown model 'mpl'"):
+        build(RunConfig(model="mpl"), DIGITS)
+    with pytest.raises(ValueError, match="shrinks from 64"):
+        build(RunConfig(width=32), DIGITS)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    with pytest.raises(RunError, match="device='cuda': torch finds 0 GPUs here; choose cpu"):
+        build(RunConfig(device="cuda"), DIGITS)
+
+
+NETS = """
+import torch
+from torch import nn
+
+class Positions(nn.Module):
+    def __init__(self, depth=1, width=8):
+        super().__init__()
+        self.first = nn.Linear(64, width)
+        self.position = nn.Parameter(torch.randn(1, width))
+        self.head = nn.Linear(width, 10)
+
+    def forward(self, x):
+        return self.head(torch.relu(self.first(x.flatten(1)) + self.position))
+
+def make(size, classes=10):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, size), nn.ReLU(), nn.Linear(size, classes))
+"""
+
+
+def test_a_users_own_network(tmp_path, monkeypatch):
+    (tmp_path / "own_nets_to_build.py").write_text(NETS)
+    monkeypatch.syspath_prepend(tmp_path)
+    config = RunConfig(model="own_nets_to_build:make", width=32, base_width=8, model_options={"classes": 10})
+    built = build(config, DIGITS)
+    assert isinstance(built.model, nn.Sequential)
+    assert built.model[1].out_features == 32
+    positions = RunConfig(model="own_nets_to_build:Positions", width=32, base_width=8)
+    with pytest.raises(ValueError, match=r'parameter "position".*not a known module'):
+        build(positions, DIGITS)
+    assert build(positions.replace(roles={"position": "input"}), DIGITS).model.first.out_features == 32
+    with pytest.raises(RunError, match="model='nowhere:make': No module named 'nowhere'"):
+        build(config.replace(model="nowhere:make"), DIGITS)
+    with pytest.raises(RunError, match="module 'own_nets_to_build' has no function or class 'take'"):
+        build(config.replace(model="own_nets_to_build:take"), DIGITS)

@@ -1,0 +1,175 @@
+"""What a run leaves in its folder, and what a folder refuses."""
+
+from __future__ import annotations
+
+import csv
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from mukron.data import load
+from mukron.train import Run, RunConfig, RunError, train
+
+DIGITS = load("digits")
+CONFIG = RunConfig(width=64, base_width=16, samples=256, test_samples=64, batch=64, epochs=3, lr=0.002)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "deeper" / "run"
+    return folder, train(CONFIG.replace(evaluate_every=2, record=["distance"]), folder, dataset=DIGITS)
+
+
+def test_the_files_say_the_same(finished):
+    folder, run = finished
+    assert RunConfig.load(folder / "config.json") == run.config
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert rows == list(run.epochs)
+    with (folder / "metrics.csv").open() as file:
+        table = list(csv.DictReader(file))
+    assert len(table) == 3
+    for row, cells in zip(rows, table, strict=True):
+        assert {name: float(cell) for name, cell in cells.items() if cell} == row
+    assert "test_loss" not in rows[0]
+    result = json.loads((folder / "result.json").read_text())
+    assert (result["status"], result["reason"], result["final"]) == ("finished", "", rows[-1])
+    best = run.best("test_accuracy")
+    assert result["best"]["test_accuracy"] == {"epoch": best["epoch"], "value": best["test_accuracy"]}
+    checkpoint = torch.load(folder / "checkpoint.pt", weights_only=True)
+    assert checkpoint["state"]["step"] == 12
+
+
+def test_a_finished_run_is_read_and_not_run_again(finished):
+    folder, run = finished
+    again = train(run.config, folder, dataset=DIGITS, progress=lambda at: pytest.fail("it ran"))
+    assert again == run == Run.load(folder)
+    assert again.stored
+    assert not run.stored
+
+
+def test_a_run_comes_back_from_json(finished):
+    _, run = finished
+    assert Run.from_dict(json.loads(json.dumps(run.to_dict()))) == run
+
+
+def test_best_and_final():
+    rows = [{"epoch": 1, "test_loss": 2.0, "test_accuracy": 0.1, "x": 1}, {"epoch": 2, "test_loss": None}]
+    rows.append({"epoch": 3, "test_loss": 1.0, "test_accuracy": 0.05, "x": 0})
+    run = Run(CONFIG, "finished", rows)
+    assert run.final == rows[2]
+    assert run.best("test_loss")["epoch"] == 3
+    assert run.best("test_accuracy")["epoch"] == 1
+    assert run.best("x", lowest=True)["epoch"] == 3
+    assert run.best("x", lowest=False)["epoch"] == 1
+    with pytest.raises(RunError, match="is low or high best"):
+        run.best("x")
+    with pytest.raises(RunError, match=r"no epoch of this run has it; they have .*'test_accuracy'"):
+        run.best("train_loss")
+    assert Run(CONFIG, "diverged").final == {}
+
+
+def test_numbers_that_are_not_finite_are_none(tmp_path):
+    observed = {"mine": float("nan"), "tensor": torch.tensor(0.5), "numpy": np.float32(0.25), "count": 3}
+    run = train(CONFIG.replace(epochs=1), tmp_path, dataset=DIGITS, observe=[lambda at: observed])
+    assert [run.final[name] for name in observed] == [None, 0.5, 0.25, 3]
+    assert Run.load(tmp_path) == run
+
+
+def test_another_run_is_refused(finished):
+    folder, run = finished
+    with pytest.raises(RunError, match=r"holds another run: lr 0\.002 there and 0\.5 here, seed 0 there and 1 here\."):
+        train(run.config.replace(lr=0.5, seed=1), folder, dataset=DIGITS)
+
+
+def test_begin_anew(tmp_path):
+    first = train(CONFIG.replace(epochs=1), tmp_path, dataset=DIGITS)
+    (tmp_path / "tensorboard").mkdir()
+    second = train(CONFIG.replace(epochs=1, seed=1), tmp_path, dataset=DIGITS, resume=False)
+    assert second.final["train_loss"] != first.final["train_loss"]
+    assert Run.load(tmp_path) == second
+    assert not (tmp_path / "tensorboard").exists()
+
+
+def test_a_run_that_could_not_begin_leaves_no_trace(tmp_path, finished):
+    folder, run = finished
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    for wrong in ({"data": "digitz"}, {"model": "vgg19"}, {"width": 4}, {"method_options": {"fisher": "none"}}):
+        with pytest.raises(ValueError, match=r"unknown|pools images|shrinks"):
+            train(run.config.replace(**wrong), tmp_path / "new")
+        assert not (tmp_path / "new").exists()
+        with pytest.raises(ValueError, match=r"unknown|pools images|shrinks"):
+            train(run.config.replace(**wrong), folder, resume=False)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_a_damaged_checkpoint_is_told(tmp_path):
+    def stop(at):
+        if at.step == 6:
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        train(CONFIG, tmp_path, dataset=DIGITS, progress=stop)
+    checkpoint = tmp_path / "checkpoint.pt"
+    whole = checkpoint.read_bytes()
+    for damaged in (whole[: len(whole) // 2], b"", b"not a checkpoint"):
+        checkpoint.write_bytes(damaged)
+        with pytest.raises(
+            RunError, match=r"checkpoint\.pt: damaged, .*delete it to train this run from its beginning"
+        ):
+            train(CONFIG, tmp_path, dataset=DIGITS)
+    checkpoint.write_bytes(whole)
+    content = torch.load(checkpoint, weights_only=True)
+    content["model"]["fc1.weight"] = torch.zeros(3, 3)
+    torch.save(content, checkpoint)
+    with pytest.raises(
+        RunError, match=r"checkpoint does not fit what 'mlp' builds now: .*size mismatch for fc1.weight"
+    ):
+        train(CONFIG, tmp_path, dataset=DIGITS)
+    torch.save({"format": "mukron.checkpoint", "version": 99}, checkpoint)
+    with pytest.raises(ValueError, match="format version 99, this mukron reads version 1"):
+        train(CONFIG, tmp_path, dataset=DIGITS)
+    checkpoint.unlink()
+    assert train(CONFIG, tmp_path, dataset=DIGITS).status == "finished"
+
+
+def test_folders_without_a_run(tmp_path):
+    with pytest.raises(RunError, match=r"there is no run \(no config.json\)"):
+        Run.load(tmp_path)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match="is a file; a run needs a folder"):
+        train(CONFIG, tmp_path / "file", dataset=DIGITS)
+
+
+def test_a_damaged_record_is_told(tmp_path):
+    train(CONFIG.replace(epochs=1), tmp_path, dataset=DIGITS)
+    (tmp_path / "metrics.jsonl").write_text("{\n")
+    with pytest.raises(ValueError, match=r"metrics\.jsonl: damaged, JSONDecodeError"):
+        Run.load(tmp_path)
+    (tmp_path / "metrics.jsonl").write_text('{"epoch": 1, "seconds": 1.0}\n{"epoch": ')  # killed while it wrote
+    assert [row["epoch"] for row in Run.load(tmp_path).epochs] == [1]
+
+
+def test_tensorboard_reads_it(tmp_path):
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+
+    def stop(at):
+        if at.step == 10:
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        train(CONFIG, tmp_path, dataset=DIGITS, progress=stop, tensorboard=True)
+    run = train(CONFIG, tmp_path, dataset=DIGITS, tensorboard=True)
+    events = accumulator.EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    read = [(event.step, event.value) for event in events.Scalars("test_loss")]
+    assert [step for step, _ in read] == [4, 8, 12]
+    assert [value for _, value in read] == pytest.approx([row["test_loss"] for row in run.epochs])
+
+
+def test_without_tensorboard_it_says_so(tmp_path, monkeypatch):
+    import sys
+
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(RunError, match=r"tensorboard=True: .*pip install 'mukron\[studies\]' brings it"):
+        train(CONFIG, tmp_path, dataset=DIGITS, tensorboard=True)

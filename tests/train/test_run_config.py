@@ -1,0 +1,200 @@
+"""The description of a run: what it accepts, what it refuses and how it says so, and that it survives being stored."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import json
+import pickle
+from dataclasses import FrozenInstanceError, fields
+
+import numpy as np
+import pytest
+
+from mukron.damping import Fixed, Heuristic, Rescaled
+from mukron.optim.base import SecondOrder
+from mukron.train import RunConfig, RunError
+from mukron.train.build import SECOND_ORDER
+from mukron.train.config import METHOD_OPTIONS, READERS
+
+EVERYTHING = {  # nothing as by default
+    "model": "mine:make",
+    "width": 96,
+    "base_width": 32,
+    "model_options": {"depth": 4, "sizes": [1, [2, 3]]},
+    "roles": {"position": "input"},
+    "data": "mnist",
+    "data_options": {"size": 32},
+    "samples": 1024,
+    "test_samples": 100,
+    "augment": ["crop", "flip"],
+    "loss": "mse",
+    "label_smoothing": 0.1,
+    "method": "shampoo:1/4",
+    "method_options": {"memory": "ema:0.9", "exclude": ["head"]},
+    "scheme": "ntk",
+    "output_exponent": "2",
+    "damping": Rescaled(0.5),
+    "lr": 0.25,
+    "schedule": "step:1,2.5",
+    "warmup": 0.5,
+    "momentum": 0.8,
+    "weight_decay": 1e-4,
+    "clip_norm": 1.0,
+    "kl_clip": 1e-3,
+    "epochs": 3,
+    "batch": 64,
+    "seed": 7,
+    "dtype": "bfloat16",
+    "device": "cuda:1",
+    "compile": True,
+    "record": ["features", "spectra"],
+    "record_every": 2,
+    "evaluate_every": 3,
+}
+
+
+def test_a_config_comes_back_from_json(tmp_path):
+    assert set(EVERYTHING) == {each.name for each in fields(RunConfig)} == set(READERS)
+    config = RunConfig(**EVERYTHING)
+    defaults = RunConfig()
+    assert all(getattr(config, name) != getattr(defaults, name) for name in EVERYTHING)
+    config.save(tmp_path / "config.json")
+    for back in (
+        RunConfig.load(tmp_path / "config.json"),
+        RunConfig.from_dict(json.loads(json.dumps(config.to_dict()))),
+        pickle.loads(pickle.dumps(config)),
+        copy.deepcopy(config),
+    ):
+        assert back == config
+        assert back.key() == config.key()
+        assert hash(back) == hash(config)
+    assert defaults != config
+
+
+def test_equal_requests_are_one_config():
+    one = RunConfig(lr=1, width=64.0, method="Gauss-Newton", scheme="MUP", damping=Rescaled(1.0), output_exponent=0.5)
+    other = RunConfig(
+        lr=1.0, width=np.int64(64), method="gn", scheme="uniform:0", damping="rescaled:1", output_exponent="1/2"
+    )
+    assert one == other
+    assert one.key() == other.key()
+    assert RunConfig(method="adam") == RunConfig(method="adamw")
+    assert RunConfig(method="shampoo:1/2") == RunConfig(method="shampoo")
+
+
+def test_every_field_is_part_of_the_key():
+    keys = {RunConfig().key()}
+    changes = {**EVERYTHING, "model": "cnn", "method": "foof", "method_options": {"fisher": "exact"}}
+    for name, value in changes.items():
+        keys.add(RunConfig().replace(**{name: value}).key())
+    assert len(keys) == len(changes) + 1
+
+
+def test_nobody_can_change_a_config():
+    options = {"layers": [1, 2], "inner": {"a": 1}}
+    config = RunConfig(model_options=options)
+    options["layers"].append(3)
+    options["inner"]["a"] = 2
+    assert config.to_dict()["model_options"] == {"layers": [1, 2], "inner": {"a": 1}}
+    with pytest.raises(TypeError):
+        config.model_options["layers"] = 1
+    with pytest.raises(TypeError):
+        config.model_options["inner"]["a"] = 2
+    with pytest.raises(FrozenInstanceError):
+        config.lr = 1.0
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"model": ""}, "model='': expected a name"),
+        ({"width": 0}, "width=0: expected a number above 0"),
+        ({"width": True}, "width=True: expected a number"),
+        ({"base_width": -1}, "base_width=-1: expected a number above 0"),
+        ({"model_options": {"f": print}}, "model_options=.*is nothing that JSON can hold"),
+        ({"model_options": [1]}, r"model_options=\[1\]: expected values by name"),
+        ({"samples": 0}, "samples=0: expected a whole number from 1 on"),
+        ({"augment": "crop"}, "augment='crop': expected a list of names"),
+        ({"augment": ["corp"]}, "augment=.*known: crop, flip"),
+        ({"loss": "l1"}, "loss='l1': known: cross-entropy, mse"),
+        ({"label_smoothing": 1.0}, "label_smoothing=1.0: expected a number not below 0 and below 1"),
+        ({"method": "kfca"}, "method='kfca': unknown method 'kfca'; known: 'sgd'"),
+        ({"method": "foof-mirror"}, "method='foof-mirror': no optimizer of this library; known: sgd, adamw, kfac"),
+        ({"scheme": "mupp"}, "scheme='mupp': unknown scheme"),
+        ({"output_exponent": "half"}, "output_exponent='half'"),
+        ({"output_exponent": -1}, 'output_exponent=-1: expected a number not below 0, or "zero"'),
+        ({"damping": "rescald:1"}, "damping='rescald:1': unknown damping rule 'rescald'; known: rescaled"),
+        ({"damping": 1.0}, "damping=1.0: expected a damping rule"),
+        ({"lr": 0}, "lr=0: expected a number above 0"),
+        ({"lr": float("nan")}, "lr=nan: expected a number above 0"),
+        ({"lr": float("inf")}, "lr=inf: expected a number above 0"),
+        ({"schedule": "cosin"}, "schedule='cosin': known: constant, cosine, linear, step"),
+        ({"schedule": "step:20,10"}, "names rising epochs"),
+        ({"schedule": "step"}, "names rising epochs"),
+        ({"warmup": 30}, "warmup=30: longer than the run's 20 epochs"),
+        ({"momentum": 1}, "momentum=1: expected a number not below 0 and below 1"),
+        ({"weight_decay": -1}, "weight_decay=-1"),
+        ({"clip_norm": 0}, "clip_norm=0: expected a number above 0"),
+        ({"epochs": 1.5}, "epochs=1.5: expected a whole number"),
+        ({"batch": -3}, "batch=-3"),
+        ({"seed": 2**64}, "seed=18446744073709551616"),
+        ({"dtype": "float16"}, "dtype='float16': known: float32, float64, bfloat16"),
+        ({"device": "gpu"}, "device='gpu': Expected one of cpu, cuda"),
+        ({"compile": 1}, "compile=1: expected true or false"),
+        ({"record": ["feature"]}, "record=.*known: features, distance, spectra, words"),
+        ({"record_every": 0}, "record_every=0"),
+        ({"evaluate_every": 0}, "evaluate_every=0"),
+        ({"model": "mine:make"}, "a network of your own needs base_width"),
+        ({"scheme": "sp", "output_exponent": 2}, 'output_exponent: scheme="sp" leaves the initial weights as drawn'),
+        ({"method": "sgd", "damping": Rescaled(1.0)}, "damping: sgd has none"),
+        ({"method": "adamw", "kl_clip": 1}, "kl_clip: adamw has none"),
+        ({"method": "foof", "damping": Heuristic(1e-3)}, "the heuristic balances A against B, which foof does not"),
+        ({"method_options": {"fishr": "mc"}}, r"kfac has no 'fishr' \(did you mean 'fisher'\?\); known: nesterov"),
+        ({"method_options": {"lr": 1}}, "method_options: 'lr' is said by the field lr"),
+        ({"method_options": {"likelihood": "gaussian"}}, "'likelihood' is said by the field loss"),
+        ({"method": "adamw", "method_options": {"betas": [0.9, 0.99]}}, "'betas' is said by the field momentum"),
+        ({"method_options": {"memory": "emma"}}, "method_options: unknown memory 'emma'"),
+        ({"method_options": {"exclude": "head"}}, "exclude is a list of layer names"),
+        ({"data_options": {"samples": 5}}, "data_options: 'samples' is said by fields of the run"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(fields, message):
+    with pytest.raises(RunError, match=message):
+        RunConfig(**fields)
+
+
+def test_all_that_is_wrong_is_said_at_once():
+    with pytest.raises(RunError, match=r"lr=-1.*; epochs=0.*; dtype='half'"):
+        RunConfig(lr=-1, epochs=0, dtype="half")
+
+
+def test_unknown_fields_name_the_nearest(tmp_path):
+    with pytest.raises(RunError, match=r"a run has no field 'moment' \(did you mean 'momentum'\?\)"):
+        RunConfig.from_dict({"moment": 0.9})
+    with pytest.raises(RunError, match="a run has no field 'learning_rate'"):
+        RunConfig().replace(learning_rate=1)
+    with pytest.raises(RunError, match="expected the fields of a run by name, found list"):
+        RunConfig.from_dict([])
+    with pytest.raises(RunError, match=r"format 'mukron.base_shapes' version 1; this mukron reads 'mukron.run_config'"):
+        RunConfig.from_dict({"format": "mukron.base_shapes"})
+    with pytest.raises(RunError, match="there is no such file"):
+        RunConfig.load(tmp_path / "nothing.json")
+
+
+def test_a_file_written_by_hand_may_be_short(tmp_path):
+    (tmp_path / "run.json").write_text('{"lr": 0.5, "damping": "fixed:1,0.1"}')
+    assert RunConfig.load(tmp_path / "run.json") == RunConfig(lr=0.5, damping=Fixed(1.0, 0.1))
+
+
+@pytest.mark.parametrize("method", SECOND_ORDER)
+def test_options_are_the_optimizers_own(method):
+    """Every option that is offered is an argument, and every argument is an option, a field, or none of JSON's."""
+    arguments = set()
+    for kind in (*SECOND_ORDER[method].__mro__[:2], SecondOrder):
+        parameters = inspect.signature(kind.__init__).parameters.values()
+        arguments |= {each.name for each in parameters if each.kind is each.KEYWORD_ONLY}
+    said_by_fields = {"damping", "momentum", "weight_decay", "kl_clip", "seed", "likelihood", "e", "reduction"}
+    not_json = {"output", "grad_scaler", "params", "listening", "settings", "maximize"}
+    fisher = {"fisher", "class_dim"} if method == "foof" else set()
+    assert set(METHOD_OPTIONS[method]) == arguments - said_by_fields - not_json - fisher

@@ -1,0 +1,167 @@
+"""``mukron train``, as a user runs it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from mukron.damping import Heuristic
+from mukron.train import Run, RunConfig
+
+command = import_module("mukron.cli.train")
+app = typer.Typer(pretty_exceptions_enable=False)
+app.command("train")(command.train)
+app.callback()(lambda: None)
+SMALL = ("--width", "64", "--base-width", "16", "--samples", "256", "--batch", "64", "--epochs", "2", "--lr", "0.002")
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+
+def run(*arguments: str, code: int = 0, **environment: str):
+    result = CliRunner().invoke(app, ["train", *arguments], catch_exceptions=False, env=environment)
+    assert result.exit_code == code, result.output
+    return result
+
+
+def refuse(*arguments: str) -> str:
+    result = run(*arguments, code=2)
+    assert result.stdout == ""
+    return " ".join(result.stderr.split())
+
+
+def test_a_run_from_end_to_end(tmp_path):
+    result = run(*SMALL)
+    (folder,) = (tmp_path / "runs").iterdir()
+    stored = Run.load(folder)
+    config = RunConfig(width=64, base_width=16, samples=256, batch=64, epochs=2, lr=0.002)
+    assert stored.config == config
+    assert folder.name == f"mlp-w64-kfac-mup-{config.key()}"
+    assert f"Files: runs/{folder.name}" in result.stdout
+    assert f"test_accuracy   {stored.final['test_accuracy']:.4g}" in result.stdout
+    lines = result.stderr.splitlines()
+    assert [line.split()[1] for line in lines] == ["1/2", "2/2"]
+    assert all("train_loss" in line and line.endswith("left") for line in lines)
+    again = run(*SMALL)
+    assert "had ended before" in again.stdout
+    assert again.stderr == ""
+    assert "had ended before" not in run(*SMALL, "--restart").stdout
+
+
+def test_a_terminal_gets_a_bar(tmp_path):
+    result = run(*SMALL, FORCE_COLOR="1", COLUMNS="100")
+    assert "epoch 2/2" in result.stderr
+    assert "accuracy 0." in result.stderr
+    assert "\x1b[" in result.stderr
+
+
+def test_options_settings_and_files_make_one_config(tmp_path):
+    start = {"lr": 0.5, "epochs": 7, "clip_norm": 2.0, "method_options": {"fisher": "mc"}}
+    (tmp_path / "start.json").write_text(json.dumps(start))
+    found = command.describe(
+        tmp_path / "start.json",
+        {"lr": 0.25, "damping": "heuristic:1e-3"},
+        ["method_options.memory=ema:0.9", "clip_norm=1", "schedule=step:1,2", "augment=[]", "batch=null"],
+    )
+    assert found == RunConfig(
+        lr=0.25,
+        epochs=7,
+        clip_norm=1.0,
+        damping=Heuristic(1e-3),
+        schedule="step:1,2",
+        method_options={"fisher": "mc", "memory": "ema:0.9"},
+    )
+
+
+def test_every_option_reaches_its_field(monkeypatch):
+    options = {
+        **{"model": "cnn", "width": 32, "base_width": 16, "data": "mnist", "samples": 64, "loss": "mse"},
+        **{"method": "foof", "scheme": "ntk", "lr": 0.001, "schedule": "cosine", "momentum": 0.5},
+        **{"weight_decay": 0.01, "epochs": 1, "batch": 16, "seed": 3, "dtype": "float64", "device": "cuda"},
+    }
+    arguments = [part for name, value in options.items() for part in (f"--{name.replace('_', '-')}", str(value))]
+    arguments += ["--compile", "--damping", "constant:1", "--record", "distance", "--record", "features"]
+    asked = []
+
+    def note(config, folder, **rest):
+        asked.append((config, folder, rest))
+        return Run(config, "finished")
+
+    monkeypatch.setattr("mukron.train.train", note)
+    run(*arguments, "--out", "here", "--data-dir", "there", "--tensorboard", "--restart")
+    ((config, folder, rest),) = asked
+    assert config == RunConfig(**options, damping="constant:1", compile=True, record=["distance", "features"])
+    assert folder == Path("here")
+    rest.pop("progress")
+    assert rest == {"data_dir": Path("there"), "resume": False, "tensorboard": True}
+
+
+def test_a_users_own_network(tmp_path):
+    (tmp_path / "own_net_to_train.py").write_text(
+        "from torch import nn\n"
+        "def make(width):\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.Tanh(), nn.Linear(width, 10))\n"
+    )
+    run(*SMALL, "--factory", "own_net_to_train:make", "--out", "mine")
+    assert json.loads((tmp_path / "mine" / "config.json").read_text())["model"] == "own_net_to_train:make"
+    assert "not both" in refuse(*SMALL, "--factory", "a:b", "--model", "mlp")
+    assert "No module named 'nowhere'" in refuse(*SMALL, "--factory", "nowhere:make")
+
+
+def test_a_diverged_run(tmp_path):
+    result = run(*SMALL, "--lr", "1e6", code=1)
+    assert "diverged after" in result.stdout
+    assert "lower the learning rate" in result.stdout
+
+
+def test_an_interrupted_run_is_continued_by_the_same_command(tmp_path, monkeypatch):
+    @contextmanager
+    def pressing():
+        yield lambda at: signal.raise_signal(signal.SIGINT) if at.step == 5 and at.row is None else None
+
+    with monkeypatch.context() as patch:
+        patch.setattr(command, "progress_shown", pressing)
+        stopped = run(*SMALL, "--out", "one", code=130)
+    assert "interrupted at step 5; the same command continues it" in stopped.stderr
+    assert Run.load("one").status == "interrupted"
+    run(*SMALL, "--out", "one")
+    run(*SMALL, "--out", "two")
+    assert Run.load("one").final["test_loss"] == Run.load("two").final["test_loss"]
+
+
+def test_ctrl_c_before_the_first_step(monkeypatch):
+    def load(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys.modules["mukron.train.build"], "load", load)
+    run(*SMALL, code=130)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--lr", "-1"), "error: lr=-1.0: expected a number above 0"),
+        (("--method", "kfca"), "unknown method 'kfca'"),
+        (("--model", "mpl"), "unknown model 'mpl'; known: mlp"),
+        (("--data", "digit"), "unknown data set 'digit'; known: digits"),
+        (("--damping", "rescald"), "unknown damping rule 'rescald'"),
+        (("--set", "epoch=3"), "a run has no field 'epoch' (did you mean 'epochs'?)"),
+        (("--set", "epochs"), "--set 'epochs': expected FIELD=VALUE"),
+        (("--set", "lr.a=1"), "--set lr.a=1: 'lr' holds no options by name"),
+        (("--config", "nothing.json"), "nothing.json: there is no such file"),
+        (("--model", "own:net"), "a network of your own needs base_width"),
+    ],
+)
+def test_a_wrong_request_is_told_in_one_line(arguments, message):
+    assert message in refuse(*arguments)
