@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from mukron import EMA, FOOF, KFAC, GaussNewton, Heuristic, Rescaled, Shampoo
 from mukron.data import load
 from mukron.models import CNN
-from mukron.train import RunConfig, RunError, build, dataset_of, factory_of, loss_of
+from mukron.train import RunConfig, RunError, build, dataset_of, factory_of, loss_of, train
 
 DIGITS = load("digits")
 
@@ -155,7 +155,39 @@ def test_a_users_own_network(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r'parameter "position".*not a known module'):
         build(positions, DIGITS)
     assert build(positions.replace(roles={"position": "input"}), DIGITS).model.first.out_features == 32
-    with pytest.raises(RunError, match="model='nowhere:make': No module named 'nowhere'"):
+    with pytest.raises(ValueError, match="model 'nowhere:make': No module named 'nowhere'"):
         build(config.replace(model="nowhere:make"), DIGITS)
-    with pytest.raises(RunError, match="module 'own_nets_to_build' has no function or class 'take'"):
+    with pytest.raises(ValueError, match="module 'own_nets_to_build' has no function or class 'take'"):
         build(config.replace(model="own_nets_to_build:take"), DIGITS)
+
+
+def test_data_of_ones_own(tmp_path, monkeypatch):
+    """A function's tensors are trained on like a data set that has a name."""
+    (tmp_path / "own_data_to_build.py").write_text(
+        "import torch\n"
+        "def pair(n=20):\n"
+        "    g = torch.Generator().manual_seed(0)\n"
+        "    return torch.randn(n, 6, generator=g), torch.arange(n) % 3\n"
+        "def both():\n"
+        "    return pair(), pair(10)\n"
+        "def images():\n"
+        "    return torch.arange(20 * 16, dtype=torch.uint8).reshape(20, 1, 4, 4), torch.arange(20) % 2\n"
+        "def wrong():\n"
+        "    return torch.randn(4, 2), torch.randn(4)\n"
+        "def nothing():\n"
+        "    return None\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    config = RunConfig(data="own_data_to_build:pair", width=64, epochs=1, data_options={"n": 30}, samples=12)
+    data = dataset_of(config)
+    assert (len(data.train), len(data.test), data.classes, data.input_shape) == (12, 30, 3, (6,))
+    assert torch.equal(data.prepare(data.train.inputs, torch.float64), data.train.inputs.double())
+    assert train(config).status == "finished"
+    both = dataset_of(RunConfig(data="own_data_to_build:both"))
+    assert (len(both.train), len(both.test)) == (20, 10)
+    images = dataset_of(RunConfig(data="own_data_to_build:images"))
+    assert float(images.prepare(images.train.inputs).mean()) == pytest.approx(0, abs=1e-5)
+    with pytest.raises(ValueError, match=r"targets are class numbers \[N\], got \[4\] torch.float32"):
+        dataset_of(RunConfig(data="own_data_to_build:wrong"))
+    with pytest.raises(ValueError, match=r"expected tensors \(inputs, targets\)"):
+        dataset_of(RunConfig(data="own_data_to_build:nothing"))
