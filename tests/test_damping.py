@@ -21,7 +21,7 @@ from mukron.damping import Constant, Fixed, Heuristic, MaxEigenvalue, Rescaled, 
 )
 def test_a_rule_from_text(text, rule):
     assert Rule.parse(text) == rule
-    assert Rule.from_plain(rule.plain()) == rule
+    assert Rule.from_plain(rule.plain()) == Rule.parse(rule.text()) == rule
 
 
 @pytest.mark.parametrize(

@@ -62,3 +62,25 @@ def test_the_price_of_a_step_is_what_the_benchmark_wrote():
     )
     assert said is not None
     assert said.groups() == (f"{ratio['milliseconds']:.2f}", f"{ratio['memory']:.2f}")
+
+
+def stored_tables() -> dict[str, str]:
+    """What the commands of docs/features.md printed, from the numbers that they stored."""
+    from mukron.diagnose import Check
+    from mukron.diagnose.landing import Landing
+
+    figures = ROOT / "docs" / "figures"
+    tables = {}
+    for name in ("check-kfac", "check-heuristic", "check-sp"):
+        check = Check.load(figures / name / "check.json")
+        shown = [check.table(), check.damping_table()] if check.damping else [check.table()]
+        tables[name] = "\n\n".join(map(str, shown))
+    tables["check-nngp"] = str(Landing.load(figures / "check-nngp" / "nngp.json").table())
+    return tables
+
+
+@pytest.mark.parametrize("name", ["check-kfac", "check-heuristic", "check-sp", "check-nngp"])
+def test_the_tables_of_the_features_page_are_those_of_its_figures(name):
+    page = (ROOT / "docs" / "features.md").read_text()
+    (shown,) = re.findall(rf"<!-- docs/figures/{name} -->\n```text\n(.*?)\n```", page, re.DOTALL)
+    assert shown == stored_tables()[name]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, ClassVar
 
 import torch
@@ -57,10 +57,15 @@ class Rule:
     def from_plain(data: Mapping[str, Any]) -> Rule:
         return Rule.kinds[data["rule"]](**{name: value for name, value in data.items() if name != "rule"})
 
+    def text(self) -> str:
+        """As ``parse`` reads it, with the numbers that are not defaults."""
+        numbers = [getattr(self, each.name) for each in fields(self) if getattr(self, each.name) != each.default]  # type: ignore[arg-type]
+        return f"{_dashed(type(self).__name__)}:{','.join(f'{number:g}' for number in numbers)}"
+
     @staticmethod
     def parse(text: str) -> Rule:
         """From text, with the rule's usual numbers or others: "rescaled", "heuristic:0.01", "fixed:1,0.1"."""
-        kinds = {re.sub("(?<!^)([A-Z])", r"-\1", name).lower(): kind for name, kind in Rule.kinds.items()}
+        kinds = {_dashed(name): kind for name, kind in Rule.kinds.items()}
         name, _, numbers = text.strip().lower().partition(":")
         if name not in kinds:
             raise ValueError(f"unknown damping rule {name!r}; known: {', '.join(kinds)}, each with or without :NUMBER")
@@ -145,3 +150,8 @@ class Constant(Rule):
 
     def __call__(self, factors: Mapping[str, Factor], sides: Sides) -> dict[str, Tensor]:
         return {name: factor.trace().new_full(factor.trace().shape, self.rho) for name, factor in factors.items()}
+
+
+def _dashed(name: str) -> str:
+    """MaxEigenvalue -> max-eigenvalue."""
+    return re.sub("(?<!^)([A-Z])", r"-\1", name).lower()

@@ -36,6 +36,7 @@ STYLE: dict[Any, Any] = {
     "lines.markersize": 4,
     "legend.frameon": False,
     "legend.fontsize": 8,
+    "svg.fonttype": "none",  # text stays text
     "svg.hashsalt": "mukron",  # the same numbers give the same file
 }
 

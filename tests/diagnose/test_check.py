@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import mukron
-from mukron.diagnose import coordinate_check
+from mukron.diagnose import Check, coordinate_check
 from mukron.models import MLP
 from networks import GPT, GPT_ROLES, LENGTH, VOCABULARY
 
@@ -100,6 +100,7 @@ def test_results_are_files_that_can_be_looked_at(learned, tmp_path):
     assert names == {"check.json", *(f"{kind}.{ending}" for kind in kinds for ending in ("svg", "png", "csv"))}
     content = json.loads((tmp_path / "check" / "check.json").read_text(), parse_constant=pytest.fail)
     assert content["ok"] is True
+    assert Check.load(tmp_path / "check" / "check.json").record == learned.record
     assert len(content["record"]["rows"]) == len(learned.record.rows)
     lines = (tmp_path / "check" / "features.csv").read_text().splitlines()
     assert lines[0] == "width,seed,step,quantity,layer,value"

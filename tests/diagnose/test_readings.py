@@ -22,8 +22,8 @@ def record(slopes: dict[str, float], quantity: str = "features", noise: float = 
         for step in (1, 2)
         for layer, slope in slopes.items()
     ]
-    fields = {"rows": tuple(rows), "method": "kfac", "scheme": "mup", "roles": {}, "predicted": {}, **changes}
-    return Record(**fields)
+    about = {"method": "kfac", "scheme": "mup", "damping": "", "roles": {}, "predicted": {}}
+    return Record(tuple(rows), **{**about, **changes})
 
 
 @pytest.mark.parametrize(("slope", "word"), [(0.0, "learns"), (0.15, "learns"), (-0.5, "vanishes"), (1.0, "explodes")])
@@ -51,7 +51,7 @@ def test_noise_that_hides_the_answer_is_told(slope):
 
 def test_a_layer_that_never_moves_stands_still():
     still = record({"fc1": 0.0})
-    still = Record(tuple(row._replace(value=0.0) for row in still.rows), "kfac", "mup", {}, {})
+    still = Record(tuple(row._replace(value=0.0) for row in still.rows), "kfac", "mup", "", {}, {})
     (verdict,) = judge(still, FEATURES)
     assert (verdict.word, verdict.measured, verdict.ok) == ("stands still", None, False)
 
@@ -59,7 +59,7 @@ def test_a_layer_that_never_moves_stands_still():
 def test_the_last_step_counts():
     """Only after the second step do features grow with the width."""
     rows = [row if row.step == 2 else row._replace(value=1.0) for row in record({"fc1": 1.0}).rows]
-    (verdict,) = judge(Record(tuple(rows), "kfac", "mup", {}, {}), FEATURES)
+    (verdict,) = judge(Record(tuple(rows), "kfac", "mup", "", {}, {}), FEATURES)
     assert verdict.word == "explodes"
 
 
@@ -72,7 +72,7 @@ def test_a_check_names_what_is_wrong_and_what_to_do():
     roles = {"fc1": "input", "fc1.weight": "input", "fc2": "hidden"}
     features = record({"fc1": -1.0, "fc2": 0.0}, roles=roles, predicted={"features/fc1": 0.0})
     update, ratio = record({"fc1.weight": -1.0}, "update"), record({"fc1.A": 1.0, "fc2.A": 1.0}, "ratio")
-    result = Check(Record((*features.rows, *update.rows, *ratio.rows), "kfac", "mup", roles, features.predicted))
+    result = Check(Record((*features.rows, *update.rows, *ratio.rows), "kfac", "mup", "", roles, features.predicted))
     assert not result.ok
     assert result.exit_code == 1
     assert [verdict.layer for verdict in result.failures] == ["fc1", "fc1.weight"]

@@ -25,7 +25,7 @@ from mukron.diagnose.exponents import fit_exponent
 from mukron.diagnose.readings import DAMPING, FEATURES, TOLERANCE, UPDATE, Verdict, judge, table_of
 from mukron.diagnose.record import Record, Row, Started, run
 from mukron.params import Parametrization, base_shapes, parametrize
-from mukron.params.storage import stamp, write_json
+from mukron.params.storage import check_stamp, damaged, read_json, stamp, write_json
 from mukron.table import Table
 from mukron.theory import get_method
 
@@ -74,7 +74,9 @@ class Check:
     def title(self) -> str:
         method = get_method(self.record.method).title if self.record.method else "this optimizer"
         widths = " to ".join(f"{width:g}" for width in (self.record.widths[0], self.record.widths[-1]))
-        return f"{method}, {self.record.scheme}, widths {widths}, {self.record.steps[-1]} steps"
+        damping = f", damping {self.record.damping}" if self.record.damping else ""
+        steps = f"{self.record.steps[-1]} step" + ("s" if self.record.steps[-1] > 1 else "")
+        return f"{method}, {self.record.scheme}{damping}, widths {widths}, {steps}"
 
     def assert_ok(self) -> None:
         """For tests: raises AssertionError with the verdict and the table."""
@@ -193,6 +195,13 @@ class Check:
                 written += figures.save(self.figure(kind), folder / kind)
                 written.append(figures.write_csv(folder / kind, Row._fields, rows))
         return written
+
+    @classmethod
+    def load(cls, path: str | Path) -> Check:
+        """From a ``check.json``."""
+        content = check_stamp(read_json(path), KIND, VERSION, str(path))
+        with damaged(str(path)):
+            return cls(Record.from_dict(content["record"]), content["tolerance"])
 
     def __str__(self) -> str:
         return str(self.table())

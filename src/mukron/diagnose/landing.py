@@ -18,7 +18,7 @@ from mukron.diagnose.nngp import Approach, Moment, approach, feature_kernel, one
 from mukron.models import MLP
 from mukron.optim import KFAC, Shampoo
 from mukron.params import Parametrization, base_shapes, parametrize
-from mukron.params.storage import stamp, write_json
+from mukron.params.storage import check_stamp, damaged, read_json, stamp, write_json
 from mukron.table import Table
 
 if TYPE_CHECKING:
@@ -60,6 +60,13 @@ class Landing:
 
     def to_dict(self) -> dict[str, Any]:
         return stamp(KIND, VERSION, {"runs": {name: run.to_dict() for name, run in self.runs.items()}})
+
+    @classmethod
+    def load(cls, path: str | Path) -> Landing:
+        """From an ``nngp.json``."""
+        content = check_stamp(read_json(path), KIND, VERSION, str(path))
+        with damaged(str(path)):
+            return cls({name: Approach.from_dict(run) for name, run in content["runs"].items()})
 
     def save(self, folder: str | Path) -> list[Path]:
         """nngp.json, and nngp.svg, nngp.png and nngp.csv."""

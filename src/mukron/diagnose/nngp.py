@@ -24,7 +24,7 @@ square and its damping, which is too. It grows like 1 / W and throws the feature
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -261,6 +261,10 @@ class Approach:
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
         return {"ridge": self.ridge, "trouble": self.trouble, "rows": [row._asdict() for row in self.rows]}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Approach:
+        return cls(tuple(Moment(**row) for row in data["rows"]), data["ridge"], data["trouble"])
 
 
 def half_squares(outputs: Tensor, targets: Tensor) -> Tensor:

@@ -45,7 +45,7 @@ class Verdict:
     ok: bool
 
     def cells(self) -> tuple[str, ...]:
-        predicted = "" if self.predicted is None else f"{self.predicted:+.2g}".replace("+0", "0")
+        predicted = "" if self.predicted is None else f"{self.predicted:+g}" if self.predicted else "0"
         measured = "" if self.measured is None else str(self.measured)
         return self.reading, self.layer, self.role, measured, predicted, self.word
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from mukron.damping import Rule
 from mukron.optim.base import SecondOrder
 from mukron.params import Parametrization
 from mukron.theory import Role, feature_slopes, get_method, solve, update_exponent
@@ -46,6 +48,7 @@ class Record:
     rows: tuple[Row, ...]
     method: str  # by its name in ``mukron.theory``; "" if it is not known there
     scheme: str
+    damping: str  # the rule; "" if there is none
     roles: Mapping[str, str]  # by layer and by parameter
     predicted: Mapping[str, float]  # the exponents that theory gives, by "quantity/layer"
     broken: Mapping[str, str] = field(default_factory=dict)  # "width 512, seed 0" -> what went wrong, and when
@@ -70,6 +73,11 @@ class Record:
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "rows": [list(row) for row in self.rows]}
 
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Record:
+        rows = tuple(Row._make([*about, math.nan if value is None else value]) for *about, value in data["rows"])
+        return cls(**{**data, "rows": rows})
+
 
 def run(
     start: Callable[[float, int], Started],
@@ -86,7 +94,7 @@ def run(
     _check(widths, seeds, steps)
     rows: list[Row] = []
     broken: dict[str, str] = {}
-    about: dict[str, Any] = {"method": "", "scheme": "sp", "roles": {}, "predicted": {}}
+    about: dict[str, Any] = {"method": "", "scheme": "sp", "damping": "", "roles": {}, "predicted": {}}
     runs = [(width, seed) for width in sorted(widths) for seed in seeds]
     for number, (width, seed) in enumerate(runs):
         if progress is not None:
@@ -126,13 +134,17 @@ def _train(
 
 
 def about_run(started: Started) -> dict[str, Any]:
-    method, plan = method_of(started.optimizer), started.plan
+    """What a record says beside its numbers."""
+    optimizer, plan = started.optimizer, started.plan
+    method, damping, fallback = method_of(optimizer), "", ""
+    if isinstance(optimizer, SecondOrder):
+        damping = Rule.from_plain(optimizer.param_groups[0]["damping_rule"]).text()
+        fallback = optimizer.settings.fallback
+    about = {"method": method, "scheme": "sp", "damping": damping, "roles": {}, "predicted": {}}
     if plan is None:
-        return {"method": method, "scheme": "sp", "roles": {}, "predicted": {}}
-    settings = getattr(started.optimizer, "settings", None)
-    fallback = method if settings is None else settings.fallback
-    predicted = predictions(plan, method, fallback) if method else {}
-    return {"method": method, "scheme": plan.scheme.name, "roles": roles_of(plan), "predicted": predicted}
+        return about
+    predicted = predictions(plan, method, fallback or method) if method else {}
+    return {**about, "scheme": plan.scheme.name, "roles": roles_of(plan), "predicted": predicted}
 
 
 def method_of(optimizer: Optimizer) -> str:
