@@ -9,6 +9,7 @@ demo: $(BIN)/.ready
 	$(BIN)/mukron explain --method all
 	$(BIN)/mukron explain --model mlp --base-width 64 --width 4096 --method kfac
 	$(BIN)/python examples/quickstart.py
+	$(BIN)/mukron check --model mlp --method kfac --scheme mup
 
 test: $(BIN)/.ready
 	$(BIN)/pytest

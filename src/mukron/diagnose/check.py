@@ -123,7 +123,8 @@ class Check:
         return table_of(self.features, self.title, (MEANING, "", self.verdict()), whole)
 
     def damping_table(self, whole: bool = False) -> Table:
-        return table_of(self.damping, f"Validity of damping. {self.title}", whole=whole)
+        note = "damping over the factor's largest eigenvalue, fitted by width^exponent"
+        return table_of(self.damping, f"Validity of damping. {self.title}", (note,), whole)
 
     def spectra_table(self) -> Table:
         """Curvature factors after the last step: how their eigenvalues and their damping go with the width."""

@@ -28,7 +28,7 @@ def against_width(record: Record, parts: Sequence[tuple[Reading, Sequence[Verdic
         widths_axis(axis, record.widths)
         sizes_axis(axis)
         left = len(verdicts) - len(shown)
-        axis.set_title(reading.title + (f" ({left} more in the CSV)" if left else ""))
+        axis.set_title(reading.caption + (f" ({left} more in the CSV)" if left else ""))
         axis.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
     return figure
 

@@ -22,14 +22,15 @@ class Reading:
 
     quantity: str
     title: str
+    caption: str
     low: str
     fine: str
     high: str
 
 
-FEATURES = Reading("features", "features", "vanishes", "learns", "explodes")
-UPDATE = Reading("update", "own update", "vanishes", "learns", "explodes")
-DAMPING = Reading("ratio", "damping / largest eigenvalue", "fades", "valid", "drowns the factor")
+FEATURES = Reading("features", "features", "change of features", "vanishes", "learns", "explodes")
+UPDATE = Reading("update", "own update", "own update, dW h", "vanishes", "learns", "explodes")
+DAMPING = Reading("ratio", "damping", "damping / largest eigenvalue", "fades", "valid", "drowns the factor")
 
 
 @dataclass(frozen=True)
