@@ -8,7 +8,8 @@ from __future__ import annotations
 import csv
 from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
-from math import log10, sqrt
+from importlib.util import find_spec
+from math import isfinite, log10, sqrt
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
@@ -41,15 +42,20 @@ STYLE: dict[Any, Any] = {
 }
 
 
+def available() -> bool:
+    """Whether figures can be drawn."""
+    return find_spec("matplotlib") is not None
+
+
 def styled(draw: Callable[P, T]) -> Callable[P, T]:
     """Whatever the function draws comes in the one style; the user's own settings stay as they were."""
 
     @wraps(draw)
     def drawn(*args: P.args, **kwargs: P.kwargs) -> T:
-        try:
-            import matplotlib as mpl
-        except ImportError as error:
-            raise ValueError("figures need matplotlib: pip install 'mukron[studies]'") from error
+        if not available():
+            raise ValueError("figures need matplotlib: pip install matplotlib, or mukron with its extra 'studies'")
+        import matplotlib as mpl
+
         with mpl.rc_context(STYLE):
             return draw(*args, **kwargs)
 
@@ -91,6 +97,8 @@ def sizes_axis(axis: Axes) -> None:
     """A logarithmic axis of at least two decades: flat lines look flat."""
     from matplotlib.ticker import NullFormatter
 
+    if not isfinite(axis.dataLim.y1) or not isfinite(axis.dataLim.minposy):  # nothing to show
+        return
     axis.set_yscale("log")
     low, high = axis.get_ylim()
     missing = (2 / max(log10(high / low), 1e-9)) if high < 100 * low else 1.0

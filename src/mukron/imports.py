@@ -18,7 +18,11 @@ def import_function(path: str, said: str) -> Callable[..., Any]:
         sys.path.insert(0, os.getcwd())
     try:
         imported = importlib.import_module(module)
-    except (ModuleNotFoundError, TypeError) as error:
+    except ModuleNotFoundError as error:
+        if error.name is not None and not module.startswith(error.name):
+            raise ValueError(f"{said} {path!r}: it imports {error.name!r}, which is not installed") from error
+        raise ValueError(f"{said} {path!r}: {error} (a module's name, not a file's; this folder counts too)") from error
+    except TypeError as error:
         raise ValueError(f"{said} {path!r}: {error} (a module's name, not a file's; this folder counts too)") from error
     function: Callable[..., Any] | None = getattr(imported, name, None)
     if not callable(function):

@@ -6,6 +6,7 @@ import json
 import math
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -147,7 +148,8 @@ def test_an_optimizer_that_theory_does_not_know():
 
     result = coordinate_check(mlp, rprop, data(), base_width=32, widths=(64, 128), seeds=1, steps=1)
     assert {verdict.predicted for verdict in result.features} == {None}
-    assert result.title.startswith("this optimizer, mup")
+    assert result.title.startswith("this optimizer, mup, base width 32")
+    assert "does not use the plan" in result.verdict()
 
 
 @pytest.mark.parametrize(
@@ -164,6 +166,83 @@ def test_wrong_requests(changes, message):
         coordinate_check(mlp, sgd(0.1), data(), **wanted)
 
 
+def test_what_does_not_train_is_said_and_does_not_fail():
+    """A frozen input layer, a head outside the loss, and a bias whose gradient a batch norm takes away."""
+
+    class Partly(nn.Module):
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            self.first = nn.Linear(16, width).requires_grad_(False)
+            self.hidden = nn.Linear(width, width)
+            self.norm = nn.BatchNorm1d(width)
+            self.head, self.other = nn.Linear(width, 4), nn.Linear(width, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            h = self.norm(self.hidden(self.first(x).relu())).relu()
+            self.other(h)
+            return self.head(h)
+
+    result = coordinate_check(Partly, sgd(0.1), data(), base_width=32, widths=(128, 256, 512), seeds=3, steps=2)
+    words = {(verdict.reading, verdict.layer): verdict.word for verdict in result.features}
+    assert words["features", "first"] == words["own update", "first.weight"] == "frozen"
+    assert words["features", "other"] == words["own update", "other.weight"] == "unused"
+    assert words["own update", "hidden.bias"] == "no part"
+    assert {verdict.word for verdict in result.failures} <= {"unclear"}
+
+
+def test_a_learning_rate_of_zero_is_no_excuse():
+    def lame(model, plan):
+        groups = plan.param_groups("sgd", lr=0.1)
+        for group in groups:
+            group["lr"] *= group["role"] != "hidden"
+        return torch.optim.SGD(groups)
+
+    result = coordinate_check(mlp, lame, data(), base_width=32, widths=(64, 128), seeds=1, steps=1)
+    assert {verdict.layer: verdict.word for verdict in result.failures}["fc2.weight"] == "stands still"
+
+
+def test_an_optimizer_that_forgets_the_plan_is_told():
+    def forgetful(model, plan):
+        return torch.optim.SGD(model.parameters(), lr=0.1)
+
+    result = coordinate_check(mlp, forgetful, data(), base_width=32, widths=WIDTHS, seeds=1, steps=1)
+    assert not result.ok
+    assert "The optimizer does not use the plan: give it plan.param_groups(...)" in result.verdict()
+
+
+def test_theory_says_nothing_of_another_output_exponent():
+    wanted = {"base_width": 32, "widths": (64, 128), "seeds": 1, "steps": 1, "output_exponent": 2}
+    result = coordinate_check(mlp, sgd(0.1), data(), **wanted)
+    assert {verdict.predicted for verdict in result.features} == {None}
+
+
+def test_numbers_of_other_kinds_and_twice_the_same(tmp_path):
+    random = torch.get_rng_state()
+    result = coordinate_check(
+        mlp, sgd(0.1), data(), base_width=32, widths=[*2 ** np.arange(6, 8), 64], seeds=1, steps=1
+    )
+    result.save(tmp_path)
+    assert Check.load(tmp_path / "check.json").record.widths == (64, 128)
+    assert len(result.record.select("features", "fc1")) == 2
+    assert torch.equal(torch.get_rng_state(), random)
+
+
+def test_inputs_that_are_no_numbers_are_a_verdict(tmp_path):
+    x, y = data()
+    result = coordinate_check(mlp, sgd(0.1), (x * math.nan, y), base_width=32, widths=(64, 128), seeds=1, steps=1)
+    assert "2 of the runs broke (width 64, seed 0: the loss is nan after 0 steps)" in str(result)
+    result.save(tmp_path)
+    with pytest.raises(AssertionError, match="broke"):
+        result.assert_ok()
+
+
+def test_numbers_are_written_without_matplotlib(learned, tmp_path, monkeypatch):
+    monkeypatch.setattr("mukron.figures.available", lambda: False)
+    assert {path.suffix for path in learned.save(tmp_path)} == {".json", ".csv"}
+    with pytest.raises(ValueError, match="figures need matplotlib"):
+        learned.figure()
+
+
 def test_progress_is_told():
     told = []
     coordinate_check(
@@ -178,4 +257,4 @@ def test_the_default_widths_begin_above_the_base():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         result = coordinate_check(mlp, sgd(0.1), data(), base_width=8, seeds=1, steps=1)
-    assert result.record.widths == [32, 64, 128, 256]
+    assert result.record.widths == (32, 64, 128, 256)

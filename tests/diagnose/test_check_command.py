@@ -72,6 +72,39 @@ def test_a_network_that_does_not_take_the_data(monkeypatch, tmp_path):
     assert "data='module:function'" in said
 
 
+def test_one_batch_says_what_was_checked(tmp_path):
+    output = check("--method", "adam", "--widths", "64,128,256", *FEW, "--json", str(tmp_path / "new" / "check.json"))
+    assert output.startswith("Adam, mup, lr 0.001, digits (32 samples), base width 64, widths 64 to 256, 2 steps")
+    about = json.loads((tmp_path / "new" / "check.json").read_text())["record"]["about"]
+    assert about["config"]["method"] == "adamw"
+    assert set(about) == {"config", "mukron", "torch"}
+
+
+def test_what_breaks_has_an_exit_code_of_its_own(tmp_path, monkeypatch):
+    (tmp_path / "bugs.py").write_text(
+        "from torch import nn\ndef make(width):\n    raise RuntimeError('broken')\n"
+        "def two(width):\n    return Two(1, width)\n"
+        "class Two(nn.Conv2d):\n    def __init__(self, a, b):\n        super().__init__(a, b, 8)\n"
+        "    def forward(self, x):\n        return super().forward(x).flatten(1), 0\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    assert "RuntimeError: broken" in check("--factory", "bugs:make", "--method", "sgd", code=3)
+    assert "tensor" in check("--factory", "bugs:two", "--method", "sgd", "--base-width", "8", code=2)
+
+
+def test_bfloat16_and_clipping_are_part_of_what_is_checked(tmp_path):
+    def sizes(*more: str) -> list[float]:
+        file = tmp_path / "check.json"
+        CliRunner().invoke(app, ["check", "--method", "sgd", "--widths", "64,128", *FEW, "--json", str(file), *more])
+        return [row[-1] for row in json.loads(file.read_text())["record"]["rows"]]
+
+    plain = sizes()
+    assert sizes() == plain
+    assert sizes("--set", "dtype=bfloat16") != plain
+    assert max(sizes("--set", "clip_norm=1e-6")) < 1e-3 * max(plain)
+
+
 def test_files_and_tables(tmp_path):
     output = check(  # two points tell no interval: that is not clear
         *("--method", "kfac", "--widths", "64,128", "--seeds", "1", "--steps", "1", "--show", "all"),
@@ -110,6 +143,12 @@ def test_nngp(tmp_path):
         (("--show", "feature"), "known: features, damping, spectra, distance, all"),
         (("--model", "cbow"), "numbers of neighbouring words"),
         (("--set", "dampening=1"), "a run has no field 'dampening'"),
+        (("--set", "width=64"), "a check has its own; say --widths, --seeds, --steps"),
+        (("--set", "batch=8"), "batch=8: a check learns all its samples in one batch"),
+        (("--set", "schedule=cosine"), "a check makes a few steps at one learning rate"),
+        (("--factory", "mynets", "--base-width", "8"), "expected MODULE:FUNCTION"),
+        (("--role", "position"), "expected NAME=ROLE"),
+        (("--out", "/dev/null/x"), "cannot write to /dev/null/x"),
         (("nngp", "--activation", "rleu"), "unknown activation 'rleu'"),
     ],
 )

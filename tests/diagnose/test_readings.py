@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mukron.diagnose import Check, Record, Row
-from mukron.diagnose.readings import DAMPING, FEATURES, judge
+from mukron.diagnose.readings import DAMPING, FEATURES, UPDATE, judge
 
 WIDTHS, SEEDS = (64, 128, 256, 512), range(3)
 
@@ -22,8 +22,12 @@ def record(slopes: dict[str, float], quantity: str = "features", noise: float = 
         for step in (1, 2)
         for layer, slope in slopes.items()
     ]
+    return made(rows, **changes)
+
+
+def made(rows, **changes) -> Record:
     about = {"method": "kfac", "scheme": "mup", "damping": "", "roles": {}, "predicted": {}}
-    return Record(tuple(rows), **{**about, **changes})
+    return Record(tuple(rows), WIDTHS, 2, **{**about, **changes})
 
 
 @pytest.mark.parametrize(("slope", "word"), [(0.0, "learns"), (0.15, "learns"), (-0.5, "vanishes"), (1.0, "explodes")])
@@ -46,20 +50,46 @@ def test_noise_that_hides_the_answer_is_told(slope):
     assert verdict.word == "unclear"
     result = Check(record({"fc1": slope}, noise=2.0))
     assert not result.ok
-    assert "more seeds or widths further apart" in result.verdict()
+    assert "Unclear ones want more seeds, or wider networks" in result.verdict()
 
 
 def test_a_layer_that_never_moves_stands_still():
     still = record({"fc1": 0.0})
-    still = Record(tuple(row._replace(value=0.0) for row in still.rows), "kfac", "mup", "", {}, {})
-    (verdict,) = judge(still, FEATURES)
+    still = [row._replace(value=0.0) for row in still.rows]
+    (verdict,) = judge(made(still), FEATURES)
     assert (verdict.word, verdict.measured, verdict.ok) == ("stands still", None, False)
+    (verdict,) = judge(made(still, idle={"fc1": "frozen"}), FEATURES)
+    assert (verdict.word, verdict.ok) == ("frozen", True)
+
+
+def test_a_layer_that_moves_at_some_widths_only_stands_still():
+    rows = [row._replace(value=0.0) if row.width > 128 else row for row in record({"fc1": 0.0}).rows]
+    assert judge(made(rows), FEATURES)[0].word == "stands still"
+
+
+def test_an_update_of_rounding_alone_takes_no_part():
+    """A bias before a batch norm: its gradient is zero but for rounding, which follows no law."""
+    rows = record({"conv.weight": 0.0, "conv.bias": 1.0}, "update").rows
+    small = [row._replace(value=1e-9 * row.value) if row.layer == "conv.bias" else row for row in rows]
+    words = {verdict.layer: (verdict.word, verdict.ok) for verdict in judge(made(small), UPDATE)}
+    assert words == {"conv.weight": ("learns", True), "conv.bias": ("no part", True)}
+
+
+def test_a_number_that_is_none_is_an_explosion():
+    rows = [row._replace(value=math.inf) if row.width == 512 else row for row in record({"fc1": 0.0}).rows]
+    assert judge(made(rows), FEATURES)[0].word == "explodes"
+
+
+def test_nothing_measured_is_not_clear_and_no_crash():
+    result = Check(made([], broken={"width 64, seed 0": "the loss is nan after 0 steps"}))
+    assert "the loss is nan" in str(result)
+    assert not result.ok
 
 
 def test_the_last_step_counts():
     """Only after the second step do features grow with the width."""
     rows = [row if row.step == 2 else row._replace(value=1.0) for row in record({"fc1": 1.0}).rows]
-    (verdict,) = judge(Record(tuple(rows), "kfac", "mup", "", {}, {}), FEATURES)
+    (verdict,) = judge(made(rows), FEATURES)
     assert verdict.word == "explodes"
 
 
@@ -72,7 +102,7 @@ def test_a_check_names_what_is_wrong_and_what_to_do():
     roles = {"fc1": "input", "fc1.weight": "input", "fc2": "hidden"}
     features = record({"fc1": -1.0, "fc2": 0.0}, roles=roles, predicted={"features/fc1": 0.0})
     update, ratio = record({"fc1.weight": -1.0}, "update"), record({"fc1.A": 1.0, "fc2.A": 1.0}, "ratio")
-    result = Check(Record((*features.rows, *update.rows, *ratio.rows), "kfac", "mup", "", roles, features.predicted))
+    result = Check(made([*features.rows, *update.rows, *ratio.rows], roles=roles, predicted=features.predicted))
     assert not result.ok
     assert result.exit_code == 1
     assert [verdict.layer for verdict in result.failures] == ["fc1", "fc1.weight"]
@@ -87,7 +117,7 @@ def test_a_run_that_breaks_fails_the_check():
     broken = record({"fc1": 0.0}, broken={"width 512, seed 0": "the loss is nan after 2 steps"})
     result = Check(broken)
     assert not result.ok
-    assert "width 512, seed 0: the loss is nan after 2 steps." in result.verdict()
+    assert "1 of the runs broke (width 512, seed 0: the loss is nan after 2 steps)." in result.verdict()
     assert "lower learning rate" in result.verdict()
 
 

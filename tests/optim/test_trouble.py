@@ -477,3 +477,26 @@ def test_clear_errors():
     optimizer = KFAC(model, memory=Batch())
     optimizer.param_groups[0]["damping"] = mukron.Fixed(a=1.0, b=1.0)  # a rule, where a number is usual
     step(model, optimizer)
+
+
+@pytest.mark.parametrize("method", [KFAC, Shampoo, GaussNewton])
+def test_groups_that_grow_with_the_width_are_refused(method):
+    """A depthwise convolution's factors are of one channel each: the law of whole layers does not hold for them."""
+
+    def make(width: int) -> nn.Module:
+        return nn.Sequential(
+            nn.Conv2d(1, width, 3), nn.Conv2d(width, width, 3, groups=width), nn.Flatten(), nn.LazyLinear(3)
+        )
+
+    def depthwise(width: int) -> nn.Module:
+        model = make(width)
+        model(torch.zeros(1, 1, 5, 5))
+        return model
+
+    model = depthwise(32)
+    plan = mukron.parametrize(model, mukron.base_shapes(depthwise, width=8))
+    with pytest.raises(ValueError, match=r'layer "1" has 32 groups, and their number grows.*exclude=\("1",\)'):
+        method(model, plan)
+    method(model, plan, exclude=("1",))
+    FOOF(model, plan)
+    method(model)  # without a plan nothing is scaled

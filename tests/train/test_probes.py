@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import math
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -10,7 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import mukron
-from mukron.linalg import MatrixFactor
+from mukron.linalg import MatrixFactor, RowsFactor
 from mukron.models import MLP, ResNet18
 from mukron.train.probes import PROBES, Distance, Features, Spectra, first_tensor, largest_eigenvalue
 
@@ -131,9 +133,97 @@ def test_a_layer_that_runs_twice_and_one_that_does_not():
     model.layer.weight.data.mul_(1.1)
     after = [(u := model.layer(x)), model.layer(u.relu())]
     read = probe.read()
-    assert set(read) == {"features/layer", "update/layer.weight", "update/layer.bias", "output"}
+    own, idle = {"update/layer.weight", "update/layer.bias"}, {"update/idle.weight", "update/idle.bias"}
+    assert set(read) == {"features/layer", "output", *own, *idle}
+    assert read["update/idle.weight"] == 0
     change = torch.stack([a - b for a, b in zip(after, before, strict=True)]).detach()
     assert read["features/layer"] == pytest.approx(rms(change))
+
+
+class Attention(nn.Module):
+    """A bare parameter, an attention whose output projection never runs as a module, dropout inside a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.position = nn.Parameter(torch.zeros(5, 8))
+        self.block = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.3, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.block(x + self.position)
+
+
+def test_every_parameter_is_seen_somewhere():
+    torch.manual_seed(0)
+    model, x = Attention(), torch.randn(3, 5, 8)
+    probe = Features(model, None, x)
+    assert max(probe.read().values()) < 1e-6  # nothing moved: dropout draws the same, in every layer
+    assert {key.partition("/")[2] for key in probe.read() if key.startswith("update/")} == {
+        name for name, _ in model.named_parameters()
+    }
+    assert probe.indirect == {"position", "block.self_attn.out_proj.weight", "block.self_attn.out_proj.bias"}
+    model.block.self_attn.out_proj.weight.data.mul_(1.5)
+    read = probe.read()
+    assert read["update/block.self_attn.out_proj.weight"] == pytest.approx(read["features/block.self_attn"])
+    assert read["features/block.self_attn"] > 0.01
+    assert read["update/block.linear1.weight"] == read["update/position"] == pytest.approx(0, abs=1e-6)
+    model.position.data.add_(1.0)
+    assert probe.read()["update/position"] > 0
+
+
+def test_an_embedding_that_renormalizes_itself_is_left_alone():
+    model = nn.Sequential(nn.Embedding(10, 4, max_norm=0.1), nn.Linear(4, 2))
+    before = model[0].weight.detach().clone()
+    Features(model, None, torch.arange(10)).read()
+    assert torch.equal(model[0].weight, before)
+
+
+def test_a_layer_whose_samples_change_is_left_out():
+    class Experts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gate, self.expert = nn.Linear(4, 1), nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.expert(x[self.gate(x).squeeze(1) > 0]).sum() + x.sum(1, keepdim=True)
+
+    torch.manual_seed(0)
+    model = Experts()
+    probe = Features(model, None, torch.randn(16, 4))
+    model.gate.bias.data.add_(10.0)
+    read = probe.read()
+    assert "features/gate" in read
+    assert "features/expert" not in read
+
+
+def test_what_a_network_may_return():
+    @dataclass
+    class Answer:
+        logits: torch.Tensor
+
+    class Net(nn.Linear):
+        wraps = staticmethod(Answer)
+
+        def forward(self, x: torch.Tensor):
+            return self.wraps(super().forward(x))
+
+    x = torch.ones(2, 3)
+    assert Features(Net(3, 2), None, x).read()["output"] == 0
+    Net.wraps = staticmethod(str)
+    with pytest.raises(ValueError, match="Net returns no tensor of real numbers"):
+        Features(Net(3, 2), None, x)
+
+
+@pytest.mark.parametrize("size", [1e-24, 1.0, 1e30])
+def test_the_largest_eigenvalue_at_any_size(size):
+    X = torch.randn(1, 700, 600, generator=torch.Generator().manual_seed(0))
+    M = X.mT @ X / 700
+    truth = torch.linalg.eigvalsh(M)[0, -1].item()
+    assert largest_eigenvalue(MatrixFactor(size * M)) == pytest.approx(size * truth, rel=1e-3)
+
+
+def test_no_eigenvalue_is_no_crash():
+    assert math.isnan(largest_eigenvalue(MatrixFactor(torch.full((1, 600, 600), math.nan))))
+    assert math.isnan(largest_eigenvalue(RowsFactor(torch.full((1, 4, 600), math.nan), 4)))
 
 
 def test_first_tensor():

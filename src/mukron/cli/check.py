@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,12 +11,13 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from mukron.cli.common import BUILT_IN, errors, show
+from mukron.cli.common import BUILT_IN, errors, show, split
 from mukron.cli.train import describe
 from mukron.imports import import_function
 
 check_app = typer.Typer(invoke_without_command=True)
 BASE_WIDTH = 64  # of a factory that does not say
+OWN = ("width", "seed", "epochs")
 TABLES = ("features", "damping", "spectra", "distance")
 
 
@@ -42,6 +42,7 @@ def check(
     output_exponent: Annotated[str | None, typer.Option(help='b of the output weights, or "zero".')] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     tolerance: Annotated[float, typer.Option(min=0, help="An exponent within this of 0 is right.")] = 0.25,
+    role: Annotated[list[str] | None, typer.Option(help="A parameter's role, NAME=ROLE; may be repeated.")] = None,
     settings: Annotated[list[str] | None, typer.Option("--set", help="Any other field of a run, FIELD=VALUE.")] = None,
     show_: Annotated[
         str, typer.Option("--show", help="Tables to print: features, damping, spectra, distance, all.")
@@ -58,24 +59,33 @@ def check(
     if context.invoked_subcommand is not None:
         return
     with errors():
-        from mukron.diagnose.configured import check_run, usual
+        from mukron.diagnose.configured import check_run, usual_rate
+        from mukron.params.storage import write_json
 
         if model is not None and factory is not None:
             raise ValueError("give --model or --factory, not both")
+        for path in (out, json_file):
+            _check_place(path)
         tables = TABLES if show_ == "all" else tuple(show_.split(","))
         for name in tables:
             if name not in TABLES:
                 raise ValueError(f"--show {show_!r}: known: {', '.join(TABLES)}, all")
-        if factory is not None and base_width is None:
-            base_width = _own_width(import_function(factory, "--factory"))
+        if factory is not None:
+            own = _own_width(import_function(factory, "--factory"))
+            base_width = own if base_width is None else base_width
+        roles = dict(split(each, "=", "--role", "NAME=ROLE, as in position=input") for each in role or [])
+        for setting in settings or []:
+            if setting.partition("=")[0] in OWN:
+                raise ValueError(f"--set {setting}: a check has its own; say --widths, --seeds, --steps")
         given = {
             **{"model": factory or model or "mlp", "base_width": base_width, "method": method, "scheme": scheme},
             **{"damping": damping, "lr": lr, "data": data, "samples": samples, "loss": loss, "momentum": 0.0},
-            **{"output_exponent": output_exponent, "device": device},
+            **{"output_exponent": output_exponent, "device": device, "roles": roles or None},
         }
         if method.startswith("adam"):
             del given["momentum"]  # its beta1
-        chosen = {**usual(method, scheme), **{name: value for name, value in given.items() if value is not None}}
+        given["lr"] = usual_rate(method, scheme) if lr is None else lr
+        chosen = {name: value for name, value in given.items() if value is not None}
         config = describe(None, chosen, settings or [])
         with progress_shown() as progress:
             result = check_run(
@@ -96,7 +106,7 @@ def check(
         if "distance" in tables:
             show(result.distance_table())
         if json_file is not None:
-            json_file.write_text(json.dumps(result.to_dict(), indent=1) + "\n")
+            write_json(json_file, result.to_dict())
         if out is not None:
             _say_files(result.save(out), out)
     raise typer.Exit(result.exit_code)
@@ -105,7 +115,7 @@ def check(
 @check_app.command()
 def nngp(
     width: Annotated[int, typer.Option(min=64, help="Width of the three-layer MLP; its base is 64.")] = 256,
-    data: Annotated[str, typer.Option(help="A data set by name.")] = "digits",
+    data: Annotated[str, typer.Option(help="A data set by name, or your own MODULE:FUNCTION.")] = "digits",
     samples: Annotated[int, typer.Option(min=1, help="Samples, all in one batch.")] = 256,
     steps: Annotated[int, typer.Option(min=1, help="Steps of training.")] = 30,
     activation: Annotated[str, typer.Option(help="relu, tanh, gelu, erf or identity.")] = "relu",
@@ -115,10 +125,10 @@ def nngp(
 ) -> None:
     """Watch K-FAC land on kernel regression in one step when the output layer starts at zero, and others not."""
     with errors():
-        from mukron.data import load
         from mukron.diagnose.landing import landing
+        from mukron.train import RunConfig, dataset_of
 
-        dataset = load(data, data_dir, samples=samples)
+        dataset = dataset_of(RunConfig(data=data, samples=samples), None, data_dir)
         with progress_shown() as progress:
             result = landing(dataset, width=width, steps=steps, seed=seed, activation=activation, progress=progress)
         show(result.table())
@@ -127,7 +137,10 @@ def nngp(
 
 
 def _say_files(written: list[Path], folder: Path) -> None:
-    Console(stderr=True).print(f"{len(written)} files in {folder}", highlight=False)
+    from mukron.figures import available
+
+    missing = "" if available() else "; figures need matplotlib"
+    Console(stderr=True).print(f"{len(written)} files in {folder}{missing}", highlight=False)
 
 
 @contextmanager
@@ -142,12 +155,23 @@ def progress_shown() -> Iterator[Callable[[int, int, str], None]]:
         yield lambda done, total, what: bar.update(task, completed=done, total=total, description=what)
 
 
+def _check_place(path: Path | None) -> None:
+    """Said before the work is done, not after."""
+    if path is None:
+        return
+    folder = path.parent if path.suffix == ".json" else path
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"cannot write to {path}: {error}") from error
+
+
 def _own_width(factory: Callable[..., Any]) -> float:
     """The default of the factory's width, if it has one."""
-    for parameter in inspect.signature(factory).parameters.values():
-        if parameter.name == "width" and isinstance(parameter.default, (int, float)):
-            return parameter.default
-    return BASE_WIDTH
+    parameters = inspect.signature(factory).parameters
+    width = parameters.get("width") or (next(iter(parameters.values())) if len(parameters) == 1 else None)
+    default = width.default if width is not None else None
+    return default if isinstance(default, (int, float)) and not isinstance(default, bool) else BASE_WIDTH
 
 
 def _numbers(text: str) -> list[float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -18,12 +19,17 @@ BUILT_IN = "mlp, cnn, myrtle5, resnet18, resnet50, vgg19, cbow"  # said in help 
 
 @contextmanager
 def errors() -> Iterator[None]:
-    """A wrong request ends in one line that says what to do, not in a traceback."""
+    """A wrong request ends in one line that says what to do and exit code 2; what breaks, in a traceback and 3."""
     try:
         yield
     except ValueError as error:
         Console(stderr=True, soft_wrap=True).print(f"[bold red]error:[/] {escape(str(error))}", highlight=False)
         raise typer.Exit(2) from None
+    except (typer.Exit, typer.Abort):
+        raise
+    except Exception:  # of the user's own code, or ours: 1 and 2 mean other things
+        traceback.print_exc()
+        raise typer.Exit(3) from None
 
 
 def show(table: Table) -> None:

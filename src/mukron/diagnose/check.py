@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,8 +22,8 @@ from torch.optim import Optimizer
 from mukron import figures
 from mukron.diagnose.drawing import against_width, over_steps
 from mukron.diagnose.exponents import fit_exponent
-from mukron.diagnose.readings import DAMPING, FEATURES, TOLERANCE, UPDATE, Verdict, judge, table_of
-from mukron.diagnose.record import Record, Row, Started, run
+from mukron.diagnose.readings import DAMPING, FEATURES, TOLERANCE, UNCLEAR, UPDATE, Verdict, judge, table_of
+from mukron.diagnose.record import Record, Row, Started, device_of, run
 from mukron.params import Parametrization, base_shapes, parametrize
 from mukron.params.storage import check_stamp, damaged, read_json, stamp, write_json
 from mukron.table import Table
@@ -35,6 +35,10 @@ if TYPE_CHECKING:
 KIND, VERSION = "check", 1
 MEANING = (
     "features: change of a layer's output; own update: dW h, a parameter's part in it; both fitted by width^exponent"
+)
+DAMPING_MEANING = (
+    "damping over the largest eigenvalue of a layer's curvature factor (A, R: of its input, B, L: of its output)",
+    "drowns the factor: the step turns into one of first order; fades: damping loses its hold. Features decide.",
 )
 SPECTRA = {"largest": "-", "mean": "--", "damping": ":"}
 NAMES = {"largest": "largest eigenvalue", "mean": "mean eigenvalue", "damping": "damping", "distance": "|dW| / |W|"}
@@ -73,10 +77,11 @@ class Check:
     @property
     def title(self) -> str:
         method = get_method(self.record.method).title if self.record.method else "this optimizer"
-        widths = " to ".join(f"{width:g}" for width in (self.record.widths[0], self.record.widths[-1]))
+        widths = f"{self.record.widths[0]:g} to {self.record.widths[-1]:g}"
         damping = f", damping {self.record.damping}" if self.record.damping else ""
-        steps = f"{self.record.steps[-1]} step" + ("s" if self.record.steps[-1] > 1 else "")
-        return f"{method}, {self.record.scheme}{damping}, widths {widths}, {steps}"
+        steps = f"{self.record.steps} step" + ("s" if self.record.steps > 1 else "")
+        setting = f", {self.record.setting}" if self.record.setting else ""
+        return f"{method}, {self.record.scheme}{damping}{setting}, widths {widths}, {steps}"
 
     def assert_ok(self) -> None:
         """For tests: raises AssertionError with the verdict and the table."""
@@ -87,7 +92,8 @@ class Check:
         """In words."""
         if self.ok:
             return "OK: every layer learns alike at every width."
-        said = [f"{where}: {what}." for where, what in self.record.broken.items()]
+        broken = list(self.record.broken.items())
+        said = [f"{len(broken)} of the runs broke ({broken[0][0]}: {broken[0][1]})."] if broken else []
         for word in dict.fromkeys(verdict.word for verdict in self.failures):
             named = [
                 f"{verdict.layer} ({verdict.role + ', ' if verdict.role else ''}{verdict.reading})"
@@ -101,8 +107,10 @@ class Check:
     def _remedies(self) -> list[str]:
         words = {verdict.word for verdict in self.failures}
         remedies = []
-        if "unclear" in words:
-            remedies.append("Unclear ones want more seeds or widths further apart.")
+        if not self.record.planned:
+            remedies.append("The optimizer does not use the plan: give it plan.param_groups(...), or the plan itself.")
+        if UNCLEAR in words:
+            remedies.append("Unclear ones want more seeds, or wider networks: narrow ones bend the law.")
         starved = {verdict.layer.rpartition(".")[0] for verdict in self.failures if verdict.word == UPDATE.low}
         drowned = [
             verdict.layer
@@ -112,6 +120,17 @@ class Check:
         if drowned:
             remedies.append(
                 f"Damping outgrows its factor in {', '.join(drowned)}: muP needs a rule that keeps pace (rescaled)."
+            )
+        exploding = {verdict.layer.rpartition(".")[0] for verdict in self.failures if verdict.word == UPDATE.high}
+        spread = [
+            verdict.layer
+            for verdict in self.damping
+            if verdict.word == DAMPING.high and verdict.layer.endswith(".B") and verdict.layer[:-2] in exploding
+        ]
+        if spread and self.record.scheme == "mup":
+            remedies.append(
+                f"B is outgrown by its damping in {len(spread)} layers: with more rows (samples x positions) than "
+                "channels these widths are too narrow for the law. Compare wider networks, or fewer samples."
             )
         if self.record.scheme != "mup" and words & {FEATURES.low, FEATURES.high}:
             remedies.append(f"The scheme is {self.record.scheme}; mup is the one that keeps all layers learning.")
@@ -123,8 +142,7 @@ class Check:
         return table_of(self.features, self.title, (MEANING, "", self.verdict()), whole)
 
     def damping_table(self, whole: bool = False) -> Table:
-        note = "damping over the factor's largest eigenvalue, fitted by width^exponent"
-        return table_of(self.damping, f"Validity of damping. {self.title}", (note,), whole)
+        return table_of(self.damping, f"Validity of damping. {self.title}", DAMPING_MEANING, whole)
 
     def spectra_table(self) -> Table:
         """Curvature factors after the last step: how their eigenvalues and their damping go with the width."""
@@ -157,9 +175,9 @@ class Check:
                 (FEATURES, judge(self.record, FEATURES, self.tolerance)),
                 (UPDATE, judge(self.record, UPDATE, self.tolerance)),
             ]
-            return against_width(self.record, parts)
+            return against_width(self.record, parts, self.title)
         if kind == "damping":
-            return against_width(self.record, [(DAMPING, self.damping)])
+            return against_width(self.record, [(DAMPING, self.damping)], self.title)
         if kind == "spectra":
             return over_steps(self.record, SPECTRA, NAMES, f"Curvature factors. {self.title}")
         if kind == "distance":
@@ -179,7 +197,7 @@ class Check:
         return stamp(KIND, VERSION, _without_infinities(content))
 
     def save(self, folder: str | Path) -> list[Path]:
-        """check.json, and for each kind a figure (SVG and PNG) with its numbers (CSV)."""
+        """check.json, and for each kind its numbers (CSV) and, with matplotlib, a figure (SVG and PNG)."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / "check.json", self.to_dict())
@@ -193,8 +211,8 @@ class Check:
         for kind, quantities in kinds.items():
             rows = [row for row in self.record.rows if row.quantity in quantities]
             if rows:
-                written += figures.save(self.figure(kind), folder / kind)
                 written.append(figures.write_csv(folder / kind, Row._fields, rows))
+                written += figures.save(self.figure(kind), folder / kind) if figures.available() else []
         return written
 
     @classmethod
@@ -256,15 +274,11 @@ def coordinate_check(
 
     def start(width: float, seed: int) -> Started:
         torch.manual_seed(seed)
-        model = build(factory, width).to(_device(batch[0]))
+        model = build(factory, width).to(device_of(batch))
         plan = parametrize(model, shapes, scheme, output_exponent=output_exponent)
         return Started(model, plan, optimizer(model, plan))
 
     widths = [base_width * times for times in (4, 8, 16, 32)] if widths is None else widths
     seeds = range(seeds) if isinstance(seeds, int) else seeds
-    return Check(run(start, batch, loss, widths=widths, seeds=seeds, steps=steps, progress=progress), tolerance)
-
-
-def _device(inputs: Any) -> torch.device:
-    found = [inputs] if isinstance(inputs, Tensor) else list(inputs.values() if isinstance(inputs, dict) else inputs)
-    return next((each.device for each in found if isinstance(each, Tensor)), torch.device("cpu"))
+    record = run(start, batch, loss, widths=widths, seeds=seeds, steps=steps, progress=progress)
+    return Check(replace(record, setting=f"base width {base_width:g}"), tolerance)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
+import mukron
 from mukron.curvature import layout
 from mukron.data import Dataset
 from mukron.diagnose.check import Check
@@ -14,25 +16,28 @@ from mukron.diagnose.readings import TOLERANCE
 from mukron.diagnose.record import Started, run
 from mukron.models import get_model
 from mukron.params import build_without_memory
-from mukron.train import RunConfig, RunError, build, dataset_of, factory_of, loss_of
+from mukron.theory import get_method
+from mukron.train import RunConfig, RunError, base_width_of, build, dataset_of, factory_of, loss_of
 from mukron.train.probes import call
 
 # Small enough for the first steps to follow the law, at every width and in every scheme.
-RATES = {"sgd": 0.1, "adamw": 0.001, "kfac": 0.01, "foof": 0.02, "shampoo": 0.005, "gauss-newton": 0.01}
+RATES = {"sgd": 0.1, "adam": 0.001, "kfac": 0.01, "foof": 0.02, "shampoo": 0.005, "gauss-newton": 0.01}
 IN_SP = 0.1  # times that where nothing is scaled and wide layers take larger steps
 SAMPLES = {"gauss-newton": 16}  # its cost is that of samples x outputs
 USUAL_SAMPLES = 32
+NOT_HERE = {
+    "batch": "a check learns all its samples in one batch",
+    "augment": "a check learns the same batch at every step",
+    "schedule": "a check makes a few steps at one learning rate",
+    "warmup": "a check makes a few steps at one learning rate",
+}
 TIMES = (2, 4, 8, 16)  # the base width, for a network of the user's own
 LARGEST_ROOT = 4096  # Shampoo's roots are of whole matrices: above this one takes minutes on two cores
 
 
-def usual(method: str, scheme: str) -> dict[str, float | int]:
-    """Learning rate and samples that suit a check of this method."""
-    family = method.partition(":")[0]
-    return {
-        "lr": RATES.get(family, 0.01) * (IN_SP if scheme == "sp" else 1.0),
-        "samples": SAMPLES.get(family, USUAL_SAMPLES),
-    }
+def usual_rate(method: str, scheme: str) -> float:
+    """A learning rate that suits a check of this method."""
+    return RATES[get_method(method).name.partition(":")[0]] * (IN_SP if scheme == "sp" else 1.0)
 
 
 def check_run(
@@ -46,19 +51,38 @@ def check_run(
     data_dir: str | Path | None = None,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> Check:
-    """The config's run at several widths and seeds (its own do not count), for a few steps on all its samples."""
-    dataset = dataset_of(config, dataset, data_dir)
+    """The config's run at several widths and seeds (its own do not count), for a few steps on its samples in one batch.
+
+    A config that does not say how many samples takes a few.
+    """
+    for name, why in NOT_HERE.items():
+        if getattr(config, name) != getattr(RunConfig, name):
+            raise RunError(f"{name}={getattr(config, name)!r}: {why}; leave it out of a check")
+    dataset = _few(config, dataset, data_dir)
     inputs = dataset.prepare(dataset.train.inputs, config.weights_dtype)
     widths = usual_widths(config, dataset) if widths is None else widths
 
     def start(width: float, seed: int) -> Started:
         built = build(config.replace(width=width, seed=seed), dataset)
         _try(built.model, inputs, config)
-        return Started(built.model, built.plan, built.optimizer)
+        return Started(built.model, built.plan, built.optimizer, built.outputs, config.clip_norm)
 
     batch = (inputs, dataset.train.targets)
     loss = loss_of(config, dataset.classes)
-    return Check(run(start, batch, loss, widths=widths, seeds=range(seeds), steps=steps, progress=progress), tolerance)
+    record = run(start, batch, loss, widths=widths, seeds=range(seeds), steps=steps, progress=progress)
+    setting = f"lr {config.lr:g}, {config.data} ({len(dataset.train)} samples), base width {base_width_of(config):g}"
+    about = {"config": config.to_dict(), "mukron": mukron.__version__, "torch": torch.__version__}
+    return Check(replace(record, setting=setting, about=about), tolerance)
+
+
+def _few(config: RunConfig, dataset: Dataset | None, data_dir: str | Path | None) -> Dataset:
+    if config.samples is not None:
+        return dataset_of(config, dataset, data_dir)
+    few = SAMPLES.get(config.family, USUAL_SAMPLES)
+    if dataset is None and ":" not in config.data:  # a large data set draws them itself
+        return dataset_of(config.replace(samples=few), None, data_dir)
+    whole = dataset_of(config, dataset, data_dir)
+    return whole.subset(min(few, len(whole.train)))
 
 
 def usual_widths(config: RunConfig, dataset: Dataset) -> list[float]:
@@ -69,7 +93,9 @@ def usual_widths(config: RunConfig, dataset: Dataset) -> list[float]:
     else:
         assert config.base_width is not None
         widths = [_whole(times * config.base_width) for times in TIMES]
-    while config.family == "shampoo" and _largest_side(config, dataset, widths[-1]) > LARGEST_ROOT and widths[0] > 1:
+    while config.family == "shampoo" and _largest_side(config, dataset, widths[-1]) > LARGEST_ROOT:
+        if any(width % 2 for width in widths):
+            break
         widths = [_whole(width / 2) for width in widths]
     return widths
 
@@ -88,6 +114,7 @@ def _try(model: torch.nn.Module, inputs: torch.Tensor, config: RunConfig) -> Non
     """A network of the user's own may not take this data: say so before anything is measured."""
     if ":" not in config.model:
         return
+    modes = [(module, module.training) for module in model.modules()]
     try:
         with torch.no_grad():
             call(model.eval(), inputs[:1])
@@ -97,4 +124,5 @@ def _try(model: torch.nn.Module, inputs: torch.Tensor, config: RunConfig) -> Non
             "Give data that fits it: data='module:function', your own, which returns inputs and labels"
         ) from error
     finally:
-        model.train()
+        for module, training in modes:
+            module.training = training

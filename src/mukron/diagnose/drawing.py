@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from mukron.diagnose.readings import Reading, Verdict
-from mukron.diagnose.record import Record
-from mukron.figures import line, panels, shade, sizes_axis, styled, widths_axis
+from mukron.diagnose.readings import DAMPING, UNCLEAR, Reading, Verdict
+from mukron.diagnose.record import OUTPUT, Record
+from mukron.figures import MARKERS, line, panels, shade, sizes_axis, styled, widths_axis
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -18,18 +18,21 @@ MOST_LINES, MOST_PANELS = 10, 6
 
 
 @styled
-def against_width(record: Record, parts: Sequence[tuple[Reading, Sequence[Verdict]]]) -> Figure:
+def against_width(record: Record, parts: Sequence[tuple[Reading, Sequence[Verdict]]], title: str) -> Figure:
     """A panel a reading, a line a layer: means over seeds, each seed a dot; the legend says slope and verdict."""
     figure, axes = panels(1, len(parts), size=(5.4, 3.0))
     for axis, (reading, verdicts) in zip(axes[0], parts, strict=True):
-        shown = _shown(verdicts)
+        distinct = _distinct(record, reading, verdicts)
+        shown = _shown(distinct)
         for number, verdict in enumerate(shown):
             _line(axis, record, reading, verdict, number)
         widths_axis(axis, record.widths)
         sizes_axis(axis)
-        left = len(verdicts) - len(shown)
+        left = len(distinct) - len(shown)
         axis.set_title(reading.caption + (f" ({left} more in the CSV)" if left else ""))
+        axis.set_ylabel("ratio" if reading is DAMPING else "root mean square")
         axis.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+    figure.suptitle(title, x=0.01, ha="left", fontsize=10)
     return figure
 
 
@@ -44,11 +47,26 @@ def _line(axis: Axes, record: Record, reading: Reading, verdict: Verdict, number
 
 
 def _shown(verdicts: Sequence[Verdict]) -> list[Verdict]:
-    """All, if they are few; else those that are not fine first, in the order of the forward pass."""
+    """All, if they are few; else the worst, in the order of the forward pass."""
     if len(verdicts) <= MOST_LINES:
         return list(verdicts)
-    chosen = sorted(range(len(verdicts)), key=lambda i: (verdicts[i].ok, i))[:MOST_LINES]
-    return [verdicts[i] for i in sorted(chosen)]
+
+    def rank(number: int) -> tuple[bool, bool, float]:
+        verdict = verdicts[number]
+        slope = abs(verdict.measured.slope) if verdict.measured is not None else 0.0
+        return verdict.ok, verdict.word == UNCLEAR, -slope
+
+    chosen = sorted(range(len(verdicts)), key=rank)[:MOST_LINES]
+    return [verdicts[number] for number in sorted(chosen)]
+
+
+def _distinct(record: Record, reading: Reading, verdicts: Sequence[Verdict]) -> list[Verdict]:
+    """The network's output is most often its last layer's: one line for both."""
+    values = {
+        verdict.layer: [row.value for row in record.select(reading.quantity, verdict.layer)] for verdict in verdicts
+    }
+    others = [values[verdict.layer] for verdict in verdicts if verdict.layer != OUTPUT]
+    return [verdict for verdict in verdicts if verdict.layer != OUTPUT or values[OUTPUT] not in others]
 
 
 @styled
@@ -59,6 +77,7 @@ def over_steps(record: Record, quantities: dict[str, Any], names: dict[str, str]
     """
     from matplotlib.ticker import MaxNLocator
 
+    markers = dict(zip(quantities, MARKERS, strict=False))
     layers = record.layers(next(iter(quantities)))
     shown = layers if len(layers) <= MOST_PANELS else [*layers[: MOST_PANELS - 2], *layers[-2:]]
     columns = min(3, len(shown))
@@ -70,10 +89,16 @@ def over_steps(record: Record, quantities: dict[str, Any], names: dict[str, str]
                 points = _means_over_seeds(record, quantity, layer, width)
                 colour = shade(number, len(record.widths))
                 axis.plot(
-                    *zip(*points, strict=True), color=colour, linestyle=dashes, marker="o" if len(points) < 3 else ""
+                    *zip(*points, strict=True),
+                    color=colour,
+                    linestyle=dashes,
+                    marker=markers[quantity] if len(points) < 3 else "",
                 )
         axis.set_title(layer)
-        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+        if record.steps > 1:
+            axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+        else:
+            axis.set_xticks([1])
         sizes_axis(axis)
     for axis in axes.flat[len(shown) :]:
         axis.set_visible(False)

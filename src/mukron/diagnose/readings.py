@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mukron.diagnose.exponents import Exponent, fit_exponent
-from mukron.diagnose.record import Record
+from mukron.diagnose.record import FROZEN, UNUSED, Record, Row
 from mukron.table import Table
 
 TOLERANCE = 0.25  # half-way to 1/2, the nearest exponent that a wrong scheme or a wrong damping gives
 UNCLEAR = "unclear"
 STILL = "stands still"
+NO_PART = "no part"  # its gradient is nothing but rounding: a bias before a batch norm
+ROUNDING = 1e-5  # of the largest update in the same run
 LONG = 24  # rows above which those that are fine are summed up
 
 
@@ -54,32 +56,48 @@ class Verdict:
 def judge(record: Record, reading: Reading, tolerance: float = TOLERANCE) -> list[Verdict]:
     """A verdict on every layer, from what was measured after the last step."""
     verdicts = []
+    largest = _largest(record, reading) if reading is UPDATE else {}
     for layer in record.layers(reading.quantity):
         role = record.roles.get(layer, record.roles.get(layer.rpartition(".")[0], ""))
         predicted = record.predicted.get(f"{reading.quantity}/{layer}")
         rows = record.select(reading.quantity, layer)
-        measured, word = _word(reading, [row.width for row in rows], [row.value for row in rows], tolerance)
-        if any(not math.isfinite(row.value) for row in rows):
-            word = reading.high
-        verdicts.append(Verdict(reading.title, layer, role, measured, predicted, word, word == reading.fine))
+        measured, word = _word(reading, rows, tolerance)
+        if layer in record.idle and (word == STILL or record.idle[layer] == UNUSED):
+            word = record.idle[layer]
+        elif rows and all(0 < row.value < ROUNDING * largest.get((row.width, row.seed), 0) for row in rows):
+            measured, word = None, NO_PART
+        ok = word in (reading.fine, NO_PART, FROZEN, UNUSED)
+        verdicts.append(Verdict(reading.title, layer, role, measured, predicted, word, ok))
     return verdicts
 
 
-def _word(
-    reading: Reading, widths: Sequence[float], values: Sequence[float], tolerance: float
-) -> tuple[Exponent | None, str]:
-    pairs = [(width, value) for width, value in zip(widths, values, strict=True) if 0 < value < math.inf]
-    if not pairs:
-        return None, STILL
-    if len({width for width, _ in pairs}) < 2:
+def _largest(record: Record, reading: Reading) -> dict[tuple[float, int], float]:
+    """Of each run, over all layers."""
+    found: dict[tuple[float, int], float] = {}
+    for row in record.rows:
+        if (row.quantity, row.step) == (reading.quantity, record.steps):
+            found[row.width, row.seed] = max(row.value, found.get((row.width, row.seed), 0.0))
+    return found
+
+
+def _word(reading: Reading, rows: Sequence[Row], tolerance: float) -> tuple[Exponent | None, str]:
+    if not rows:
         return None, UNCLEAR
-    exponent = fit_exponent([width for width, _ in pairs], [value for _, value in pairs])
-    if abs(exponent.slope) <= tolerance:
-        sure = exponent.high - exponent.low <= 4 * tolerance
-        return exponent, reading.fine if sure else UNCLEAR
-    if exponent.low <= 0 <= exponent.high:
-        return exponent, UNCLEAR
-    return exponent, reading.high if exponent.slope > 0 else reading.low
+    if any(not math.isfinite(row.value) for row in rows):
+        return None, reading.high
+    moved = [row for row in rows if row.value > 0]
+    if len(moved) < len(rows):  # at some widths or at all
+        return None, STILL
+    if len({row.width for row in moved}) < 2:
+        return None, UNCLEAR
+    exponent = fit_exponent([row.width for row in moved], [row.value for row in moved])
+    if abs(exponent.slope) <= tolerance and -2 * tolerance < exponent.low <= exponent.high < 2 * tolerance:
+        return exponent, reading.fine  # and the nearest wrong exponent is not in the interval
+    if exponent.low > tolerance:
+        return exponent, reading.high
+    if exponent.high < -tolerance:
+        return exponent, reading.low
+    return exponent, UNCLEAR
 
 
 def table_of(verdicts: Sequence[Verdict], title: str, notes: Sequence[str] = (), whole: bool = False) -> Table:

@@ -102,8 +102,12 @@ class RowsFactor(Factor):
         return self.X.square().sum((-2, -1)) / self.n
 
     def largest_eigenvalue(self) -> Tensor:
-        values: Tensor = torch.linalg.eigvalsh(self.gram)
-        return values[..., -1].clamp_min(0) / self.n
+        try:
+            values = torch.linalg.eigvalsh(self.gram)
+        except LinAlgError:
+            values = MatrixFactor(self.gram).eigh[0]  # which knows other ways
+        largest: Tensor = values[..., -1].clamp_min(0) / self.n
+        return largest
 
     def prepare(self, rho: Tensor, e: Fraction = ONE, solver: str = "cholesky") -> tuple[Operator, str]:
         if e != 1:

@@ -58,9 +58,9 @@ MODELS: dict[str, Model] = {
     "mlp": Model(MLP, 64, (256, 512, 1024, 2048), _flat),
     "cnn": Model(CNN, 16, (64, 128, 256, 512), _image(4, sized=True)),
     "myrtle5": Model(Myrtle5, 16, (64, 128, 256, 512), _image(4)),
-    "resnet18": Model(ResNet18, 1, (1, 2, 4, 8), _image(1)),
-    "resnet50": Model(ResNet50, 1, (1, 2, 4), _image(1)),
-    "vgg19": Model(VGG19, 1, (1, 2, 4, 8), _image(32)),
+    "resnet18": Model(ResNet18, 1, (2, 4, 8), _image(1)),
+    "resnet50": Model(ResNet50, 1, (2, 4, 8), _image(1)),
+    "vgg19": Model(VGG19, 1, (2, 4, 8), _image(32)),
     "cbow": Model(CBOW, 64, (256, 512, 1024, 2048), _words),
 }
 

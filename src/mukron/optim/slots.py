@@ -12,6 +12,7 @@ from mukron.curvature import Layout, layout
 from mukron.damping import Sides
 from mukron.params import Parametrization
 from mukron.params.inventory import clean_name, inventory, unwrap
+from mukron.params.resolve import Growth
 from mukron.theory import Method
 
 WEIGHT, BIAS = "weight", "bias"
@@ -69,9 +70,22 @@ def find_slots(
                     f"tied parameter {tied}: the curvature of one use is not that of the other. Leave it to the "
                     f'fallback rule, exclude=("{name}", ...) with every layer that uses it'
                 )
+        if plan is not None and WEIGHT in parameters:
+            _refuse_growing_groups(name, known, plan.parameters[names[id(parameters[WEIGHT])]].growth, method)
         if parameters:
             sides = {block: _sides(plan, names[id(parameter)], scales) for block, parameter in parameters.items()}
             yield Slot(name, known, parameters, sides)
+
+
+def _refuse_growing_groups(name: str, known: Layout, growth: Growth, method: Method) -> None:
+    """The law is about factors of a whole layer. A depthwise convolution's are of one channel each, and others grow."""
+    out_side = any(factor.delta for factor, _ in method.factors)
+    if known.groups > 1 and growth.r_in == 1 and growth.r_out > 1 and out_side:
+        raise ValueError(
+            f'layer "{name}" has {known.groups} groups, and their number grows with the width; the factors of '
+            f"{method.title} are those of one group, for which muP has no exponents. Leave it to the fallback rule: "
+            f'exclude=("{name}",)'
+        )
 
 
 def _sides(plan: Parametrization | None, name: str, scales: Mapping[str, object]) -> Sides:
