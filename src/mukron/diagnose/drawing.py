@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from statistics import fmean
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from mukron.diagnose.readings import DAMPING, UNCLEAR, Reading, Verdict
@@ -32,7 +33,7 @@ def against_width(record: Record, parts: Sequence[tuple[Reading, Sequence[Verdic
         axis.set_title(reading.caption + (f" ({left} more in the CSV)" if left else ""))
         axis.set_ylabel("ratio" if reading is DAMPING else "root mean square")
         axis.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
-    figure.suptitle(title, x=0.01, ha="left", fontsize=10)
+    _title(figure, title)
     return figure
 
 
@@ -106,8 +107,13 @@ def over_steps(record: Record, quantities: dict[str, Any], names: dict[str, str]
         axis.set_xlabel("step")
     _legend(figure, record, quantities, names)
     left = len(layers) - len(shown)
-    figure.suptitle(title + (f" ({left} more in the CSV)" if left else ""), x=0.01, ha="left", fontsize=10)
+    _title(figure, title + (f" ({left} more in the CSV)" if left else ""))
     return figure
+
+
+def _title(figure: Figure, text: str) -> None:
+    """Above all panels, in as many lines as it takes."""
+    figure.suptitle(fill(text, int(14 * figure.get_size_inches()[0])), x=0.01, ha="left", fontsize=10)
 
 
 def _means_over_seeds(record: Record, quantity: str, layer: str, width: float) -> list[tuple[int, float]]:
