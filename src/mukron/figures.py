@@ -113,7 +113,7 @@ def save(figure: Figure, path: str | Path) -> list[Path]:
     written = []
     for ending, options in ((".svg", {"metadata": {"Date": None}}), (".png", {"dpi": 150})):
         target = Path(path).with_suffix(ending)
-        figure.savefig(target, **options)
+        figure.savefig(target, bbox_inches="tight", pad_inches=0.05, **options)
         written.append(target)
     return written
 
