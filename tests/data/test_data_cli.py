@@ -43,6 +43,15 @@ def test_the_folder_from_the_environment(pairs_list, tmp_path, monkeypatch):
     assert row(run("list")[0], "wordsim353")[-1] == str(tmp_path)
 
 
+@pytest.mark.parametrize("command", [("list",), ("verify",), ("fetch", "mnist")])
+def test_a_file_in_place_of_the_folder(command, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("MUKRON_DATA", str(tmp_path / "file"))
+    said, told = run(*command, code=2)
+    assert said == ""
+    assert "is a file, not a folder" in told
+
+
 def test_fetch_twice_and_by_force(mnist, server, tmp_path):
     run("fetch", "mnist", "--data-dir", tmp_path)
     run("fetch", "mnist", "--data-dir", tmp_path)

@@ -183,10 +183,23 @@ def test_unpacking_that_stops_half_way_leaves_nothing(cifar100, tmp_path, monkey
     assert everything(tmp_path) == set()
 
 
-def test_a_folder_that_cannot_be_written_is_named(pairs_list, tmp_path):
-    (tmp_path / "file").write_text("in the way")
-    with pytest.raises(DataError, match=r"cannot write to the data folder .*file.*MUKRON_DATA"):
-        word_pairs(tmp_path / "file")
+def test_a_folder_that_cannot_be_written_is_named(mnist, tmp_path):
+    (tmp_path / "MNIST").write_text("in the way")
+    with pytest.raises(DataError, match=r"cannot write to the data folder .*MUKRON_DATA"):
+        fetch("mnist", tmp_path)
+
+
+def test_a_stage_that_vanishes_meanwhile_is_another_downloads(pairs_list, tmp_path, monkeypatch):
+    (tmp_path / ".fetch-other").mkdir()
+    glob = Path.glob
+
+    def just_before_it_ends(path, pattern):
+        for found in list(glob(path, pattern)):
+            found.rmdir()
+            yield found
+
+    monkeypatch.setattr(Path, "glob", just_before_it_ends)
+    assert len(word_pairs(tmp_path)) == 2
 
 
 def test_a_killed_download_leaves_nothing_that_could_be_taken_for_data(pairs_list, server, tmp_path):

@@ -24,6 +24,11 @@ def test_the_data_folder(monkeypatch, tmp_path):
     assert data_folder() == tmp_path / "env"
     assert data_folder(tmp_path / "argument") == tmp_path / "argument"
     assert data_folder("~/data") == Path.home() / "data"
+    (tmp_path / "env").write_text("")
+    with pytest.raises(DataError, match=r"MUKRON_DATA: .*env is a file, not a folder"):
+        data_folder()
+    with pytest.raises(DataError, match=r"--data-dir: .*env is a file, not a folder"):
+        data_folder(tmp_path / "env")
     monkeypatch.delenv("MUKRON_DATA")
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

@@ -125,6 +125,55 @@ def test_jpeg_and_grey_images(tmp_path):
     assert torch.equal(image[0], image[2])
 
 
+@pytest.fixture
+def one_image(tmp_path):
+    """A function that reads one image as all of a folder's."""
+    for split in ("train", "val"):
+        (tmp_path / split / "a").mkdir(parents=True)
+
+    def read(image: Image.Image, **options) -> torch.Tensor:
+        for split in ("train", "val"):
+            image.save(tmp_path / split / "a" / "one.png", **options)
+        return load("imagenet", tmp_path, size=16).train.inputs[0]
+
+    return read
+
+
+def test_grey_images_of_16_bits(one_image):
+    """Pillow would cut all above 255 to white."""
+    ramp = np.linspace(0, 65535, 16 * 16).reshape(16, 16)
+    image = one_image(Image.fromarray(ramp.astype(np.uint16)))
+    assert torch.equal(image, torch.from_numpy(np.rint(ramp.astype(np.uint16) / 257)).byte().expand(3, 16, 16))
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (np.ones((16, 16), np.float32), r"one\.png: its pixels are floats \(mode F\)"),
+        (np.full((16, 16), 70_000, np.int32), r"one\.png: its pixels go from 70000 to 70000; 8 or 16 bits are read"),
+    ],
+)
+def test_pixels_that_no_scale_is_known_for_are_refused(one_image, values, message):
+    with pytest.raises(DataError, match=message):
+        one_image(Image.fromarray(values), format="TIFF")
+
+
+def test_a_palette_with_transparency(one_image):
+    image = Image.new("P", (16, 16), 1)
+    image.putpalette([0, 0, 0, 200, 100, 50])
+    assert one_image(image, transparency=b"\x80\xff")[:, 0, 0].tolist() == [200, 100, 50]
+
+
+def test_hidden_files_and_folders_are_skipped(folder):
+    expected = load("imagenet", folder, size=8)
+    (folder / "train/n01/._0.png").write_bytes(b"not an image")
+    (folder / "train/.cache").mkdir()
+    (folder / "val/.n03").mkdir()
+    found = load("imagenet", folder, size=8)
+    assert found.classes == 2
+    assert torch.equal(found.train.inputs, expected.train.inputs)
+
+
 def test_too_many_images_for_the_memory(folder, monkeypatch):
     monkeypatch.setattr(imagenet, "free_memory", lambda: 3000)
     with pytest.raises(DataError, match=r"18 images of 64x64 take 0\.0 GiB.*samples=.*size="):
@@ -157,3 +206,7 @@ def test_folders_that_are_not_by_class(folder, tmp_path):
     (tmp_path / "flat/val/n01").mkdir()
     with pytest.raises(DataError, match="train: no images"):
         load("imagenet", tmp_path / "flat")
+    (tmp_path / "file/val").mkdir(parents=True)
+    (tmp_path / "file/train").write_text("")
+    with pytest.raises(DataError, match="train: is a file; expected a folder that holds one for every class"):
+        load("imagenet", tmp_path / "file")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
-from mukron.data import DataError, Dataset, Split, centred_one_hot, load
+from mukron.data import DataError, Dataset, Split, as_dataset, centred_one_hot, load
 from mukron.data.dataset import image_dataset
 
 
@@ -101,6 +102,63 @@ def test_words_pass_through():
     assert data.input_shape == (2,)
     with pytest.raises(DataError, match="text: augmentations are for images"):
         data.prepare(words.inputs, augment=lambda x: x)
+
+
+@pytest.mark.parametrize("dtype", ["bool", "uint8", "int8", "int16", "int32", "int64", "uint16", "uint32"])
+@pytest.mark.parametrize("numpy", [False, True])
+def test_class_numbers_of_any_type(dtype, numpy):
+    inputs, targets = np.zeros((4, 3), np.float32), np.array([1, 0, 1, 0]).astype(dtype)
+    given = (inputs, targets) if numpy else (torch.from_numpy(inputs), torch.from_numpy(targets))
+    data = as_dataset("mine", given)
+    for split in (data.train, data.test):
+        assert split.targets.dtype == torch.int64
+        assert split.targets.tolist() == [1, 0, 1, 0]
+    assert data.classes == 2
+
+
+def test_arrays_that_torch_alone_would_not_take():
+    inputs = np.arange(12.0).reshape(4, 3)[::-1]  # from behind, and not to be written
+    inputs.flags.writeable = False
+    data = as_dataset("mine", (inputs, np.arange(4)))
+    assert data.train.inputs[0].tolist() == [9, 10, 11]
+
+
+def test_grey_images_get_a_channel():
+    grey = np.random.RandomState(0).randint(256, size=(6, 5, 4)).astype(np.uint8)
+    data = as_dataset("mine", ((grey, np.arange(6)), (grey[:2], np.arange(2))))
+    assert data.input_shape == (1, 5, 4)
+    assert data.test.inputs.shape == (2, 1, 5, 4)
+    assert data.mean == pytest.approx((grey.mean() / 255,))
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "message"),
+    [
+        (torch.tensor([0, -1]), torch.tensor([0, 1]), "mine: targets are class numbers from 0 on, got -1"),
+        (torch.tensor([0, 1]), torch.tensor([0, -2]), "mine: targets are class numbers from 0 on, got -2"),
+        (torch.zeros(2, 2).long(), torch.tensor([0, 1]), r"class numbers \[N\], got \[2, 2\] torch.int64"),
+        (torch.tensor([0, 1]), torch.tensor([0.0, 1.0]), r"class numbers \[N\], got \[2\] torch.float32"),
+        (torch.zeros(0).long(), torch.tensor([0, 1]), "mine: there are no samples to train on"),
+    ],
+)
+def test_targets_that_are_no_class_numbers_are_refused(train, test, message):
+    with pytest.raises(DataError, match=message):
+        as_dataset("mine", ((torch.zeros(len(train), 3), train), (torch.zeros(len(test), 3), test)))
+
+
+def test_a_test_split_may_be_empty_but_not_of_another_shape():
+    train = (torch.zeros(2, 3), torch.tensor([0, 1]))
+    assert len(as_dataset("mine", (train, (torch.zeros(0), torch.zeros(0)))).test) == 0
+    with pytest.raises(DataError, match=r"mine: a sample to train on is \[3\], but one to test on is \[4\]"):
+        as_dataset("mine", (train, (torch.zeros(2, 4), torch.tensor([0, 1]))))
+
+
+def test_a_whole_data_set_of_ones_own_is_checked():
+    split = Split(torch.zeros(2, 3), torch.tensor([0, 5], dtype=torch.int32))
+    data = as_dataset("mine", Dataset("other", split, split, classes=6))
+    assert (data.name, data.classes, data.test.targets.dtype) == ("mine", 6, torch.int64)
+    with pytest.raises(DataError, match="mine: target 5; those of 5 classes go to 4"):
+        as_dataset("mine", Dataset("other", split, split, classes=5))
 
 
 def test_moving():

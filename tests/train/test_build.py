@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -10,11 +11,12 @@ from torch import nn
 from torch.nn import functional as F
 
 from mukron import EMA, FOOF, KFAC, GaussNewton, Heuristic, Rescaled, Shampoo
-from mukron.data import load
+from mukron.data import Split, as_dataset, load
 from mukron.models import CNN
 from mukron.train import RunConfig, RunError, build, dataset_of, factory_of, loss_of, train
 
 DIGITS = load("digits")
+SMALL_IMAGES = as_dataset("small", (DIGITS.train.inputs[:, 0, :4, :4], DIGITS.train.targets))
 
 
 def test_the_network_is_fitted_to_the_data():
@@ -98,6 +100,12 @@ def test_losses_are_what_they_say():
     assert entropy(output.bfloat16(), labels).dtype == torch.float32
     with pytest.raises(RunError, match=r"output has shape \[6, 9\]; digits wants \[samples, 10\]"):
         entropy(output[:, :9], labels)
+    with pytest.raises(RunError, match=r"the network returned a tuple; expected a tensor \[samples, 10\]"):
+        entropy((output, output), labels)
+    labels = labels.clamp_max(4)  # data of one's own that shows 5 classes of 10
+    targets = F.one_hot(labels, 10) - 0.1
+    assert float(loss_of(RunConfig(loss="mse"), 5)(targets, labels)) == pytest.approx(0, abs=1e-12)
+    assert torch.equal(loss_of(RunConfig(), 5)(output, labels), F.cross_entropy(output, labels))
 
 
 def test_data_are_the_configs(tmp_path):
@@ -123,6 +131,14 @@ def test_what_does_not_fit_is_told(monkeypatch):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     with pytest.raises(RunError, match="device='cuda': torch finds 0 GPUs here; choose cpu"):
         build(RunConfig(device="cuda"), DIGITS)
+    with pytest.raises(RunError, match="device='hpu': torch cannot use it here"):
+        build(RunConfig(device="hpu"), DIGITS)
+    with pytest.raises(RunError, match=r"width=64\.5: the widths of mlp are whole numbers"):
+        build(RunConfig(width=64.5), DIGITS)
+    with pytest.raises(RunError, match="width=1e\\+13: there is no memory for so wide a 'mlp'"):
+        build(RunConfig(width=10**13), DIGITS)
+    with pytest.raises(RunError, match="exclude='head' is no layer of this network; its layers: fc1, fc2, fc3"):
+        build(RunConfig(method_options={"exclude": ["fc1", "head"]}), DIGITS)
 
 
 NETS = """
@@ -141,6 +157,13 @@ class Positions(nn.Module):
 
 def make(size, classes=10):
     return nn.Sequential(nn.Flatten(), nn.Linear(64, size), nn.ReLU(), nn.Linear(size, classes))
+
+class ByName(Positions):
+    def forward(self, x):
+        return {"logits": super().forward(x)}
+
+def no_width():
+    return make(8)
 """
 
 
@@ -155,6 +178,19 @@ def test_a_users_own_network(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r'parameter "position".*not a known module'):
         build(positions, DIGITS)
     assert build(positions.replace(roles={"position": "input"}), DIGITS).model.first.out_features == 32
+    with pytest.raises(
+        RunError, match="own_nets_to_build:no_width': takes no arguments; expected a function of the wi"
+    ):
+        build(config.replace(model="own_nets_to_build:no_width", model_options={}), DIGITS)
+    by_name = positions.replace(model="own_nets_to_build:ByName", roles={"position": "input"})
+    for method in ("sgd", "kfac"):
+        with pytest.raises(RunError, match=r"the network returned a dict; expected a tensor \[samples, 10\]"):
+            train(by_name.replace(method=method), dataset=DIGITS)
+    few = config.replace(model_options={"classes": 9})
+    with pytest.raises(RunError, match=r"output has shape \[64, 9\]; digits wants \[samples, 10\]"):
+        train(few, dataset=DIGITS)
+    with pytest.raises(RunError, match=r"could not take samples \[64, 1, 4, 4\] of small: mat1 and mat2"):
+        train(config.replace(data="small"), dataset=SMALL_IMAGES)
     with pytest.raises(ValueError, match="model 'nowhere:make': No module named 'nowhere'"):
         build(config.replace(model="nowhere:make"), DIGITS)
     with pytest.raises(ValueError, match="module 'own_nets_to_build' has no function or class 'take'"):
@@ -191,3 +227,19 @@ def test_data_of_ones_own(tmp_path, monkeypatch):
         dataset_of(RunConfig(data="own_data_to_build:wrong"))
     with pytest.raises(ValueError, match=r"expected tensors \(inputs, targets\)"):
         dataset_of(RunConfig(data="own_data_to_build:nothing"))
+    with pytest.raises(RunError, match=r"data_options={'size': 3}: got an unexpected keyword argument 'size'"):
+        dataset_of(RunConfig(data="own_data_to_build:pair", data_options={"size": 3}))
+
+
+def test_a_data_set_that_is_given_is_checked():
+    float_targets = Split(DIGITS.train.inputs, DIGITS.train.targets.float())
+    with pytest.raises(ValueError, match=r"targets are class numbers \[N\], got \[1500\] torch.float32"):
+        dataset_of(RunConfig(), replace(DIGITS, train=float_targets))
+    with pytest.raises(ValueError, match="digits: target 9; those of 9 classes go to 8"):
+        dataset_of(RunConfig(), replace(DIGITS, classes=9))
+    nothing = Split(DIGITS.train.inputs[:0], DIGITS.train.targets[:0])
+    with pytest.raises(ValueError, match="digits: there are no samples to train on"):
+        dataset_of(RunConfig(), replace(DIGITS, train=nothing))
+    untested = train(RunConfig(width=64, epochs=1, lr=0.001), dataset=replace(DIGITS, test=nothing))
+    assert "train_loss" in untested.final
+    assert "test_loss" not in untested.final

@@ -14,7 +14,7 @@ import torch
 from torch.nn import functional as F
 
 from mukron.data import Dataset, Split, load
-from mukron.linalg import FactorizationError
+from mukron.linalg import FactorizationError, MatrixFactor, RowsFactor
 from mukron.train import RunConfig, RunError, build, train
 from mukron.train.loop import batches
 
@@ -114,6 +114,55 @@ def test_looking_on_changes_nothing():
     assert "test_loss" in alone.epochs[1]
 
 
+@pytest.mark.parametrize("method", ["sgd", "kfac"])
+def test_observers_may_run_the_network(method, tmp_path, monkeypatch):
+    """Batch norm's averages and K-FAC's draws are as if nobody had looked."""
+    (tmp_path / "net_to_look_at.py").write_text(
+        "from torch import nn\n"
+        "def make(width):\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.BatchNorm1d(width), nn.Linear(width, 10))\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    config = SMALL.replace(model="net_to_look_at:make", method=method)
+    gradients = []
+
+    def look(moment):
+        x = moment.dataset.prepare(moment.dataset.test.inputs)
+        moment.built.outputs(x).square().sum().backward()
+        gradients.append(float(moment.built.model[3].weight.grad.norm()))
+        return {}
+
+    alone, weights = weights_at_the_end(config)
+    kept = {}
+
+    def keep(moment):
+        kept.update({name: value.clone() for name, value in moment.built.model.state_dict().items()})
+        return {}
+
+    watched = train(config, dataset=DIGITS, observe=[look, keep])
+    assert all(gradient > 0 for gradient in gradients)
+    assert numbers(watched) == numbers(alone)
+    assert all(torch.equal(weights[name], kept[name]) for name in weights)
+
+
+@pytest.mark.parametrize(
+    ("found", "message"),
+    [
+        (None, "observer look: returned None; expected numbers by name"),
+        ({"epoch": 3}, "observer look: a row has its own 'epoch'; give the number another name"),
+        ({"test_loss": 3}, "observer look: a row has its own 'test_loss'"),
+        ({"seconds": 3}, "observer look: a row has its own 'seconds'"),
+        ({"mine": "much"}, "observer look: 'mine' is 'much', not a number"),
+    ],
+)
+def test_observers_return_numbers_by_names_of_their_own(found, message):
+    def look(moment):
+        return found
+
+    with pytest.raises(RunError, match=message):
+        train(SMALL.replace(epochs=1, evaluate_every=2), dataset=DIGITS, observe=[look])
+
+
 def test_random_streams_outside_are_left_alone():
     def draw():
         return float(torch.rand(1)), float(np.random.rand()), random.random()
@@ -206,6 +255,35 @@ def test_factors_that_cannot_be_inverted_are_a_divergence(monkeypatch):
     run = train(SMALL, dataset=DIGITS)
     assert run.status == "diverged"
     assert re.fullmatch('step 0: layer "fc1": a .* matrix could not be factorized; raise the damping', run.reason)
+
+
+def test_a_reading_that_fails_ends_nothing(tmp_path, monkeypatch):
+    """Factors of which no eigenvalues are found are null in the records, and the run goes on."""
+
+    def fail(factor):
+        raise FactorizationError("no eigendecomposition")
+
+    for kind in (MatrixFactor, RowsFactor):
+        monkeypatch.setattr(kind, "largest_eigenvalue", fail)
+    config = SMALL.replace(record=["features", "spectra"], method_options={"inverse_every": 2})
+    run = train(config, tmp_path, dataset=DIGITS)
+    assert run.status == "finished"
+    assert [row["largest/fc1.A"] for row in run.epochs] == [None, None]
+    assert run.final["mean/fc1.A"] > 0
+    assert '"largest/fc1.A": null' in (tmp_path / "metrics.jsonl").read_text()
+    assert train(config.replace(epochs=3), tmp_path, dataset=DIGITS).final["largest/fc1.A"] is None
+
+
+def test_a_loss_that_never_was_finite_blames_the_data():
+    data = DIGITS.subset(512, 100)
+    inputs = data.prepare(data.train.inputs)
+    inputs[7, 0, 3, 3] = float("nan")
+    broken = Dataset("digits", Split(inputs, data.train.targets), Split(inputs, data.train.targets), 10)
+    run = train(SMALL.replace(batch=None, samples=None, test_samples=None), dataset=broken)
+    assert (run.status, run.reason) == (
+        "diverged",
+        "step 0: the loss is not finite before anything is learned; check the data",
+    )
 
 
 def test_progress_and_observers():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 
 import numpy as np
 import pytest
@@ -95,13 +96,70 @@ def test_begin_anew(tmp_path):
 def test_a_run_that_could_not_begin_leaves_no_trace(tmp_path, finished):
     folder, run = finished
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    for wrong in ({"data": "digitz"}, {"model": "vgg19"}, {"width": 4}, {"method_options": {"fisher": "none"}}):
-        with pytest.raises(ValueError, match=r"unknown|pools images|shrinks"):
+    for wrong in ({"data": "digitz"}, {"model": "vgg19"}, {"width": 4}, {"method_options": {"exclude": ["x"]}}):
+        with pytest.raises(ValueError, match=r"unknown|pools images|shrinks|no layer"):
             train(run.config.replace(**wrong), tmp_path / "new")
         assert not (tmp_path / "new").exists()
-        with pytest.raises(ValueError, match=r"unknown|pools images|shrinks"):
+        with pytest.raises(ValueError, match=r"unknown|pools images|shrinks|no layer"):
             train(run.config.replace(**wrong), folder, resume=False)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_a_users_own_empty_folder_stays(tmp_path):
+    with pytest.raises(ValueError, match="unknown data set"):
+        train(CONFIG.replace(data="digitz"), tmp_path)
+    assert tmp_path.exists()
+
+
+def test_what_cannot_be_written_is_told(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match=r"cannot write .*file/run: Not a directory; free space or choose .*\(--out\)"):
+        train(CONFIG, tmp_path / "file" / "run", dataset=DIGITS)
+    for name in ("config.json", "metrics.jsonl", "metrics.csv", "result.json", "checkpoint.pt"):
+        folder = tmp_path / f"without {name}"
+        (folder / name / "in the way").mkdir(parents=True)
+        with pytest.raises(RunError, match=rf"cannot write .*{name}: .*; free space or choose another folder"):
+            train(CONFIG, folder, dataset=DIGITS, resume=False)
+        assert not [path for path in folder.iterdir() if path.name.endswith(".part")]
+
+
+def test_a_full_disk_is_told(tmp_path):
+    """Files may not grow as large as a checkpoint: torch's writer breaks off half-way."""
+    resource = pytest.importorskip("resource")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
+        with pytest.raises(RunError, match=r"cannot write .*checkpoint\.pt: File too large; free space or choose"):
+            train(CONFIG, tmp_path, dataset=DIGITS)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not (tmp_path / "checkpoint.pt").exists()
+    assert not list(tmp_path.glob(".*"))
+    assert train(CONFIG, tmp_path, dataset=DIGITS).status == "finished"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("metrics.jsonl", "", r"damaged, it ends with epoch 0 and result\.json with 1"),
+        ("metrics.jsonl", None, r"damaged, it ends with epoch 0 and result\.json with 1"),
+        ("metrics.jsonl", "[]\n", "damaged, TypeError"),
+        ("config.json", "{", "damaged, ParametrizationError not a JSON file"),
+        ("config.json", '{"lr": -1}', "damaged, RunError lr=-1: expected a number above 0"),
+        ("config.json", None, "missing, beside files of a run"),
+        ("result.json", "", "damaged, ParametrizationError not a JSON file"),
+        ("result.json", '{"format": "mukron.run", "version": 1}', "damaged, KeyError 'status'"),
+    ],
+)
+def test_a_damaged_file_is_told_by_its_name_and_the_way_out(name, content, message, tmp_path):
+    config = CONFIG.replace(epochs=1)
+    train(config, tmp_path, dataset=DIGITS)
+    (tmp_path / name).unlink()
+    if content is not None:
+        (tmp_path / name).write_text(content)
+    with pytest.raises(RunError, match=rf"{re.escape(name)}: {message}.*--restart \(resume=False\)"):
+        train(config, tmp_path, dataset=DIGITS)
+    assert not train(config, tmp_path, dataset=DIGITS, resume=False).stored
 
 
 def test_a_damaged_checkpoint_is_told(tmp_path):

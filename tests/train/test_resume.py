@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import mukron
 from mukron.data import load
 from mukron.train import Run, RunConfig, RunError, build, train
 
@@ -196,6 +198,37 @@ def test_checkpoints_may_be_rare(tmp_path):
     train(KFAC, tmp_path / "rare", dataset=DIGITS, checkpoint_every=2)
     train(KFAC, tmp_path / "whole", dataset=DIGITS)
     assert_same(tmp_path / "rare", tmp_path / "whole")
+
+
+def test_spectra_older_than_the_checkpoint_are_remembered(tmp_path):
+    """One step an epoch, one inverse in ten: what is recorded in the epochs between is that of the last inverse."""
+    config = KFAC.replace(batch=None, epochs=6, record=["spectra"], method_options={"inverse_every": 10}, lr=1e-4)
+
+    def kill(at):
+        if at.step == 4:
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        train(config, tmp_path / "killed", dataset=DIGITS, progress=kill)
+    train(config, tmp_path / "killed", dataset=DIGITS)
+    train(config, tmp_path / "whole", dataset=DIGITS)
+    assert lines(tmp_path / "killed")[-1]["largest/fc1.A"] > 0
+    assert_same(tmp_path / "killed", tmp_path / "whole")
+
+
+def test_another_version_is_said_and_goes_on(tmp_path):
+    config = KFAC.replace(epochs=2, schedule="constant")
+    train(config, tmp_path, dataset=DIGITS)
+    versions = {"mukron": mukron.__version__, "torch": torch.__version__}
+    assert json.loads((tmp_path / "result.json").read_text())["versions"] == versions
+    checkpoint = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
+    assert checkpoint["versions"] == versions
+    checkpoint["versions"]["torch"] = "1.0"
+    torch.save(checkpoint, tmp_path / "checkpoint.pt")
+    with pytest.warns(
+        UserWarning, match=rf"written by torch 1\.0, here is {re.escape(torch.__version__)}\. The run goes"
+    ):
+        assert train(config.replace(epochs=3), tmp_path, dataset=DIGITS).status == "finished"
 
 
 @pytest.mark.parametrize("schedule", ["constant", "step:1,4"])

@@ -83,6 +83,36 @@ def test_equal_requests_are_one_config():
     assert RunConfig(method="shampoo:1/2") == RunConfig(method="shampoo")
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"weight_decay": -0.0}, {"weight_decay": 0.0}),
+        ({"model_options": {"a": [-0.0]}}, {"model_options": {"a": [0.0]}}),
+        ({"damping": Fixed(1, -0.0)}, {"damping": Fixed(1.0, 0.0)}),
+        ({"damping": Rescaled(1)}, {"damping": "rescaled:1"}),
+        ({"method_options": {"fallback_lr": 1}}, {"method_options": {"fallback_lr": 1.0}}),
+    ],
+)
+def test_equal_values_make_equal_keys(one, other):
+    one, other = RunConfig(**one), RunConfig(**other)
+    assert one == other
+    assert (one.key(), hash(one), one.differences(other)) == (other.key(), hash(other), {})
+
+
+def test_a_users_options_are_equal_as_json_has_them():
+    """A network may tell 1, 1.0 and true apart."""
+    configs = [RunConfig(model_options={"a": value}) for value in (1, 1.0, True)]
+    assert len({config.key() for config in configs}) == len(set(configs)) == 3
+    assert configs[0] != configs[1]
+    assert configs[0].differences(configs[1]) == {"model_options": ({"a": 1}, {"a": 1.0})}
+    assert RunConfig() != "a config"
+
+
+def test_a_key_may_leave_fields_out():
+    assert RunConfig(epochs=3).key(without=["epochs"]) == RunConfig(epochs=5).key(without=["epochs"])
+    assert RunConfig(epochs=3).key(without=["epochs"]) != RunConfig(lr=1).key(without=["epochs"])
+
+
 def test_every_field_is_part_of_the_key():
     keys = {RunConfig().key()}
     changes = {**EVERYTHING, "model": "cnn", "method": "foof", "method_options": {"fisher": "exact"}}
@@ -123,7 +153,21 @@ def test_nobody_can_change_a_config():
         ({"method": "foof-mirror"}, "method='foof-mirror': no optimizer of this library; known: sgd, adamw, kfac"),
         ({"scheme": "mupp"}, "scheme='mupp': unknown scheme"),
         ({"output_exponent": "half"}, "output_exponent='half'"),
-        ({"output_exponent": -1}, 'output_exponent=-1: expected a number not below 0, or "zero"'),
+        ({"output_exponent": -1}, 'output_exponent=-1: expected a number from 0 to 1000, or "zero"'),
+        ({"output_exponent": "1e9"}, 'output_exponent=.1e9.: expected a number from 0 to 1000, or "zero"'),
+        ({"output_exponent": "1e999999999"}, "output_exponent=.*expected short numbers, as in 1/2"),
+        ({"output_exponent": "1e-999_999_999"}, "output_exponent=.*expected short numbers"),
+        ({"scheme": "uniform:1e-999999999"}, "scheme=.*expected short numbers"),
+        ({"method": "shampoo:1e999999999"}, "method=.*expected short numbers"),
+        ({"scheme": None}, "scheme=None: expected a name"),
+        ({"scheme": 1}, "scheme=1: expected a name"),
+        ({"lr": 10**400}, r"lr=10+\.\.\.: expected a number above 0"),
+        ({"width": 10**5000}, r"width=.*: expected a number above 0"),
+        ({"model_options": {"n": 10**5000}}, "model_options=.*: expected a whole number"),
+        ({"damping": Rescaled(float("inf"))}, "damping=.*expected a number not below 0"),
+        ({"loss": ["mse"]}, r"loss=\['mse'\]: known: cross-entropy, mse"),
+        ({"model": "mpl"}, "model='mpl': unknown model 'mpl'; known: mlp"),
+        ({"device": "meta"}, "device='meta': holds no numbers"),
         ({"damping": "rescald:1"}, "damping='rescald:1': unknown damping rule 'rescald'; known: rescaled"),
         ({"damping": 1.0}, "damping=1.0: expected a damping rule"),
         ({"lr": 0}, "lr=0: expected a number above 0"),
@@ -154,8 +198,23 @@ def test_nobody_can_change_a_config():
         ({"method_options": {"lr": 1}}, "method_options: 'lr' is said by the field lr"),
         ({"method_options": {"likelihood": "gaussian"}}, "'likelihood' is said by the field loss"),
         ({"method": "adamw", "method_options": {"betas": [0.9, 0.99]}}, "'betas' is said by the field momentum"),
-        ({"method_options": {"memory": "emma"}}, "method_options: unknown memory 'emma'"),
-        ({"method_options": {"exclude": "head"}}, "exclude is a list of layer names"),
+        ({"method_options": {"memory": "emma"}}, "method_options: memory='emma': unknown memory 'emma'"),
+        ({"method_options": {"memory": None}}, "method_options: memory=None: expected a name"),
+        ({"method": "shampoo", "method_options": {"memory": "window:4"}}, "memory='window:4': Shampoo's factors are"),
+        ({"method_options": {"exclude": "head"}}, "method_options: exclude='head': expected a list of names"),
+        ({"method_options": {"exclude": [1]}}, r"method_options: exclude=\(1,\): expected a name"),
+        ({"method_options": {"fisher": "none"}}, "method_options: fisher='none': known: mc, exact, empirical"),
+        ({"method_options": {"solver": "svd"}}, "method_options: solver='svd': known: cholesky, eigh, newton"),
+        ({"method": "shampoo", "method_options": {"solver": "cholesky"}}, "solver='cholesky': known: eigh, newton"),
+        ({"method_options": {"inverse_every": 0}}, "inverse_every=0: expected a whole number from 1 on"),
+        ({"method_options": {"inverse_every": "ten"}}, "inverse_every='ten': expected a whole number from 1 on"),
+        ({"method_options": {"factor_every": 2, "inverse_every": 3}}, "inverse_every=3 must be a multiple of fac.*=2"),
+        ({"method_options": {"class_dim": 1.5}}, "class_dim=1.5: expected a whole number"),
+        ({"method_options": {"nesterov": 1}}, "nesterov=1: expected true or false"),
+        ({"momentum": 0, "method_options": {"nesterov": True}}, "nesterov=True needs momentum above 0"),
+        ({"method_options": {"graft": "rmsprop"}}, "graft='rmsprop': known: sgd, adam"),
+        ({"method_options": {"fallback_lr": -1}}, "fallback_lr=-1: expected a number not below 0"),
+        ({"method": "adamw", "method_options": {"beta2": 1}}, "beta2=1: expected a number not below 0 and below 1"),
         ({"data_options": {"samples": 5}}, "data_options: 'samples' is said by fields of the run"),
     ],
 )
@@ -178,8 +237,12 @@ def test_unknown_fields_name_the_nearest(tmp_path):
         RunConfig.from_dict([])
     with pytest.raises(RunError, match=r"format 'mukron.base_shapes' version 1; this mukron reads 'mukron.run_config'"):
         RunConfig.from_dict({"format": "mukron.base_shapes"})
+    with pytest.raises(RunError, match=r"has no field 'moment'.*; its fields: model, width, base_width"):
+        RunConfig.from_dict({"moment": 0.9})
     with pytest.raises(RunError, match="there is no such file"):
         RunConfig.load(tmp_path / "nothing.json")
+    with pytest.raises(RunError, match="is a folder; expected a run's JSON file"):
+        RunConfig.load(tmp_path)
 
 
 def test_a_file_written_by_hand_may_be_short(tmp_path):

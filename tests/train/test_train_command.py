@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import sys
 from contextlib import contextmanager
@@ -47,7 +48,7 @@ def test_a_run_from_end_to_end(tmp_path):
     stored = Run.load(folder)
     config = RunConfig(width=64, base_width=16, samples=256, batch=64, epochs=2, lr=0.002)
     assert stored.config == config
-    assert folder.name == f"mlp-w64-kfac-mup-{config.key()}"
+    assert folder.name == f"mlp-w64-kfac-mup-{config.key(without=['epochs'])}"
     assert f"Files: runs/{folder.name}" in result.stdout
     assert f"test_accuracy   {stored.final['test_accuracy']:.4g}" in result.stdout
     lines = result.stderr.splitlines()
@@ -57,6 +58,16 @@ def test_a_run_from_end_to_end(tmp_path):
     assert "had ended before" in again.stdout
     assert again.stderr == ""
     assert "had ended before" not in run(*SMALL, "--restart").stdout
+
+
+def test_more_epochs_go_on_in_the_same_folder(tmp_path):
+    run(*SMALL)
+    longer = run(*SMALL, "--epochs", "3")
+    assert [line.split()[1] for line in longer.stderr.splitlines()] == ["3/3"]
+    assert len(list((tmp_path / "runs").iterdir())) == 1
+    for epochs in ("2", "3"):  # one that knows its end is another run
+        run(*SMALL, "--schedule", "cosine", "--epochs", epochs)
+    assert len(list((tmp_path / "runs").iterdir())) == 3
 
 
 def test_a_terminal_gets_a_bar(tmp_path):
@@ -82,6 +93,23 @@ def test_options_settings_and_files_make_one_config(tmp_path):
         schedule="step:1,2",
         method_options={"fisher": "mc", "memory": "ema:0.9"},
     )
+
+
+def test_names_with_commas_are_lists():
+    settings = ["augment=crop,flip", "record=features", "method_options.exclude=fc1,fc2", 'data_options.a=["x"]']
+    found = command.describe(None, {}, settings)
+    assert (found.augment, found.record) == (("crop", "flip"), ("features",))
+    assert found.method_options == {"exclude": ("fc1", "fc2")}
+    assert command.describe(None, {}, ['record=["features", "distance"]']).record == ("features", "distance")
+
+
+def test_help_says_the_defaults_of_a_run(monkeypatch):
+    defaults = RunConfig()
+    assert {name: getattr(defaults, name) for name in command.DEFAULTS} == command.DEFAULTS
+    said = re.sub(r"[\s│]+", " ", run("--help", COLUMNS="200").stdout)
+    assert "[default: (256)]" in said
+    assert "Needs --base-width, unless the function's width has a default" in said
+    assert all(f"[default: ({value})]" in said for value in command.DEFAULTS.values())
 
 
 def test_every_option_reaches_its_field(monkeypatch):
@@ -116,6 +144,15 @@ def test_a_users_own_network(tmp_path):
     run(*SMALL, "--factory", "own_net_to_train:make", "--out", "mine")
     assert json.loads((tmp_path / "mine" / "config.json").read_text())["model"] == "own_net_to_train:make"
     assert "not both" in refuse(*SMALL, "--factory", "a:b", "--model", "mlp")
+    without = [part for part in SMALL if part not in ("--base-width", "16")]
+    assert "needs base_width" in refuse(*without, "--factory", "own_net_to_train:make")
+    with (tmp_path / "own_net_to_train.py").open("a") as file:
+        file.write("def usual(depth=2, width=32):\n    return make(width)\n")
+    sys.modules.pop("own_net_to_train")
+    run(*without, "--factory", "own_net_to_train:usual", "--out", "usual")
+    assert json.loads((tmp_path / "usual" / "config.json").read_text())["base_width"] == 32
+    run(*SMALL, "--factory", "own_net_to_train:usual", "--out", "told")
+    assert json.loads((tmp_path / "told" / "config.json").read_text())["base_width"] == 16
     assert "No module named 'nowhere'" in refuse(*SMALL, "--factory", "nowhere:make")
 
 
@@ -157,7 +194,12 @@ def test_ctrl_c_before_the_first_step(monkeypatch):
         (("--data", "digit"), "unknown data set 'digit'; known: digits"),
         (("--damping", "rescald"), "unknown damping rule 'rescald'"),
         (("--set", "epoch=3"), "a run has no field 'epoch' (did you mean 'epochs'?)"),
+        (("--set", "epoch=3"), "its fields: model, width, base_width"),
+        (("--set", "foo.bar=3"), "a run has no field 'foo'"),
         (("--set", "epochs"), "--set 'epochs': expected FIELD=VALUE"),
+        (("--config", "."), ".: is a folder; expected a run's JSON file"),
+        (("--width", "64.5"), "width=64.5: the widths of mlp are whole numbers"),
+        (("--device", "meta"), "device='meta': holds no numbers"),
         (("--set", "lr.a=1"), "--set lr.a=1: 'lr' holds no options by name"),
         (("--config", "nothing.json"), "nothing.json: there is no such file"),
         (("--model", "own:net"), "a network of your own needs base_width"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -12,45 +13,72 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from mukron.cli.common import errors, show, split
+from mukron.cli.common import BUILT_IN, errors, show, split
+from mukron.imports import import_function
 from mukron.table import Table
 
 if TYPE_CHECKING:
     from mukron.train import Progress, Run, RunConfig
 
 EXIT = {"finished": 0, "diverged": 1, "interrupted": 130}
+LISTS = ("augment", "record", "method_options.exclude")  # names with commas
+DEFAULTS: dict[str, Any] = {  # of RunConfig, said in help without loading torch
+    **{"model": "mlp", "width": 256, "data": "digits", "loss": "cross-entropy", "method": "kfac", "scheme": "mup"},
+    **{"lr": 0.01, "schedule": "constant", "momentum": 0.9, "weight_decay": 0.0, "epochs": 20, "seed": 0},
+    **{"dtype": "float32", "device": "cpu"},
+}
+
+
+def _field(name: str, text: str) -> Any:
+    """The option of a config's field."""
+    return typer.Option(help=text, show_default=str(DEFAULTS[name]))
 
 
 def train(
-    model: Annotated[str | None, typer.Option(help="A built-in network, such as mlp, cnn, resnet18.")] = None,
+    model: Annotated[str | None, _field("model", f"A built-in network: {BUILT_IN}.")] = None,
     factory: Annotated[
-        str | None, typer.Option(help="Your own network: MODULE:FUNCTION, called with its width.")
+        str | None,
+        typer.Option(
+            help="Your own network: MODULE:FUNCTION, called with its width. Needs --base-width, unless the function's "
+            "width has a default: then that is it."
+        ),
     ] = None,
-    width: Annotated[float | None, typer.Option(help="The network's width.")] = None,
-    base_width: Annotated[float | None, typer.Option(help="The width that settings are tuned at.")] = None,
-    data: Annotated[str | None, typer.Option(help="digits, mnist, fashion-mnist, cifar10, cifar100, ...")] = None,
+    width: Annotated[float | None, _field("width", "The network's width.")] = None,
+    base_width: Annotated[
+        float | None,
+        typer.Option(help="The width that settings are tuned at; the network's usual one if not given."),
+    ] = None,
+    data: Annotated[
+        str | None,
+        _field("data", "A data set by name ('mukron data list'), or your own MODULE:FUNCTION."),
+    ] = None,
     samples: Annotated[int | None, typer.Option(help="Train on that many; all if not given.")] = None,
-    loss: Annotated[str | None, typer.Option(help="cross-entropy or mse.")] = None,
-    method: Annotated[
-        str | None, typer.Option(help="sgd, adamw, kfac, foof, shampoo, shampoo:E, gauss-newton.")
+    loss: Annotated[str | None, _field("loss", "cross-entropy or mse.")] = None,
+    method: Annotated[str | None, _field("method", "sgd, adamw, kfac, foof, shampoo, shampoo:E, gauss-newton.")] = None,
+    scheme: Annotated[str | None, _field("scheme", "mup, sp, ntk or uniform:R.")] = None,
+    lr: Annotated[float | None, _field("lr", "Learning rate, as tuned at the base width.")] = None,
+    damping: Annotated[
+        str | None,
+        typer.Option(help="RULE[:NUMBER], as in rescaled:1 or heuristic:1e-3; the method's own if not given."),
     ] = None,
-    scheme: Annotated[str | None, typer.Option(help="mup, sp, ntk or uniform:R.")] = None,
-    lr: Annotated[float | None, typer.Option(help="Learning rate, as tuned at the base width.")] = None,
-    damping: Annotated[str | None, typer.Option(help="RULE[:NUMBER], as in rescaled:1 or heuristic:1e-3.")] = None,
-    schedule: Annotated[str | None, typer.Option(help="constant, cosine, linear, step:60,120.")] = None,
-    momentum: Annotated[float | None, typer.Option(help="0 to below 1.")] = None,
-    weight_decay: Annotated[float | None, typer.Option(help="Pulls weights to zero; alike at every width.")] = None,
-    epochs: Annotated[int | None, typer.Option(help="Passes over the samples.")] = None,
+    schedule: Annotated[str | None, _field("schedule", "constant, cosine, linear, step:60,120.")] = None,
+    momentum: Annotated[float | None, _field("momentum", "0 to below 1.")] = None,
+    weight_decay: Annotated[
+        float | None, _field("weight_decay", "Pulls weights to zero, alike at every width.")
+    ] = None,
+    epochs: Annotated[int | None, _field("epochs", "Passes over the samples.")] = None,
     batch: Annotated[int | None, typer.Option(help="Samples a step; all if not given.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Of everything that is drawn.")] = None,
-    dtype: Annotated[str | None, typer.Option(help="float32, float64, or bfloat16 (autocast).")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...")] = None,
+    seed: Annotated[int | None, _field("seed", "Of everything that is drawn.")] = None,
+    dtype: Annotated[str | None, _field("dtype", "float32, float64, or bfloat16 (autocast).")] = None,
+    device: Annotated[str | None, _field("device", "cpu, cuda, cuda:1, ...")] = None,
     compiled: Annotated[bool, typer.Option("--compile", help="Run the network through torch.compile.")] = False,
     record: Annotated[list[str] | None, typer.Option(help="features, distance, spectra, words; may repeat.")] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="Any other field, FIELD=VALUE; METHOD_OPTIONS.NAME=VALUE too.")
     ] = None,
-    config: Annotated[Path | None, typer.Option(help="A run's JSON file to start from; options change it.")] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="A run's JSON file to start from, in place of the defaults; options change it.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="The run's folder; runs/... if not given.")] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Where data sets are kept.")] = None,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write TensorBoard's files too.")] = False,
@@ -67,6 +95,8 @@ def train(
         if factory is not None and model is not None:
             raise ValueError("give --model or --factory, not both")
         given["model"] = factory or model
+        if factory is not None and base_width is None and config is None:
+            given["base_width"] = own_width(import_function(factory, "--factory"))
         chosen = {name: value for name, value in given.items() if value is not None}
         described = describe(config, chosen, settings or [])
         folder = out if out is not None else Path("runs") / name_of(described)
@@ -100,18 +130,31 @@ def describe(file: Path | None, given: Mapping[str, Any], settings: list[str]) -
             value = json.loads(text)
         except json.JSONDecodeError:
             value = text
+        if name in LISTS and isinstance(value, str):
+            value = value.split(",")
         field, dot, option = name.partition(".")
-        if dot:
-            options = fields.get(field)
-            if not isinstance(options, Mapping):
+        if dot and field in fields:
+            if not isinstance(fields[field], Mapping):
                 raise ValueError(f"--set {setting}: {field!r} holds no options by name")
-            name, value = field, {**options, option: value}
-        fields[name] = value
+            value = {**fields[field], option: value}
+        fields[field] = value
     return RunConfig.from_dict(fields, "command line")
 
 
+def own_width(factory: Callable[..., Any]) -> float | None:
+    """The default of the factory's width, if it has one."""
+    parameters = inspect.signature(factory).parameters
+    width = parameters.get("width") or (next(iter(parameters.values())) if len(parameters) == 1 else None)
+    default = width.default if width is not None else None
+    return default if isinstance(default, (int, float)) and not isinstance(default, bool) else None
+
+
 def name_of(config: RunConfig) -> str:
-    parts = (config.model, f"w{config.width:g}", config.method, config.scheme, config.key())
+    """A folder for the run, and for the same with more epochs where that goes on with it."""
+    from mukron.train.schedules import Schedule
+
+    key = config.key() if Schedule.parse(config.schedule).knows_its_end else config.key(without=["epochs"])
+    parts = (config.model, f"w{config.width:g}", config.method, config.scheme, key)
     return "-".join(re.sub(r"[^\w.]+", "_", part) for part in parts)
 
 

@@ -92,24 +92,58 @@ def image_dataset(name: str, train: Split, test: Split, classes: int) -> Dataset
 def as_dataset(name: str, value: Any) -> Dataset:
     """A user's own data: inputs and targets, or such a pair for training and one for testing, or a whole ``Dataset``.
 
-    Images of uint8 are normalized like the built-in ones; other inputs are taken as they are.
+    Tensors or NumPy arrays; targets are class numbers of any integer type, or booleans (0 and 1). Images of uint8,
+    [N, H, W] or [N, C, H, W], are normalized like the built-in ones; other inputs are taken as they are.
     """
     if isinstance(value, Dataset):
-        return replace(value, name=name)
+        return checked(replace(value, name=name))
     try:
         first, second = value
-        pairs = [(first, second)] * 2 if isinstance(first, Tensor) else [tuple(first), tuple(second)]
-        train, test = (Split(torch.as_tensor(x), torch.as_tensor(y)) for x, y in pairs)
+        pairs = [(first, second)] * 2 if isinstance(first, (Tensor, np.ndarray)) else [tuple(first), tuple(second)]
+        train, test = (Split(_images(_tensor(x)), _tensor(y)) for x, y in pairs)
     except (TypeError, ValueError) as error:
         raise DataError(
             f"{name}: expected tensors (inputs, targets), or ((inputs, targets), (test inputs, test targets)): {error}"
         ) from error
-    if train.targets.ndim != 1 or train.targets.is_floating_point():
-        raise DataError(f"{name}: targets are class numbers [N], got {list(train.targets.shape)} {train.targets.dtype}")
-    classes = 1 + int(max(train.targets.max(), test.targets.max()))
+    dataset = checked(Dataset(name, train, test, classes=0))
     if train.inputs.dtype == torch.uint8 and train.inputs.ndim == 4:
-        return image_dataset(name, train, test, classes)
-    return Dataset(name, train, test, classes)
+        return image_dataset(name, dataset.train, dataset.test, dataset.classes)
+    return dataset
+
+
+def checked(dataset: Dataset) -> Dataset:
+    """The same with targets of int64, if it can be trained on. No classes: as many as the targets show."""
+    name = dataset.name
+    train, test = (Split(split.inputs, _class_numbers(name, split.targets)) for split in (dataset.train, dataset.test))
+    if not len(train):
+        raise DataError(f"{name}: there are no samples to train on")
+    if len(test) and test.inputs.shape[1:] != train.inputs.shape[1:]:
+        here, there = list(train.inputs.shape[1:]), list(test.inputs.shape[1:])
+        raise DataError(f"{name}: a sample to train on is {here}, but one to test on is {there}")
+    highest = max(int(split.targets.max()) for split in (train, test) if len(split))
+    if dataset.classes and highest >= dataset.classes:
+        raise DataError(f"{name}: target {highest}; those of {dataset.classes} classes go to {dataset.classes - 1}")
+    return replace(dataset, train=train, test=test, classes=dataset.classes or highest + 1)
+
+
+def _tensor(values: Any) -> Tensor:
+    return torch.from_numpy(values.copy()) if isinstance(values, np.ndarray) else torch.as_tensor(values)
+
+
+def _images(inputs: Tensor) -> Tensor:
+    """Grey images get their one channel."""
+    return inputs[:, None] if inputs.dtype == torch.uint8 and inputs.ndim == 3 else inputs
+
+
+def _class_numbers(name: str, targets: Tensor) -> Tensor:
+    if not targets.numel():
+        return targets.new_zeros(0, dtype=torch.int64)
+    if targets.ndim != 1 or targets.is_floating_point() or targets.is_complex():
+        raise DataError(f"{name}: targets are class numbers [N], got {list(targets.shape)} {targets.dtype}")
+    numbers = targets.to(torch.int64)
+    if numbers.min() < 0:
+        raise DataError(f"{name}: targets are class numbers from 0 on, got {int(numbers.min())}")
+    return numbers
 
 
 def draw(total: int, samples: int, seed: int) -> npt.NDArray[np.int64]:

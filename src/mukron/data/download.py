@@ -14,7 +14,7 @@ import tempfile
 import time
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import IO, Any
@@ -147,8 +147,9 @@ def _stage(folder: Path) -> Iterator[Path]:
     """A folder for work under way, gone afterwards; what a killed process left a day ago goes too."""
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob(f"{STAGE}*"):
-        if old.stat().st_mtime < time.time() - 24 * 3600:
-            shutil.rmtree(old, ignore_errors=True)
+        with suppress(FileNotFoundError):  # another download's, which has just ended
+            if old.stat().st_mtime < time.time() - 24 * 3600:
+                shutil.rmtree(old, ignore_errors=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix=STAGE) as stage:
         yield Path(stage)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -12,6 +13,9 @@ import torch
 from mukron.data.dataset import Dataset, Split, draw
 from mukron.data.errors import DataError, need
 from mukron.data.store import Found
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 # ImageNet's usual mean and std: those of the whole, whichever images are read.
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -37,7 +41,9 @@ def read_imagenet(
 
 
 def _classes(folder: Path) -> list[str]:
-    classes = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir())
+    if not folder.is_dir():
+        raise DataError(f"{folder}: is a file; expected a folder that holds one for every class")
+    classes = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith("."))
     if not classes:
         raise DataError(f"{folder}: expected a folder for every class, with images in it; sort the images into these")
     return classes
@@ -50,7 +56,7 @@ def _choose(folder: Path, classes: list[str], samples: int | None, seed: int) ->
         for number, name in enumerate(classes)
         if (folder / name).is_dir()
         for image in sorted(os.listdir(folder / name))
-        if image.lower().endswith(SUFFIXES)
+        if image.lower().endswith(SUFFIXES) and not image.startswith(".")
     ]
     if not images:
         raise DataError(f"{folder}: no images ({', '.join(SUFFIXES)}) in the folders of its classes")
@@ -68,7 +74,7 @@ def _decode(images: list[tuple[Path, int]], size: int) -> Split:
             try:
                 with Image.open(path) as image:
                     image.draft("RGB", (2 * size, 2 * size))  # a JPEG is decoded at no more than it needs
-                    middle = ImageOps.fit(image.convert("RGB"), (size, size), Image.Resampling.BILINEAR)
+                    middle = ImageOps.fit(_rgb(image, path), (size, size), Image.Resampling.BILINEAR)
             except (OSError, UnidentifiedImageError, Image.DecompressionBombError) as error:
                 raise DataError(f"{path}: not an image, or damaged ({error}); replace it or take it away") from error
             pixels[number] = np.asarray(middle).transpose(2, 0, 1)
@@ -76,6 +82,22 @@ def _decode(images: list[tuple[Path, int]], size: int) -> Split:
     with ThreadPoolExecutor() as threads:  # Pillow lets go of the interpreter while it decodes
         list(threads.map(decode, range(0, len(images), CHUNK)))
     return Split(torch.from_numpy(pixels), torch.tensor([label for _, label in images]))
+
+
+def _rgb(image: Image, path: Path) -> Image:
+    """Eight bits a colour; transparency is dropped. Pillow would take 16 bits of grey for white."""
+    from PIL.Image import fromarray
+
+    if image.mode == "F":
+        raise DataError(f"{path}: its pixels are floats (mode F); make it an image of 8 or 16 bits")
+    if image.mode.startswith("I"):
+        values = np.asarray(image)
+        if values.min() < 0 or values.max() > 65535:
+            raise DataError(f"{path}: its pixels go from {values.min()} to {values.max()}; 8 or 16 bits are read")
+        image = fromarray(np.rint(values / 257).astype(np.uint8))
+    if image.mode == "P" and "transparency" in image.info:
+        image = image.convert("RGBA")
+    return image.convert("RGB")
 
 
 def _check_memory(images: int, size: int) -> None:

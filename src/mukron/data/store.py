@@ -125,7 +125,11 @@ def data_folder(folder: str | Path | None = None) -> Path:
     """The folder of all data sets: the one given, else $MUKRON_DATA, else 'mukron' in the platform's cache folder."""
     given = folder or os.environ.get("MUKRON_DATA")
     if given:
-        return Path(given).expanduser()
+        path = Path(given).expanduser()
+        if path.is_file():
+            said = "--data-dir" if folder else "MUKRON_DATA"
+            raise DataError(f"{said}: {path} is a file, not a folder; name the folder that holds the data sets")
+        return path
     if sys.platform == "win32":
         return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local") / "mukron" / "Cache"
     if sys.platform == "darwin":

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import random
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+import re
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -16,17 +18,20 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
-from mukron.curvature import parse_memory
+from mukron.curvature import layout, parse_memory
 from mukron.data import Dataset, as_dataset, centred_one_hot, load
+from mukron.data.dataset import checked
 from mukron.imports import import_function
 from mukron.models import get_model
 from mukron.optim import FOOF, KFAC, GaussNewton, Shampoo
 from mukron.optim.base import SecondOrder
 from mukron.params import Parametrization, base_shapes, parametrize
+from mukron.params.inventory import clean_name
 from mukron.params.shapes import Factory
 from mukron.params.shapes import build as build_at
 from mukron.train.config import RunConfig
 from mukron.train.errors import RunError
+from mukron.train.probes import untouched
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 SECOND_ORDER: dict[str, type[SecondOrder]] = {
@@ -35,6 +40,7 @@ SECOND_ORDER: dict[str, type[SecondOrder]] = {
     "shampoo": Shampoo,
     "gauss-newton": GaussNewton,
 }
+NO_MEMORY = re.compile("memory|alloc|overflow", re.IGNORECASE)  # what torch says then, in one of many errors
 
 
 @dataclass(frozen=True)
@@ -54,6 +60,25 @@ class Built:
         with autocast(self.config):
             return network(inputs)
 
+    @contextmanager
+    def untouched(self) -> Iterator[None]:
+        """What is run in here changes nothing in the network, and the optimizer does not listen to it."""
+        deaf = self.optimizer.paused() if isinstance(self.optimizer, SecondOrder) else nullcontext()
+        with untouched(self.model), torch.enable_grad(), deaf:
+            yield
+
+    def try_out(self, inputs: Tensor, classes: int) -> None:
+        """A network of the user's own may not take these samples, or return what cannot be trained: said at once."""
+        with self.untouched(), torch.no_grad(), autocast(self.config):
+            try:
+                output = self.model(inputs)
+            except Exception as error:
+                raise RunError(
+                    f"model={self.config.model!r} could not take samples {list(inputs.shape)} of {self.config.data}: "
+                    f"{' '.join(str(error).split())}"
+                ) from error
+        _check_output(output, self.config, classes)
+
 
 def build(config: RunConfig, dataset: Dataset) -> Built:
     """Everything that a run needs, with all random numbers from the config's seed. Reseeds the global generators."""
@@ -62,11 +87,12 @@ def build(config: RunConfig, dataset: Dataset) -> Built:
     np.random.seed(config.seed % 2**32)
     random.seed(config.seed)
     factory = factory_of(config, dataset)
-    with torch.device("cpu"):  # a seed draws the same weights for every device
+    with _memory_for(config), torch.device("cpu"):  # a seed draws the same weights for every device
         model = build_at(factory, config.width)
     shapes = base_shapes(factory, base_width_of(config), roles=dict(config.roles))
     plan = parametrize(model, shapes, config.scheme, output_exponent=config.output_exponent)
-    model = model.to(device, config.weights_dtype)
+    with _memory_for(config):
+        model = model.to(device, config.weights_dtype)
     optimizer = optimizer_of(config, model, plan)
     network = _compiled(model) if config.compile else model
     return Built(config, model, network, plan, optimizer, loss_of(config, dataset.classes))
@@ -77,22 +103,34 @@ def dataset_of(config: RunConfig, dataset: Dataset | None = None, folder: str | 
     device = device_of(config)
     samples, test_samples = config.samples, config.test_samples
     if dataset is None and ":" in config.data:
-        dataset = as_dataset(config.data, import_function(config.data, "data")(**config.data_options))
+        dataset = as_dataset(config.data, _own_data(config))
     if dataset is None:  # some data sets are too large to be loaded whole: they draw the samples themselves
         dataset = load(config.data, folder, samples=samples, test_samples=test_samples, **config.data_options)
     elif dataset.name != config.data:
         raise RunError(f"the config's data is {config.data!r}, but the data set given is {dataset.name!r}")
     else:
         dataset = dataset.subset(samples, test_samples)
-    if not len(dataset.train):
-        raise RunError(f"data={config.data!r}: there are no samples to train on")
-    return dataset.to(device)
+    return checked(dataset).to(device)
+
+
+def _own_data(config: RunConfig) -> Any:
+    function = import_function(config.data, "data")
+    try:
+        inspect.signature(function).bind(**config.data_options)
+    except TypeError as error:
+        raise RunError(f"data={config.data!r}, data_options={dict(config.data_options)}: {error}") from error
+    return function(**config.data_options)
 
 
 def device_of(config: RunConfig) -> torch.device:
     device = torch.device(config.device)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise RunError(f"device={config.device!r}: torch finds {torch.cuda.device_count()} GPUs here; choose cpu")
+    try:
+        torch.zeros(1, device=device).item()
+    except Exception as error:  # each device has its own
+        said = str(error).partition("\n")[0]
+        raise RunError(f"device={config.device!r}: torch cannot use it here ({said}); choose cpu or cuda") from error
     return device
 
 
@@ -107,6 +145,7 @@ def factory_of(config: RunConfig, dataset: Dataset) -> Factory:
         except ValueError as error:
             raise RunError(f"model={config.model!r}, data={config.data!r}: {error}") from error
         make, options = entry.factory, {**fitted, **config.model_options}
+    _check_width(config.model, make)
     if not options:
         return make
 
@@ -115,9 +154,31 @@ def factory_of(config: RunConfig, dataset: Dataset) -> Factory:
             model: nn.Module = make(width, **options)
             return model
         except TypeError as error:
+            if isinstance(width, float) and ":" not in config.model:
+                raise RunError(f"width={width:g}: the widths of {config.model} are whole numbers") from error
             raise RunError(f"model={config.model!r}, model_options={dict(config.model_options)}: {error}") from error
 
     return factory
+
+
+def _check_width(name: str, make: Callable[..., Any]) -> None:
+    try:
+        parameters = inspect.signature(make).parameters
+    except (TypeError, ValueError):  # a function that does not say
+        return
+    if not parameters:
+        raise RunError(f"model={name!r}: takes no arguments; expected a function of the width, def make(width): ...")
+
+
+@contextmanager
+def _memory_for(config: RunConfig) -> Iterator[None]:
+    try:
+        yield
+    except (RuntimeError, OverflowError) as error:
+        said = str(error).partition("\n")[0]
+        if not NO_MEMORY.search(said):
+            raise
+        raise RunError(f"width={config.width:g}: there is no memory for so wide a {config.model!r} ({said})") from error
 
 
 def base_width_of(config: RunConfig) -> float:
@@ -129,10 +190,7 @@ def loss_of(config: RunConfig, classes: int) -> Loss:
     smoothing = config.label_smoothing
 
     def checked(output: Tensor) -> Tensor:
-        if output.ndim != 2 or output.shape[1] != classes:
-            raise RunError(
-                f"the network's output has shape {list(output.shape)}; {config.data} wants [samples, {classes}]"
-            )
+        _check_output(output, config, classes)
         return output.float() if output.dtype in (torch.bfloat16, torch.float16) else output
 
     def cross_entropy(output: Tensor, labels: Tensor) -> Tensor:
@@ -140,11 +198,19 @@ def loss_of(config: RunConfig, classes: int) -> Loss:
 
     def half_squares(output: Tensor, labels: Tensor) -> Tensor:
         output = checked(output)
-        targets = (1 - smoothing) * centred_one_hot(labels, classes, output.dtype)
+        targets = (1 - smoothing) * centred_one_hot(labels, output.shape[1], output.dtype)
         loss: Tensor = (output - targets).square().sum(1).mean() / 2
         return loss
 
     return half_squares if config.loss == "mse" else cross_entropy
+
+
+def _check_output(output: Any, config: RunConfig, classes: int) -> None:
+    """More classes than the labels show are fine: data of one's own may not hold them all."""
+    if not isinstance(output, Tensor):
+        raise RunError(f"the network returned a {type(output).__name__}; expected a tensor [samples, {classes}]")
+    if output.ndim != 2 or output.shape[1] < classes:
+        raise RunError(f"the network's output has shape {list(output.shape)}; {config.data} wants [samples, {classes}]")
 
 
 def optimizer_of(config: RunConfig, model: nn.Module, plan: Parametrization) -> Optimizer:
@@ -155,6 +221,7 @@ def optimizer_of(config: RunConfig, model: nn.Module, plan: Parametrization) -> 
         if config.method == "sgd":
             return torch.optim.SGD(groups, momentum=config.momentum, **options)
         return torch.optim.AdamW(groups, betas=(config.momentum, options.pop("beta2", 0.999)), **options)
+    _check_exclude(options.get("exclude", ()), model)
     options.update(momentum=config.momentum, weight_decay=config.weight_decay, kl_clip=config.kl_clip)
     if config.damping is not None:
         options["damping"] = config.damping
@@ -167,6 +234,14 @@ def optimizer_of(config: RunConfig, model: nn.Module, plan: Parametrization) -> 
         _, _, e = config.method.partition(":")
         options["e"] = Fraction(e or "1/2")
     return SECOND_ORDER[config.family](model, plan, config.lr, **options)
+
+
+def _check_exclude(exclude: tuple[str, ...], model: nn.Module) -> None:
+    modules = {clean_name(name): module for name, module in model.named_modules()}
+    for name in exclude:
+        if name not in modules:
+            layers = ", ".join(each for each, module in modules.items() if layout(module) is not None)
+            raise RunError(f"method_options: exclude={name!r} is no layer of this network; its layers: {layers}")
 
 
 def autocast(config: RunConfig) -> AbstractContextManager[Any]:

@@ -8,6 +8,7 @@ import hashlib
 import json
 import math
 import os
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -17,29 +18,23 @@ from typing import Any
 
 import torch
 
-from mukron.curvature import parse_memory
+from mukron.curvature import FISHERS, Window, parse_memory
 from mukron.damping import Heuristic, Rule
 from mukron.data import AUGMENTATIONS
+from mukron.linalg import SOLVERS
+from mukron.models import get_model
+from mukron.optim.fallback import FALLBACKS
 from mukron.params.storage import Data, read_json, stamp, write_json
-from mukron.theory import SP, get_method, get_scheme
+from mukron.theory import SP, Scheme, get_method, get_scheme
 from mukron.train.errors import RunError
 from mukron.train.schedules import Schedule
 
 KIND, VERSION = "run_config", 1
+LARGEST_EXPONENT = 1000
 LOSSES = ("cross-entropy", "mse")
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.float32}  # of the weights
 RECORDS = ("features", "distance", "spectra", "words")
 
-_ALL = ("nesterov", "decoupled", "graft", "fallback", "fallback_lr", "exclude")
-_FACTORS = ("memory", "solver", "factor_every", "inverse_every")
-METHOD_OPTIONS: dict[str, tuple[str, ...]] = {  # by method: the optimizer's arguments that have no field of their own
-    "sgd": ("nesterov",),
-    "adamw": ("beta2", "eps"),
-    "kfac": (*_ALL, *_FACTORS, "fisher", "class_dim", "sharing", "form"),
-    "foof": (*_ALL, *_FACTORS, "sharing", "form"),
-    "shampoo": (*_ALL, *_FACTORS, "max_size"),
-    "gauss-newton": _ALL,
-}
 FIRST_ORDER = ("sgd", "adamw")
 
 
@@ -90,9 +85,9 @@ class RunConfig:
             value = getattr(self, name)
             try:
                 object.__setattr__(self, name, read(value))
-            except (ValueError, TypeError, ZeroDivisionError) as error:
-                problems.append(f"{name}={value!r}: {error}")
-        problems = problems or list(_contradictions(self))
+            except (ValueError, TypeError, ArithmeticError) as error:
+                problems.append(f"{name}={_shown(value)}: {error}")
+        problems = problems or list(_read_method_options(self)) or list(_contradictions(self))
         if problems:
             raise RunError("; ".join(problems))
 
@@ -112,11 +107,11 @@ class RunConfig:
     def differences(self, other: RunConfig) -> dict[str, tuple[Any, Any]]:
         """By field, this config's value and the other's, as JSON has them."""
         ours, theirs = self.to_dict(), other.to_dict()
-        return {name: (ours[name], theirs[name]) for name in ours if ours[name] != theirs[name]}
+        return {name: (ours[name], theirs[name]) for name in ours if _json(ours[name]) != _json(theirs[name])}
 
-    def key(self) -> str:
-        """A short name of the content: equal configs have equal keys, here and elsewhere."""
-        content = json.dumps(self.to_dict(), sort_keys=True)
+    def key(self, without: Collection[str] = ()) -> str:
+        """A short name of the content, or of all but some fields: equal configs have equal keys, here and elsewhere."""
+        content = _json({name: value for name, value in self.to_dict().items() if name not in without})
         return hashlib.sha256(content.encode()).hexdigest()[:10]
 
     def to_dict(self) -> Data:
@@ -147,6 +142,14 @@ class RunConfig:
             return cls.from_dict(read_json(path), source=str(path))
         except FileNotFoundError:
             raise RunError(f"{path}: there is no such file") from None
+        except IsADirectoryError:
+            raise RunError(f"{path}: is a folder; expected a run's JSON file, such as its config.json") from None
+        except OSError as error:
+            raise RunError(f"{path}: cannot be read: {error.strerror}") from error
+
+    def __eq__(self, other: object) -> bool:
+        """By what JSON says: 1, 1.0 and true are three values of an option."""
+        return _json(self.to_dict()) == _json(other.to_dict()) if isinstance(other, RunConfig) else NotImplemented
 
     def __hash__(self) -> int:
         return hash(self.key())
@@ -172,10 +175,13 @@ def _flag(value: Any) -> bool:
     return value
 
 
-def _whole(least: int) -> Reader:
+def _whole(least: int | None = None) -> Reader:
+    allowed = "" if least is None else f" from {least} on"
+    lowest = -(2**63) if least is None else least
+
     def read(value: Any) -> int:
-        if isinstance(value, bool) or not isinstance(value, Integral) or not least <= int(value) < 2**63:
-            raise ValueError(f"expected a whole number from {least} on")
+        if isinstance(value, bool) or not isinstance(value, Integral) or not lowest <= int(value) < 2**63:
+            raise ValueError(f"expected a whole number{allowed}")
         return int(value)
 
     return read
@@ -187,10 +193,13 @@ def _number(least: float = 0.0, below: float = math.inf, above: float | None = N
     allowed += f" and below {below:g}" if below < math.inf else ""
 
     def read(value: Any) -> float:
-        number = math.nan if isinstance(value, bool) or not isinstance(value, Real) else float(value)
+        try:
+            number = math.nan if isinstance(value, bool) or not isinstance(value, Real) else float(value)
+        except OverflowError:
+            number = math.inf
         if not (least <= number < below) or (above is not None and not number > above):
             raise ValueError(f"expected a number {allowed}")
-        return number
+        return number + 0.0  # there is one zero
 
     return read
 
@@ -202,9 +211,9 @@ def _width(value: Any) -> float:
 
 def _one_of(known: Collection[str]) -> Reader:
     def read(value: Any) -> str:
-        if value not in known:
+        if not isinstance(value, str) or value not in known:
             raise ValueError(f"known: {', '.join(known)}")
-        return str(value)
+        return value
 
     return read
 
@@ -229,42 +238,73 @@ def _options(values: Any) -> Mapping[str, Any]:
     return frozen
 
 
+def _model(value: Any) -> str:
+    name = _text(value)
+    if ":" not in name:
+        get_model(name)
+    return name
+
+
+def _exact(text: str) -> str:
+    """Text with exact numbers in it: those with huge exponents would never be ready."""
+    if len(text) > 60 or re.search(r"e[-+]?[\d_]{3,}", text, re.IGNORECASE):
+        raise ValueError("expected short numbers, as in 1/2 or 0.25")
+    return text
+
+
 def _method(value: Any) -> str:
-    name = get_method(_text(value)).name
+    name = get_method(_exact(_text(value))).name
     name = "adamw" if name == "adam" else name  # the same without weight decay, and with it the only one of the two
     if name.partition(":")[0] not in METHOD_OPTIONS:
         raise ValueError(f"no optimizer of this library; known: {', '.join(METHOD_OPTIONS)}, shampoo:E")
     return name
 
 
+def _scheme(value: Any) -> str:
+    return value.name if isinstance(value, Scheme) else get_scheme(_exact(_text(value))).name
+
+
 def _exponent(value: Any) -> str:
     if value == "zero":
         return "zero"
-    exact = Fraction(str(value))
-    if exact < 0:
-        raise ValueError('expected a number not below 0, or "zero"')
+    exact = Fraction(_exact(str(value)))
+    if not 0 <= exact <= LARGEST_EXPONENT:
+        raise ValueError(f'expected a number from 0 to {LARGEST_EXPONENT}, or "zero"')
     return str(exact)
 
 
 def _damping(value: Any) -> Rule:
-    if isinstance(value, Rule):
-        return value
-    if isinstance(value, str):
-        return Rule.parse(value)
-    if isinstance(value, Mapping) and value.get("rule") in Rule.kinds:
-        return Rule.from_plain(value)
-    raise ValueError('expected a damping rule, as in Rescaled(1.0) or "rescaled:1"')
+    rule = Rule.parse(value) if isinstance(value, str) else value
+    plain = rule.plain() if isinstance(rule, Rule) else rule
+    if not isinstance(plain, Mapping) or plain.get("rule") not in Rule.kinds:
+        raise ValueError('expected a damping rule, as in Rescaled(1.0) or "rescaled:1"')
+    numbers = {name: _number()(number) for name, number in plain.items() if name != "rule"}
+    return Rule.kinds[plain["rule"]](**numbers)
+
+
+def _memory(value: Any) -> str:
+    parse_memory(_text(value))
+    return str(value)
+
+
+def _memory_in_matrices(value: Any) -> str:
+    if isinstance(parse_memory(_text(value)), Window):
+        raise ValueError("Shampoo's factors are matrices: choose sum, ema:DECAY or batch")
+    return str(value)
 
 
 def _device(value: Any) -> str:
     try:
-        return str(torch.device(_text(value)))
+        device = torch.device(_text(value))
     except RuntimeError as error:
         raise ValueError(str(error).splitlines()[0]) from error
+    if device.type == "meta":
+        raise ValueError("holds no numbers, so nothing can be trained there; choose cpu or cuda")
+    return str(device)
 
 
 READERS: dict[str, Reader] = {
-    "model": _text,
+    "model": _model,
     "width": _width,
     "base_width": _optional(_width),
     "model_options": _options,
@@ -278,7 +318,7 @@ READERS: dict[str, Reader] = {
     "label_smoothing": _number(below=1),
     "method": _method,
     "method_options": _options,
-    "scheme": lambda value: get_scheme(value).name,
+    "scheme": _scheme,
     "output_exponent": _optional(_exponent),
     "damping": _optional(_damping),
     "lr": _number(above=0),
@@ -299,6 +339,53 @@ READERS: dict[str, Reader] = {
     "evaluate_every": _whole(1),
 }
 
+_ALL: dict[str, Reader] = {
+    "nesterov": _flag,
+    "decoupled": _flag,
+    "graft": _optional(_one_of(("sgd", "adam"))),
+    "fallback": _one_of(FALLBACKS),
+    "fallback_lr": _optional(_number()),
+    "exclude": _names(_text),
+}
+_EVERY: dict[str, Reader] = {"factor_every": _whole(1), "inverse_every": _whole(1)}
+_LAYERS: dict[str, Reader] = {
+    "memory": _memory,
+    "solver": _one_of(SOLVERS),
+    "sharing": _one_of(("expand", "reduce")),
+    "form": _one_of(("auto", "rows", "matrix")),
+}
+METHOD_OPTIONS: dict[str, dict[str, Reader]] = {  # by method: the optimizer's arguments that have no field of their own
+    "sgd": {"nesterov": _flag},
+    "adamw": {"beta2": _number(below=1), "eps": _number()},
+    "kfac": {**_ALL, **_EVERY, **_LAYERS, "fisher": _one_of(FISHERS), "class_dim": _optional(_whole())},
+    "foof": {**_ALL, **_EVERY, **_LAYERS},
+    "shampoo": {
+        **_ALL,
+        **_EVERY,
+        "memory": _memory_in_matrices,
+        "solver": _one_of(("eigh", "newton")),
+        "max_size": _whole(1),
+    },
+    "gauss-newton": _ALL,
+}
+
+
+def _read_method_options(config: RunConfig) -> Iterator[str]:
+    """The method's own arguments, each as its optimizer takes it; says what is wrong with them."""
+    known, options = METHOD_OPTIONS[config.family], dict(config.method_options)
+    for name, value in options.items():
+        if name in READERS or name in ("likelihood", "betas"):
+            instead = {"likelihood": "loss", "betas": "momentum"}.get(name, name)
+            yield f"method_options: {name!r} is said by the field {instead}"
+        elif name not in known:
+            yield f"method_options: {config.method} has no {name!r}{_nearest(name, known)}; known: {', '.join(known)}"
+        else:
+            try:
+                options[name] = known[name](value)
+            except ValueError as error:
+                yield f"method_options: {name}={_shown(value)}: {error}"
+    object.__setattr__(config, "method_options", MappingProxyType(options))
+
 
 def _contradictions(config: RunConfig) -> Iterator[str]:
     """Fields that are right each by itself but not together."""
@@ -317,26 +404,19 @@ def _contradictions(config: RunConfig) -> Iterator[str]:
     for name in ("samples", "test_samples", "seed"):
         if name in config.data_options:
             yield f"data_options: {name!r} is said by fields of the run"
-    known = METHOD_OPTIONS[config.family]
-    for name in config.method_options:
-        if name in READERS or name in ("likelihood", "betas"):
-            instead = {"likelihood": "loss", "betas": "momentum"}.get(name, name)
-            yield f"method_options: {name!r} is said by the field {instead}"
-        elif name not in known:
-            yield f"method_options: {config.method} has no {name!r}{_nearest(name, known)}; known: {', '.join(known)}"
-    if "memory" in config.method_options:
-        try:
-            parse_memory(str(config.method_options["memory"]))
-        except ValueError as error:
-            yield f"method_options: {error}"
-    if isinstance(config.method_options.get("exclude"), str):
-        yield "method_options: exclude is a list of layer names"
+    options = config.method_options
+    if options.get("nesterov") and not config.momentum:
+        yield "method_options: nesterov=True needs momentum above 0"
+    factors, inverses = options.get("factor_every", 1), options.get("inverse_every", 1)
+    if inverses % factors:
+        yield f"method_options: inverse_every={inverses} must be a multiple of factor_every={factors}"
 
 
 def _check_names(fields: Mapping[str, Any], source: str) -> None:
     for name in fields:
         if name not in READERS:
-            raise RunError(f"{source}: a run has no field {name!r}{_nearest(name, READERS)}")
+            known = ", ".join(READERS)
+            raise RunError(f"{source}: a run has no field {name!r}{_nearest(name, READERS)}; its fields: {known}")
 
 
 def _nearest(name: object, known: Collection[str]) -> str:
@@ -353,10 +433,23 @@ def _frozen(value: Any) -> Any:
     if value is None or isinstance(value, (str, bool)):
         return value
     if isinstance(value, Integral):
-        return int(value)
+        return _whole()(value)
     if isinstance(value, Real) and math.isfinite(value):
-        return float(value)
+        return float(value) + 0.0  # there is one zero
     raise ValueError(f"{value!r} is nothing that JSON can hold")
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, sort_keys=True)
+
+
+def _shown(value: Any) -> str:
+    """A value as an error shows it, however long it is."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes no number of thousands of digits
+        return "(a huge number)"
+    return text if len(text) <= 100 else f"{text[:100]}..."
 
 
 def _plain(value: Any) -> Any:

@@ -28,7 +28,7 @@ from mukron.optim.base import PATIENCE
 from mukron.train.build import Built, build, dataset_of, device_of
 from mukron.train.config import RunConfig
 from mukron.train.errors import RunError
-from mukron.train.probes import PROBES, Probe
+from mukron.train.probes import PROBES, Probe, Spectra
 from mukron.train.randomness import (
     AUGMENTATION,
     ORDER,
@@ -44,6 +44,7 @@ from mukron.train.words import Words
 
 PROBED = 64  # samples that probes see
 EVALUATED = 1024  # samples at a time
+COLUMNS = {"epoch", "step", "lr", "train_loss", "train_accuracy", "test_loss", "test_accuracy", "seconds"}
 TOO_LARGE = 1e4  # times the first loss, or 1 if that is smaller
 
 
@@ -177,16 +178,18 @@ class Loop:
         self.built = build(config, dataset)
         self.rates = [(group["lr"], group.get("fallback_lr")) for group in self.built.optimizer.param_groups]
         self.schedule = Schedule.parse(config.schedule)
+        if ":" in config.model:
+            self.built.try_out(self._prepared(dataset.train.inputs[:PROBED]), dataset.classes)
         self.probes = self._probes(data_dir)  # before a checkpoint is loaded: they know the beginning
         self.state = State()
 
-    def _probes(self, data_dir: str | Path | None) -> list[Probe]:
+    def _probes(self, data_dir: str | Path | None) -> dict[str, Probe]:
         model, optimizer = self.built.model, self.built.optimizer
         x = self._prepared(self.dataset.train.inputs[:PROBED])
-        return [
-            Words(model, self.dataset, data_dir) if name == "words" else PROBES[name](model, optimizer, x)
+        return {
+            name: Words(model, self.dataset, data_dir) if name == "words" else PROBES[name](model, optimizer, x)
             for name in self.config.record
-        ]
+        }
 
     def _prepared(self, inputs: Tensor, augment: Callable[[Tensor], Tensor] | None = None) -> Tensor:
         return self.dataset.prepare(inputs, self.config.weights_dtype, augment)
@@ -281,6 +284,8 @@ class Loop:
     def _check(self, loss: float | None, what: str) -> None:
         """Whether this is still a run that can come to something."""
         if loss is None or not math.isfinite(loss):
+            if self.state.first_loss is None:
+                raise DivergedError(f"the {what} is not finite before anything is learned; check the data")
             raise DivergedError(f"the {what} is not finite; lower the learning rate or raise the damping")
         if self.state.first_loss is None:
             self.state.first_loss = loss
@@ -301,10 +306,12 @@ class Loop:
             if len(self.dataset.test) and (epoch % config.evaluate_every == 0 or epoch == config.epochs):
                 row["test_loss"], row["test_accuracy"] = self.evaluate()
             if epoch % config.record_every == 0 or epoch == config.epochs:
-                for probe in self.probes:
+                for probe in self.probes.values():
                     row.update(probe.read())
             for observer in self.observe:
-                row.update(observer(Moment(config, self.built, self.dataset, epoch, state.step, dict(row))))
+                with self.built.untouched():
+                    found = observer(Moment(config, self.built, self.dataset, epoch, state.step, dict(row)))
+                row.update(_observed(observer, found, COLUMNS | set(row)))
         self._tick()
         return finite({**row, "seconds": state.seconds})
 
@@ -348,9 +355,12 @@ class Loop:
     def _save(self) -> None:
         assert self.files is not None
         self._tick()
+        with own_random_numbers(self.device):
+            probes = {name: probe.state() for name, probe in self.probes.items() if isinstance(probe, Spectra)}
         checkpoint = {
             "model": self.built.model.state_dict(),
             "optimizer": self.built.optimizer.state_dict(),
+            "probes": probes,
             "random": random_states(self.device),
             "state": asdict(self.state),
         }
@@ -363,6 +373,9 @@ class Loop:
         try:
             self.built.model.load_state_dict(checkpoint["model"])
             self.built.optimizer.load_state_dict(checkpoint["optimizer"])
+            for name, probe in self.probes.items():
+                if isinstance(probe, Spectra):
+                    probe.load(checkpoint["probes"][name])
             restore_random_states(checkpoint["random"], self.device)
             self.state = State(**checkpoint["state"])
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
@@ -370,3 +383,18 @@ class Loop:
                 f"the checkpoint does not fit what {self.config.model!r} builds now: {' '.join(str(error).split())}; "
                 "delete it to train this run from its beginning"
             ) from error
+
+
+def _observed(observer: Observer, found: Any, taken: set[str]) -> dict[str, float]:
+    """What an observer returned, as a part of a row."""
+    name = getattr(observer, "__name__", repr(observer))
+    if not isinstance(found, Mapping):
+        raise RunError(f"observer {name}: returned {found!r:.80}; expected numbers by name, or {{}}")
+    for column, value in found.items():
+        if column in taken:
+            raise RunError(f"observer {name}: a row has its own {column!r}; give the number another name")
+        try:
+            float(value)
+        except (TypeError, ValueError) as error:
+            raise RunError(f"observer {name}: {column!r} is {value!r:.80}, not a number") from error
+    return dict(found)

@@ -18,6 +18,7 @@ import json
 import math
 import os
 import shutil
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -26,14 +27,17 @@ from typing import Any
 
 import torch
 
+from mukron import __version__
 from mukron.params.storage import Data, check_stamp, damaged, read_json, stamp, write_json
 from mukron.train.config import RunConfig
-from mukron.train.errors import RunError
+from mukron.train.errors import RunError, writing
 from mukron.train.schedules import Schedule
 
 KIND, VERSION = "run", 1
 CHECKPOINT_KIND, CHECKPOINT_VERSION = "checkpoint", 1
+VERSIONS = {"mukron": __version__, "torch": str(torch.__version__)}
 FINISHED, DIVERGED, INTERRUPTED = "finished", "diverged", "interrupted"
+AGAIN = "begin it anew with --restart (resume=False)"
 Row = dict[str, Any]  # an epoch's numbers; one that is not finite is None
 
 
@@ -94,7 +98,8 @@ class Run:
             if any(row.get(metric) is not None for row in self.epochs):
                 row = self.best(metric)
                 best[metric] = {"epoch": row["epoch"], "value": row[metric]}
-        return stamp(KIND, VERSION, {**self._ending(), "final": self.final, "best": best})
+        content = {**self._ending(), "final": self.final, "best": best, "versions": VERSIONS}
+        return stamp(KIND, VERSION, content)
 
 
 class Folder:
@@ -109,16 +114,18 @@ class Folder:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """One process at a time; the lock goes with its process, however that ends."""
-        try:
+        with writing(self.path):
+            ours = not self.path.exists()
+            if self.path.is_file():
+                raise RunError(f"{self.path}: is a file; a run needs a folder")
             self.path.mkdir(parents=True, exist_ok=True)
-        except FileExistsError:
-            raise RunError(f"{self.path}: is a file; a run needs a folder") from None
         try:
             import fcntl
         except ImportError:  # not a Unix
             yield
             return
-        handle = os.open(self.path, os.O_RDONLY)
+        with writing(self.path):
+            handle = os.open(self.path, os.O_RDONLY)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -130,13 +137,16 @@ class Folder:
             yield
         finally:
             os.close(handle)
-            with suppress(OSError):
-                self.path.rmdir()  # a run that could not begin leaves no empty folder
+            if ours:
+                with suppress(OSError):
+                    self.path.rmdir()  # a run that could not begin leaves no empty folder
 
     def ended(self, config: RunConfig) -> Run | None:
         """The run as it is stored here, if it has ended. A folder that holds another run is refused."""
         if not any(file.exists() and file.stat().st_size for file in (self.metrics, self.checkpoint, self.result)):
             return None
+        if not self.config.exists():
+            raise RunError(f"{self.config}: missing, beside files of a run; {AGAIN}, or choose another folder")
         run = self.run()
         _refuse_another(self.path, run.config, config)
         over = run.status == DIVERGED or (run.status == FINISHED and run.final["epoch"] == config.epochs)
@@ -145,15 +155,22 @@ class Folder:
     def run(self) -> Run:
         if not self.config.exists():
             raise RunError(f"{self.path}: there is no run (no config.json)")
-        ending: Mapping[str, Any] = {"status": INTERRUPTED, "reason": "it ended without a word", "seconds": 0.0}
+        with _whole(self.config):
+            config = RunConfig.load(self.config)
+        status, reason, seconds, last = INTERRUPTED, "it ended without a word", 0.0, None
         if self.result.exists():
-            ending = check_stamp(read_json(self.result), KIND, VERSION, str(self.result))
-        text = self.metrics.read_text() if self.metrics.exists() else ""
-        with damaged(str(self.metrics)):  # whole lines: a run may be killed while it writes one
+            with _whole(self.result):
+                ending = check_stamp(read_json(self.result), KIND, VERSION, str(self.result))
+                status, reason, seconds = ending["status"], ending["reason"], ending["seconds"]
+                last = ending["final"].get("epoch", 0)
+        with _whole(self.metrics):  # whole lines: a run may be killed while it writes one
+            text = self.metrics.read_text() if self.metrics.exists() else ""
             rows = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
-        with damaged(str(self.result)):
-            seconds = ending["seconds"] or (rows[-1]["seconds"] if rows else 0.0)
-            return Run(RunConfig.load(self.config), ending["status"], rows, ending["reason"], seconds, stored=True)
+            epoch = rows[-1]["epoch"] if rows else 0
+            seconds = seconds or (rows[-1]["seconds"] if rows else 0.0)
+        if last not in (None, epoch):
+            raise RunError(f"{self.metrics}: damaged, it ends with epoch {epoch} and result.json with {last}; {AGAIN}")
+        return Run(config, status, rows, reason, seconds, stored=True)
 
     # While it trains.
 
@@ -161,21 +178,25 @@ class Folder:
         """Make the folder ready, with the metrics as of the checkpoint: what came after it will be written again."""
         if not rows:
             shutil.rmtree(self.tensorboard, ignore_errors=True)
-        self.result.unlink(missing_ok=True)
-        config.save(self.config)
+        with writing(self.result):
+            self.result.unlink(missing_ok=True)
+        with writing(self.config):
+            config.save(self.config)
         _write(self.metrics, lambda file: file.write("".join(map(_line, rows)).encode()))
 
     def forget(self) -> None:
         """What would be continued is not."""
-        self.checkpoint.unlink(missing_ok=True)
+        with writing(self.checkpoint):
+            self.checkpoint.unlink(missing_ok=True)
 
     def append(self, row: Row) -> None:
-        with self.metrics.open("a") as file:
+        with writing(self.metrics), self.metrics.open("a") as file:
             file.write(_line(row))
 
     def save(self, checkpoint: Data, rows: Sequence[Row]) -> None:
+        content = stamp(CHECKPOINT_KIND, CHECKPOINT_VERSION, {**checkpoint, "versions": VERSIONS})
         _write(self.table, lambda file: file.write(_csv(rows).encode()))
-        _write(self.checkpoint, lambda file: torch.save(stamp(CHECKPOINT_KIND, CHECKPOINT_VERSION, checkpoint), file))
+        _write(self.checkpoint, lambda file: torch.save(content, file))
 
     def saved(self) -> Data | None:
         """The checkpoint, if there is one."""
@@ -187,11 +208,36 @@ class Folder:
             raise RunError(
                 f"{self.checkpoint}: damaged, {type(error).__name__}; delete it to train this run from its beginning"
             ) from error
-        return check_stamp(data, CHECKPOINT_KIND, CHECKPOINT_VERSION, str(self.checkpoint))
+        checkpoint = check_stamp(data, CHECKPOINT_KIND, CHECKPOINT_VERSION, str(self.checkpoint))
+        self._warn_of_another_version(checkpoint.get("versions", {}))
+        return checkpoint
+
+    def _warn_of_another_version(self, there: Mapping[str, str]) -> None:
+        other = [
+            f"{name} {there.get(name)}, here is {here}" for name, here in VERSIONS.items() if there.get(name) != here
+        ]
+        if other:
+            warnings.warn(
+                f"{self.checkpoint}: written by {'; '.join(other)}. The run goes on, but its numbers may not be those "
+                "of a run that was never stopped",
+                UserWarning,
+                stacklevel=4,
+            )
 
     def end(self, run: Run) -> None:
         _write(self.table, lambda file: file.write(_csv(run.epochs).encode()))
-        write_json(self.result, run.result())
+        with writing(self.result):
+            write_json(self.result, run.result())
+
+
+@contextmanager
+def _whole(path: Path) -> Iterator[None]:
+    """A file of a run that cannot be read is told so, by its own name and with the way out."""
+    try:
+        yield
+    except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
+        said = str(error).removeprefix(f"{path}: ")
+        raise RunError(f"{path}: damaged, {type(error).__name__} {said}; {AGAIN}") from error
 
 
 def _refuse_another(path: Path, there: RunConfig, config: RunConfig) -> None:
@@ -203,11 +249,11 @@ def _refuse_another(path: Path, there: RunConfig, config: RunConfig) -> None:
             return
         raise RunError(
             f"{path}: holds a run of {there.epochs} epochs; a {schedule} schedule that ends after {config.epochs} has "
-            "other learning rates from the start, so it cannot be continued. Choose another folder"
+            "other learning rates from the start, so it cannot be continued. Choose another folder (--out)"
         )
     if different:
         fields = ", ".join(f"{name} {old!r} there and {new!r} here" for name, (old, new) in different.items())
-        raise RunError(f"{path}: holds another run: {fields}. Choose another folder, or start this one anew")
+        raise RunError(f"{path}: holds another run: {fields}. Choose another folder (--out), or {AGAIN}")
 
 
 def finite(row: Mapping[str, Any]) -> Row:
@@ -233,11 +279,13 @@ def _write(path: Path, write: Callable[[Any], Any]) -> None:
     """All or nothing, whatever happens meanwhile: a file that is there is whole."""
     part = path.with_name(f".{path.name}.part")
     try:
-        with part.open("wb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
+        with writing(path):
+            with part.open("wb") as file:
+                write(file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(part, path)
     except BaseException:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
         raise

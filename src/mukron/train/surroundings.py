@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from mukron.optim.base import PATIENCE
-from mukron.train.errors import RunError
+from mukron.train.errors import RunError, writing
 
 
 @contextmanager
@@ -58,7 +58,8 @@ def tensorboard_writer(folder: Path, step: int) -> Iterator[Any]:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
         raise RunError(f"tensorboard=True: {error}; pip install 'mukron[studies]' brings it") from error
-    writer = SummaryWriter(str(folder), purge_step=step + 1 if step else None)
+    with writing(folder):
+        writer = SummaryWriter(str(folder), purge_step=step + 1 if step else None)
     try:
         yield writer
     finally:
