@@ -109,11 +109,16 @@ def test_words_pass_through():
 def test_class_numbers_of_any_type(dtype, numpy):
     inputs, targets = np.zeros((4, 3), np.float32), np.array([1, 0, 1, 0]).astype(dtype)
     given = (inputs, targets) if numpy else (torch.from_numpy(inputs), torch.from_numpy(targets))
-    data = as_dataset("mine", given)
+    data = as_dataset("mine", (given, given))
     for split in (data.train, data.test):
         assert split.targets.dtype == torch.int64
         assert split.targets.tolist() == [1, 0, 1, 0]
     assert data.classes == 2
+
+
+def test_of_one_pair_there_is_nothing_to_test_on():
+    data = as_dataset("mine", (torch.zeros(4, 3), torch.arange(4)))
+    assert (len(data.train), len(data.test), data.classes) == (4, 0, 4)
 
 
 def test_arrays_that_torch_alone_would_not_take():

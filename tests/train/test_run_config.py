@@ -11,7 +11,7 @@ from dataclasses import FrozenInstanceError, fields
 import numpy as np
 import pytest
 
-from mukron.damping import Fixed, Heuristic, Rescaled
+from mukron.damping import Fixed, Heuristic, MaxEigenvalue, Rescaled
 from mukron.optim.base import SecondOrder
 from mukron.train import RunConfig, RunError
 from mukron.train.build import SECOND_ORDER
@@ -169,7 +169,7 @@ def test_nobody_can_change_a_config():
         ({"model": "mpl"}, "model='mpl': unknown model 'mpl'; known: mlp"),
         ({"device": "meta"}, "device='meta': holds no numbers"),
         ({"damping": "rescald:1"}, "damping='rescald:1': unknown damping rule 'rescald'; known: rescaled"),
-        ({"damping": 1.0}, "damping=1.0: expected a damping rule"),
+        ({"damping": []}, r"damping=\[\]: expected a number or a damping rule"),
         ({"lr": 0}, "lr=0: expected a number above 0"),
         ({"lr": float("nan")}, "lr=nan: expected a number above 0"),
         ({"lr": float("inf")}, "lr=inf: expected a number above 0"),
@@ -261,3 +261,12 @@ def test_options_are_the_optimizers_own(method):
     not_json = {"output", "grad_scaler", "params", "listening", "settings", "maximize"}
     fisher = {"fisher", "class_dim"} if method == "foof" else set()
     assert set(METHOD_OPTIONS[method]) == arguments - said_by_fields - not_json - fisher
+
+
+def test_a_bare_number_is_the_methods_own_damping():
+    assert RunConfig(damping=2).damping == RunConfig(damping="2.0").damping == Rescaled(2.0)
+    assert RunConfig(method="shampoo", damping=1e-3).damping == MaxEigenvalue(1e-3)
+    with pytest.raises(RunError, match="damping: sgd has none"):
+        RunConfig(method="sgd", damping=1.0)
+    with pytest.raises(RunError, match="damping=-1"):
+        RunConfig(damping=-1)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
 from mukron.cli.common import BUILT_IN, errors, show, split
-from mukron.cli.train import describe
+from mukron.cli.train import describe, own_width
 from mukron.imports import import_function
 
 check_app = typer.Typer(invoke_without_command=True)
@@ -30,7 +29,7 @@ def check(
     ] = None,
     method: Annotated[str, typer.Option(help="sgd, adamw, kfac, foof, shampoo, shampoo:E, gauss-newton.")] = "kfac",
     scheme: Annotated[str, typer.Option(help="mup, sp, ntk or uniform:R.")] = "mup",
-    damping: Annotated[str | None, typer.Option(help="RULE[:NUMBER], as in rescaled:1 or heuristic:1e-3.")] = None,
+    damping: Annotated[str | None, typer.Option(help="A number, or RULE[:NUMBER], as in heuristic:1e-3.")] = None,
     lr: Annotated[float | None, typer.Option(help="Learning rate; one that suits a check if not given.")] = None,
     widths: Annotated[str | None, typer.Option(help="As in 256,512,1024; the network's usual if not given.")] = None,
     base_width: Annotated[float | None, typer.Option(help="The width that settings are tuned at.")] = None,
@@ -71,7 +70,7 @@ def check(
             if name not in TABLES:
                 raise ValueError(f"--show {show_!r}: known: {', '.join(TABLES)}, all")
         if factory is not None:
-            own = _own_width(import_function(factory, "--factory"))
+            own = own_width(import_function(factory, "--factory")) or BASE_WIDTH
             base_width = own if base_width is None else base_width
         roles = dict(split(each, "=", "--role", "NAME=ROLE, as in position=input") for each in role or [])
         for setting in settings or []:
@@ -164,14 +163,6 @@ def _check_place(path: Path | None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ValueError(f"cannot write to {path}: {error}") from error
-
-
-def _own_width(factory: Callable[..., Any]) -> float:
-    """The default of the factory's width, if it has one."""
-    parameters = inspect.signature(factory).parameters
-    width = parameters.get("width") or (next(iter(parameters.values())) if len(parameters) == 1 else None)
-    default = width.default if width is not None else None
-    return default if isinstance(default, (int, float)) and not isinstance(default, bool) else BASE_WIDTH
 
 
 def _numbers(text: str) -> list[float]:

@@ -59,7 +59,7 @@ def train(
     lr: Annotated[float | None, _field("lr", "Learning rate, as tuned at the base width.")] = None,
     damping: Annotated[
         str | None,
-        typer.Option(help="RULE[:NUMBER], as in rescaled:1 or heuristic:1e-3; the method's own if not given."),
+        typer.Option(help="A number, or RULE[:NUMBER], as in heuristic:1e-3; the method's own if not given."),
     ] = None,
     schedule: Annotated[str | None, _field("schedule", "constant, cosine, linear, step:60,120.")] = None,
     momentum: Annotated[float | None, _field("momentum", "0 to below 1.")] = None,

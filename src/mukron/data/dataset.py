@@ -92,6 +92,7 @@ def image_dataset(name: str, train: Split, test: Split, classes: int) -> Dataset
 def as_dataset(name: str, value: Any) -> Dataset:
     """A user's own data: inputs and targets, or such a pair for training and one for testing, or a whole ``Dataset``.
 
+    Of one pair there is nothing to test on, and no test numbers are recorded.
     Tensors or NumPy arrays; targets are class numbers of any integer type, or booleans (0 and 1). Images of uint8,
     [N, H, W] or [N, C, H, W], are normalized like the built-in ones; other inputs are taken as they are.
     """
@@ -99,7 +100,8 @@ def as_dataset(name: str, value: Any) -> Dataset:
         return checked(replace(value, name=name))
     try:
         first, second = value
-        pairs = [(first, second)] * 2 if isinstance(first, (Tensor, np.ndarray)) else [tuple(first), tuple(second)]
+        single = isinstance(first, (Tensor, np.ndarray))
+        pairs = [(first, second), (first[:0], second[:0])] if single else [tuple(first), tuple(second)]
         train, test = (Split(_images(_tensor(x)), _tensor(y)) for x, y in pairs)
     except (TypeError, ValueError) as error:
         raise DataError(

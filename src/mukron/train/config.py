@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from mukron.curvature import FISHERS, Window, parse_memory
-from mukron.damping import Heuristic, Rule
+from mukron.damping import Heuristic, MaxEigenvalue, Rescaled, Rule
 from mukron.data import AUGMENTATIONS
 from mukron.linalg import SOLVERS
 from mukron.models import get_model
@@ -87,6 +87,9 @@ class RunConfig:
                 object.__setattr__(self, name, read(value))
             except (ValueError, TypeError, ArithmeticError) as error:
                 problems.append(f"{name}={_shown(value)}: {error}")
+        if not problems and isinstance(self.damping, float):
+            rule = MaxEigenvalue if self.family == "shampoo" else Rescaled
+            object.__setattr__(self, "damping", rule(self.damping))
         problems = problems or list(_read_method_options(self)) or list(_contradictions(self))
         if problems:
             raise RunError("; ".join(problems))
@@ -273,11 +276,16 @@ def _exponent(value: Any) -> str:
     return str(exact)
 
 
-def _damping(value: Any) -> Rule:
+def _damping(value: Any) -> Rule | float:
+    """A rule; or a bare number, which means the method's own rule."""
+    try:
+        return float(_number()(float(value) if isinstance(value, str) else value))
+    except ValueError:
+        pass
     rule = Rule.parse(value) if isinstance(value, str) else value
     plain = rule.plain() if isinstance(rule, Rule) else rule
     if not isinstance(plain, Mapping) or plain.get("rule") not in Rule.kinds:
-        raise ValueError('expected a damping rule, as in Rescaled(1.0) or "rescaled:1"')
+        raise ValueError('expected a number or a damping rule, as in Rescaled(1.0) or "rescaled:1"')
     numbers = {name: _number()(number) for name, number in plain.items() if name != "rule"}
     return Rule.kinds[plain["rule"]](**numbers)
 
