@@ -23,7 +23,7 @@ from mukron import figures
 from mukron.diagnose.drawing import against_width, over_steps
 from mukron.diagnose.exponents import fit_exponent
 from mukron.diagnose.readings import DAMPING, FEATURES, TOLERANCE, UNCLEAR, UPDATE, Verdict, judge, table_of
-from mukron.diagnose.record import Record, Row, Started, device_of, run
+from mukron.diagnose.record import OUTPUT, Record, Row, Started, device_of, run
 from mukron.params import Parametrization, base_shapes, parametrize
 from mukron.params.storage import check_stamp, damaged, read_json, stamp, write_json
 from mukron.table import Table
@@ -40,6 +40,7 @@ DAMPING_MEANING = (
     "damping over the largest eigenvalue of a layer's curvature factor (A, R: of its input, B, L: of its output)",
     "drowns the factor: the step turns into one of first order; fades: damping loses its hold. Features decide.",
 )
+LARGE = 3.0  # of the output: a change that is no longer a first step
 SPECTRA = {"largest": "-", "mean": "--", "damping": ":"}
 NAMES = {"largest": "largest eigenvalue", "mean": "mean eigenvalue", "damping": "damping", "distance": "|dW| / |W|"}
 
@@ -134,8 +135,10 @@ class Check:
             )
         if self.record.scheme != "mup" and words & {FEATURES.low, FEATURES.high}:
             remedies.append(f"The scheme is {self.record.scheme}; mup is the one that keeps all layers learning.")
-        if self.record.broken:
-            remedies.append("A lower learning rate keeps steps small enough to measure.")
+        moved = max((row.value for row in self.record.select(FEATURES.quantity, OUTPUT)), default=0.0)
+        if self.record.broken or moved > LARGE:
+            far = f" (the output moved by {moved:.3g})" if moved > LARGE else ""
+            remedies.append(f"A lower learning rate keeps steps small enough for the law{far}.")
         return remedies
 
     def table(self, whole: bool = False) -> Table:

@@ -7,7 +7,10 @@ from torch import nn
 
 
 class Myrtle5(nn.Module):
-    """Four 3x3 convolutions of ``width`` channels with pooling between, the mean over positions, a linear layer."""
+    """Four 3x3 convolutions of ``width`` channels with pooling between, the mean over positions, a linear layer.
+
+    Initial weights are He's, as in the family's kernels: torch's usual ones would let signals die out on the way.
+    """
 
     def __init__(self, width: int, channels: int = 3, classes: int = 10) -> None:
         super().__init__()
@@ -17,6 +20,10 @@ class Myrtle5(nn.Module):
         self.conv4 = nn.Conv2d(width, width, 3, padding=1)
         self.pool = nn.AvgPool2d(2)
         self.head = nn.Linear(width, classes)
+        for conv in (self.conv1, self.conv2, self.conv3, self.conv4):
+            nn.init.kaiming_normal_(conv.weight, nonlinearity="relu")
+            assert conv.bias is not None
+            nn.init.zeros_(conv.bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.pool(self.conv2(self.conv1(x).relu()).relu())
