@@ -50,7 +50,10 @@ def test_a_resnet():
 
 @pytest.mark.parametrize("model", MODELS)
 def test_every_built_in_network(model):
-    assert "head" in run("explain", "--model", model) or model == "mlp"
+    base = MODELS[model].base_width
+    output = run("explain", "--model", model, "--width", str(8 * base))
+    output_layer = next(line for line in output.splitlines() if re.match(r"\S+ +output ", line))
+    assert re.split(r"  +", output_layer)[4] == "8", output_layer  # its fan-in grew so much
 
 
 def test_options_reach_the_network():
