@@ -68,7 +68,7 @@ def test_a_network_that_does_not_take_the_data(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     said = refuse("--factory", "others:make", "--method", "sgd")
-    assert "could not take a sample [1, 8, 8] of digits" in said
+    assert "could not take samples [32, 1, 8, 8] of digits" in said
     assert "data='module:function'" in said
 
 
@@ -154,3 +154,13 @@ def test_nngp(tmp_path):
 )
 def test_a_wrong_request_is_told_in_one_line(arguments, message):
     assert message in refuse(*arguments)
+
+
+def test_ctrl_c_ends_a_check_with_a_word_and_its_own_code(monkeypatch):
+    def pressed(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("mukron.diagnose.configured.run", pressed)
+    result = CliRunner().invoke(app, ["check", "--widths", "64,128"], catch_exceptions=False)
+    assert result.exit_code == 130
+    assert "interrupted" in result.stderr

@@ -167,7 +167,6 @@ def _check_place(path: Path | None) -> None:
 
 def _numbers(text: str) -> list[float]:
     try:
-        found = [float(part) for part in text.split(",")]
+        return [float(part) for part in text.split(",")]
     except ValueError:
         raise ValueError(f"--widths {text!r}: expected numbers, as in 256,512,1024") from None
-    return [int(number) if number.is_integer() else number for number in found]

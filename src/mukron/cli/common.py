@@ -25,6 +25,9 @@ def errors() -> Iterator[None]:
     except ValueError as error:
         Console(stderr=True, soft_wrap=True).print(f"[bold red]error:[/] {escape(str(error))}", highlight=False)
         raise typer.Exit(2) from None
+    except KeyboardInterrupt:
+        Console(stderr=True).print("interrupted")
+        raise typer.Exit(130) from None
     except (typer.Exit, typer.Abort):
         raise
     except Exception:  # of the user's own code, or ours: 1 and 2 mean other things

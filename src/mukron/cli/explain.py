@@ -58,7 +58,7 @@ def _plan(
 ) -> Parametrization:
     """The plan of a network that is built on the meta device: no width is too large to explain."""
     from mukron.models import get_model
-    from mukron.params import base_shapes, build_without_memory, parametrize
+    from mukron.params import base_shapes, build_without_memory, parametrize, plain_width
 
     if model is not None and factory is not None:
         raise ValueError("give --model or --factory, not both")
@@ -71,10 +71,6 @@ def _plan(
         if base_width is None:
             raise ValueError("--factory needs --base-width, the width that settings are tuned at")
     declared = dict(split(role, "=", "--role", "NAME=ROLE, as in position=input") for role in roles)
-    shapes = base_shapes(make, _number(base_width), roles=declared)
-    network = build_without_memory(make, _number(width or 4 * base_width))
+    shapes = base_shapes(make, plain_width(base_width), roles=declared)
+    network = build_without_memory(make, plain_width(width or 4 * base_width))
     return parametrize(network, shapes, scheme, output_exponent=exponent)
-
-
-def _number(width: float) -> float:
-    return int(width) if float(width).is_integer() else width

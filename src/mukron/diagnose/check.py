@@ -23,7 +23,7 @@ from mukron import figures
 from mukron.diagnose.drawing import against_width, over_steps
 from mukron.diagnose.exponents import fit_exponent
 from mukron.diagnose.readings import DAMPING, FEATURES, TOLERANCE, UNCLEAR, UPDATE, Verdict, judge, table_of
-from mukron.diagnose.record import OUTPUT, Record, Row, Started, device_of, run
+from mukron.diagnose.record import OUTPUT, Record, Row, Started, batch_device, run
 from mukron.params import Parametrization, base_shapes, parametrize
 from mukron.params.storage import check_stamp, damaged, read_json, stamp, write_json
 from mukron.table import Table
@@ -277,7 +277,7 @@ def coordinate_check(
 
     def start(width: float, seed: int) -> Started:
         torch.manual_seed(seed)
-        model = build(factory, width).to(device_of(batch))
+        model = build(factory, width).to(batch_device(batch))
         plan = parametrize(model, shapes, scheme, output_exponent=output_exponent)
         return Started(model, plan, optimizer(model, plan))
 

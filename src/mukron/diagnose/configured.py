@@ -15,10 +15,9 @@ from mukron.diagnose.check import Check
 from mukron.diagnose.readings import TOLERANCE
 from mukron.diagnose.record import Started, run
 from mukron.models import get_model
-from mukron.params import build_without_memory
+from mukron.params import build_without_memory, plain_width
 from mukron.theory import get_method
 from mukron.train import RunConfig, RunError, base_width_of, build, dataset_of, factory_of, loss_of
-from mukron.train.probes import call
 
 # Small enough for the first steps to follow the law, at every width and in every scheme.
 RATES = {"sgd": 0.1, "adam": 0.001, "kfac": 0.01, "foof": 0.02, "shampoo": 0.005, "gauss-newton": 0.01}
@@ -64,7 +63,8 @@ def check_run(
 
     def start(width: float, seed: int) -> Started:
         built = build(config.replace(width=width, seed=seed), dataset)
-        _try(built.model, inputs, config)
+        if ":" in config.model:
+            built.try_out(inputs, dataset.classes)
         return Started(built.model, built.plan, built.optimizer, built.outputs, config.clip_norm)
 
     batch = (inputs, dataset.train.targets)
@@ -89,40 +89,19 @@ def usual_widths(config: RunConfig, dataset: Dataset) -> list[float]:
     """The network's own, or multiples of the base width; narrower ones where Shampoo could not go on."""
     if ":" not in config.model:
         entry = get_model(config.model)
-        widths = [_whole(width * (config.base_width or entry.base_width) / entry.base_width) for width in entry.widths]
+        times = (config.base_width or entry.base_width) / entry.base_width
+        widths = [plain_width(times * width) for width in entry.widths]
     else:
         assert config.base_width is not None
-        widths = [_whole(times * config.base_width) for times in TIMES]
+        widths = [plain_width(times * config.base_width) for times in TIMES]
     while config.family == "shampoo" and _largest_side(config, dataset, widths[-1]) > LARGEST_ROOT:
         if any(width % 2 for width in widths):
             break
-        widths = [_whole(width / 2) for width in widths]
+        widths = [plain_width(width / 2) for width in widths]
     return widths
-
-
-def _whole(width: float) -> float:
-    return int(width) if float(width).is_integer() else width
 
 
 def _largest_side(config: RunConfig, dataset: Dataset, width: float) -> int:
     model = build_without_memory(factory_of(config, dataset), width)
     known = [found for module in model.modules() if (found := layout(module)) is not None and not found.one_hot]
     return max((max(each.d_in, each.d_out) for each in known), default=0)
-
-
-def _try(model: torch.nn.Module, inputs: torch.Tensor, config: RunConfig) -> None:
-    """A network of the user's own may not take this data: say so before anything is measured."""
-    if ":" not in config.model:
-        return
-    modes = [(module, module.training) for module in model.modules()]
-    try:
-        with torch.no_grad():
-            call(model.eval(), inputs[:1])
-    except Exception as error:
-        raise RunError(
-            f"model={config.model!r} could not take a sample {list(inputs.shape[1:])} of {config.data}: {error}. "
-            "Give data that fits it: data='module:function', your own, which returns inputs and labels"
-        ) from error
-    finally:
-        for module, training in modes:
-            module.training = training

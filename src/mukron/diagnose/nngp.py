@@ -31,10 +31,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from mukron.params.inventory import unwrap
 from mukron.table import Table
+from mukron.train.probes import untouched
 
 # The kernel of the infinitely wide network.
 
@@ -137,8 +137,8 @@ def _features(model: nn.Module, x: Tensor, layer: str | None) -> Tensor:
 
     handles = [module.register_forward_hook(partial(keep, name), with_kwargs=True) for name, module in heard.items()]
     try:
-        with torch.no_grad():  # on copies of the buffers: running averages do not move
-            functional_call(model, {name: buffer.clone() for name, buffer in model.named_buffers()}, (x,))
+        with untouched(model):
+            model(x)
     finally:
         for handle in handles:
             handle.remove()

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from mukron.damping import Rule
 from mukron.optim.base import SecondOrder
-from mukron.params import Parametrization
+from mukron.params import Parametrization, plain_width
 from mukron.params.inventory import clean_name, unwrap
 from mukron.theory import Role, feature_slopes, get_method, solve, update_exponent
 from mukron.train.probes import PROBES, Probe, call
@@ -96,13 +96,13 @@ def run(
     progress: Callable[[int, int, str], None] | None = None,
 ) -> Record:
     """``start(width, seed)`` builds; the same batch is learned for ``steps`` steps; probes are read after each."""
-    widths = tuple(sorted({_plain(width) for width in widths}))
+    widths = tuple(sorted({plain_width(width) for width in widths}))
     _check(widths, seeds, steps)
     rows: list[Row] = []
     broken: dict[str, str] = {}
     about: dict[str, Any] = {}
     runs = [(width, int(seed)) for width in widths for seed in seeds]
-    with own_random_numbers(device_of(batch)):
+    with own_random_numbers(batch_device(batch)):
         for number, (width, seed) in enumerate(runs):
             if progress is not None:
                 progress(number, len(runs), f"width {width:g}, seed {seed}")
@@ -250,16 +250,11 @@ def _check(widths: Sequence[float], seeds: Sequence[int], steps: int) -> None:
         raise ValueError(f"steps counts steps: at least 1, got {steps}")
 
 
-def _plain(number: float) -> float:
-    """Of Python's own kind: JSON knows no others."""
-    return int(number) if float(number).is_integer() else float(number)
-
-
-def device_of(batch: tuple[Any, Any]) -> torch.device:
+def batch_device(batch: tuple[Any, Any]) -> torch.device:
     """Of the first tensor in the inputs."""
     inputs = batch[0]
     found = [inputs] if isinstance(inputs, Tensor) else list(inputs.values() if isinstance(inputs, dict) else inputs)
     return next((each.device for each in found if isinstance(each, Tensor)), torch.device("cpu"))
 
 
-__all__ = ["OUTPUT", "Record", "Row", "Started", "device_of", "run"]
+__all__ = ["OUTPUT", "Record", "Row", "Started", "batch_device", "run"]

@@ -4,7 +4,7 @@ from mukron.params.apply import parametrize
 from mukron.params.errors import ParametrizationError
 from mukron.params.layers import Fans, fans
 from mukron.params.parametrization import ParameterPlan, Parametrization, Scales
-from mukron.params.shapes import BaseParameter, BaseShapes, base_shapes, build_without_memory
+from mukron.params.shapes import BaseParameter, BaseShapes, base_shapes, build_without_memory, plain_width
 
 __all__ = [
     "BaseParameter",
@@ -18,4 +18,5 @@ __all__ = [
     "build_without_memory",
     "fans",
     "parametrize",
+    "plain_width",
 ]

@@ -84,6 +84,11 @@ class BaseShapes:
             return cls(parameters, content["width"])
 
 
+def plain_width(width: float) -> float:
+    """A number of Python's own, whole where it is: networks take no 64.0, and JSON no numbers of numpy."""
+    return int(width) if float(width).is_integer() else float(width)
+
+
 def base_shapes(
     source: Factory | nn.Module, width: float | None = None, *, roles: Mapping[str, Role | str] | None = None
 ) -> BaseShapes:
@@ -120,7 +125,7 @@ def base_shapes(
         raise ParametrizationError("base_shapes(factory) needs the base width: base_shapes(factory, width=64)")
     if isinstance(width, bool) or not isinstance(width, Real) or not width > 0:
         raise ParametrizationError(f"the base width must be a positive number, got {width!r}")
-    width = int(width) if float(width).is_integer() else float(width)  # JSON knows no numpy numbers
+    width = plain_width(width)
     found, spreads = _draw(source, width)
     _check_declared(found, declared)
     wider = inventory(build_without_memory(source, 2 * width))

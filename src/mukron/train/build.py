@@ -75,7 +75,7 @@ class Built:
             except Exception as error:
                 raise RunError(
                     f"model={self.config.model!r} could not take samples {list(inputs.shape)} of {self.config.data}: "
-                    f"{' '.join(str(error).split())}"
+                    f"{' '.join(str(error).split())}. Give data that fits it; data='module:function' is your own"
                 ) from error
         _check_output(output, self.config, classes)
 

@@ -24,6 +24,7 @@ from mukron.data import AUGMENTATIONS
 from mukron.linalg import SOLVERS
 from mukron.models import get_model
 from mukron.optim.fallback import FALLBACKS
+from mukron.params import plain_width
 from mukron.params.storage import Data, read_json, stamp, write_json
 from mukron.theory import SP, Scheme, get_method, get_scheme
 from mukron.train.errors import RunError
@@ -209,7 +210,7 @@ def _number(least: float = 0.0, below: float = math.inf, above: float | None = N
 
 def _width(value: Any) -> float:
     number: float = _number(above=0)(value)
-    return int(number) if number.is_integer() else number
+    return plain_width(number)
 
 
 def _one_of(known: Collection[str]) -> Reader:
