@@ -17,7 +17,12 @@ from mukron.imports import import_function
 check_app = typer.Typer(invoke_without_command=True)
 BASE_WIDTH = 64  # of a factory that does not say
 OWN = ("width", "seed", "epochs")
-TABLES = ("features", "damping", "spectra", "distance")
+TABLES = {
+    "features": "table",
+    "damping": "damping_table",
+    "spectra": "spectra_table",
+    "distance": "distance_table",
+}
 
 
 @check_app.callback()
@@ -65,7 +70,7 @@ def check(
             raise ValueError("give --model or --factory, not both")
         for path in (out, json_file):
             _check_place(path)
-        tables = TABLES if show_ == "all" else tuple(show_.split(","))
+        tables = list(TABLES) if show_ == "all" else show_.split(",")
         for name in tables:
             if name not in TABLES:
                 raise ValueError(f"--show {show_!r}: known: {', '.join(TABLES)}, all")
@@ -96,14 +101,9 @@ def check(
                 data_dir=data_dir,
                 progress=progress,
             )
-        if "features" in tables:
-            show(result.table())
-        if "damping" in tables and result.damping:
-            show(result.damping_table())
-        if "spectra" in tables and result.damping:
-            show(result.spectra_table())
-        if "distance" in tables:
-            show(result.distance_table())
+        for name in tables:
+            if result.damping or name not in ("damping", "spectra"):  # which a first-order method does not have
+                show(getattr(result, TABLES[name])())
         if json_file is not None:
             write_json(json_file, result.to_dict())
         if out is not None:
