@@ -113,14 +113,14 @@ def peak_memory(method: str, width: int, batch: int, device: str) -> float:
 def _measure_memory(method: str, width: int, batch: int, device: str) -> float:
     step = stepper(method, 8, batch, device)  # what libraries load on first use is not the method's
     step()
-    before = _reset_peak(device)
+    before = reset_peak(device)
     step = stepper(method, width, batch, device)
     for _ in range(3):
         step()
-    return _peak(device) - before
+    return peak(device) - before
 
 
-def _reset_peak(device: str) -> float:
+def reset_peak(device: str) -> float:
     """Start a new peak, and say what is held now, in MiB."""
     if device != "cpu":
         torch.cuda.reset_peak_memory_stats()
@@ -129,10 +129,10 @@ def _reset_peak(device: str) -> float:
         Path("/proc/self/clear_refs").write_text("5")  # Linux: the peak starts again from what is held
         return _status("VmRSS")
     except OSError:
-        return _peak(device)
+        return peak(device)
 
 
-def _peak(device: str) -> float:
+def peak(device: str) -> float:
     if device != "cpu":
         return torch.cuda.max_memory_allocated() / 2**20
     try:

@@ -107,6 +107,34 @@ def sizes_axis(axis: Axes) -> None:
     axis.yaxis.set_minor_formatter(NullFormatter())
 
 
+def powers_axis(axes: Axes, which: str) -> None:
+    """The "x" or the "y" axis in powers of two, as settings are tried."""
+    from matplotlib.ticker import LogFormatterMathtext, LogLocator, NullLocator
+
+    axis = {"x": axes.xaxis, "y": axes.yaxis}[which]
+    (axes.set_xscale if which == "x" else axes.set_yscale)("log", base=2)
+    axis.set_major_locator(LogLocator(base=2, numticks=9))
+    axis.set_major_formatter(LogFormatterMathtext(base=2))
+    axis.set_minor_locator(NullLocator())
+
+
+def numbers_axis(axes: Axes, low: float, high: float) -> None:
+    """A logarithmic y axis from low to high in plain numbers, 0.1, 0.2, 0.5; linear where that says more."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    if not (0 < 2 * low < high):  # no logarithm, or so small a range that there is no difference
+        margin = 0.05 * ((high - low) or abs(high) or 1.0)
+        axes.set_ylim(low - margin, high + margin)
+        return
+    ratio = high / low
+    steps = (1, 1.5, 2, 3, 4, 5, 7) if ratio < 10 else (1, 2, 5) if ratio < 300 else (1,)
+    axes.set_yscale("log")
+    axes.set_ylim(low / ratio**0.05, high * ratio**0.05)
+    axes.yaxis.set_major_locator(LogLocator(base=10, subs=steps, numticks=12))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_minor_locator(NullLocator())
+
+
 @styled
 def save(figure: Figure, path: str | Path) -> list[Path]:
     """PATH.svg and PATH.png."""

@@ -11,7 +11,9 @@ from mukron.cli.bench import bench_app
 from mukron.cli.check import check_app
 from mukron.cli.data import data_app
 from mukron.cli.explain import explain
+from mukron.cli.plan import plan
 from mukron.cli.train import train
+from mukron.cli.transfer import transfer, tune
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -21,6 +23,9 @@ app = typer.Typer(
 )
 app.command()(explain)
 app.add_typer(check_app, name="check")
+app.command()(transfer)
+app.command()(tune)
+app.command()(plan)
 app.command()(train)
 app.add_typer(data_app, name="data")
 app.add_typer(bench_app, name="bench")

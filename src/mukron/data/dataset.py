@@ -32,7 +32,12 @@ class Split:
         return Split(self.inputs.to(device), self.targets.to(device))
 
     def subset(self, samples: int, seed: int) -> Split:
-        """Some samples, drawn without replacement; a smaller subset of the same seed lies within a larger one."""
+        """Some samples, drawn without replacement; a smaller subset of the same seed lies within a larger one.
+
+        All of them stay as they are.
+        """
+        if samples == len(self):
+            return self
         chosen = torch.from_numpy(draw(len(self), samples, seed)).to(self.targets.device)
         return Split(self.inputs[chosen], self.targets[chosen])
 

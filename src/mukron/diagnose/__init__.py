@@ -1,7 +1,6 @@
 """Are features learned at every width? Coordinate checks, curvature spectra, distance from initialization, NNGP."""
 
 from mukron.diagnose.check import Check, coordinate_check
-from mukron.diagnose.exponents import Exponent, fit_exponent
 from mukron.diagnose.nngp import (
     Approach,
     agreement,
@@ -15,6 +14,7 @@ from mukron.diagnose.nngp import (
 )
 from mukron.diagnose.readings import Verdict
 from mukron.diagnose.record import Record, Row, Started, run
+from mukron.exponents import Exponent, fit_exponent
 
 __all__ = [
     "Approach",

@@ -21,9 +21,9 @@ from torch.optim import Optimizer
 
 from mukron import figures
 from mukron.diagnose.drawing import against_width, over_steps
-from mukron.diagnose.exponents import fit_exponent
 from mukron.diagnose.readings import DAMPING, FEATURES, TOLERANCE, UNCLEAR, UPDATE, Verdict, judge, table_of
 from mukron.diagnose.record import OUTPUT, Record, Row, Started, batch_device, run
+from mukron.exponents import fit_exponent
 from mukron.params import Parametrization, base_shapes, parametrize
 from mukron.params.storage import check_stamp, damaged, read_json, stamp, write_json
 from mukron.table import Table

@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mukron.diagnose.exponents import Exponent, fit_exponent
 from mukron.diagnose.record import FROZEN, UNUSED, Record, Row
+from mukron.exponents import Exponent, fit_exponent
 from mukron.table import Table
 
 TOLERANCE = 0.25  # half-way to 1/2, the nearest exponent that a wrong scheme or a wrong damping gives

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from mukron.diagnose import fit_exponent
-from mukron.diagnose.exponents import student_quantile
+from mukron.exponents import fit_exponent, student_quantile
 
 WIDTHS = [64, 128, 256, 512] * 3
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
@@ -44,6 +45,7 @@ def fit_exponent(widths: Sequence[float], values: Sequence[float], confidence: f
     return Exponent(slope, slope - reach, slope + reach)
 
 
+@cache
 def student_quantile(probability: float, freedom: int) -> float:
     """Of Student's t distribution: from the exact finite sum for its distribution function, by bisection."""
     low, high = 0.0, 1.0

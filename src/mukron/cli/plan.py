@@ -1,0 +1,150 @@
+"""``mukron plan``: from what was tuned at a narrow width to a wide network."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from mukron.cli.common import errors, show
+
+if TYPE_CHECKING:
+    from mukron.study import StudyRecord
+    from mukron.train import RunConfig
+
+
+def plan(
+    width: Annotated[float, typer.Option(help="The width to train at.")],
+    folder: Annotated[Path, typer.Option("--from", help="The folder that 'mukron tune' or a study left.")] = Path(
+        "tuned"
+    ),
+    config: Annotated[Path | None, typer.Option(help="Any run's JSON file instead, with the settings to keep.")] = None,
+    scheme: Annotated[
+        str | None, typer.Option(help="Of a study with several: SCHEME or SCHEME/DAMPING, as in mup/rescaled.")
+    ] = None,
+    tuned_at: Annotated[
+        float | None,
+        typer.Option(help="Of a study with several widths: the one to take the best run of; the narrowest."),
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="Where to measure: cpu or cuda; as tuned if not given.")] = None,
+    measure: Annotated[
+        bool, typer.Option("--measure/--no-measure", help="Make some steps at that width, for time and memory.")
+    ] = True,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the plan and its numbers there.")] = None,
+    code: Annotated[Path | None, typer.Option(help="Write the script there; printed if not given.")] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="Where data sets are kept.")] = None,
+) -> None:
+    """Print a wide network's settings, layer by layer, from those tuned narrow; what a step costs; and the code."""
+    with errors():
+        from mukron.params.storage import write_json
+        from mukron.study.planning import plan_for
+        from mukron.train import RunConfig
+
+        for path in (json_file, code):  # said before the work is done, not after
+            if path is not None:
+                with _writing(path):
+                    pass
+        if config is not None:
+            if scheme is not None or tuned_at is not None:
+                raise ValueError("--scheme and --tuned-at choose a run of a study; --config is one already")
+            said = [f"Settings of {config}."]
+            tuned = RunConfig.load(config)
+        else:
+            tuned, said = _best(_study(folder), scheme, tuned_at)
+        tuned = tuned if device is None else tuned.replace(device=device)
+        with _waiting(f"measuring a step at width {width:g} (--no-measure goes without)", measure):
+            planned = plan_for(tuned, width, data_dir=data_dir, steps=3 if measure else 0)
+        print("\n".join([*said, _settings(tuned), ""]))
+        show(planned.layers())
+        show(planned.cost())
+        if planned.by_layer is not None:
+            show(planned.by_layer)
+        if json_file is not None:
+            with _writing(json_file):
+                write_json(json_file, planned.to_dict())
+        if code is None:
+            print(planned.code())
+        else:
+            with _writing(code):
+                code.write_text(planned.code())
+
+
+def _study(folder: Path) -> StudyRecord:
+    from mukron.study import StudyRecord
+
+    path = folder / "study.json"
+    if not path.exists():
+        raise ValueError(
+            f"{folder}: there is no study (no study.json); run 'mukron tune' first, or name its folder: --from FOLDER"
+        )
+    return StudyRecord.load(path)
+
+
+def _best(record: StudyRecord, wanted: str | None, width: float | None) -> tuple[RunConfig, list[str]]:
+    """The run to go by, and where it comes from, in words."""
+    from mukron.study.certificate import MOVES
+
+    scheme = _scheme(record, wanted)
+    widths = sorted({result.point.width for result in record.results if result.point.scheme == scheme})
+    width = widths[0] if width is None else width
+    if width not in widths:
+        raise ValueError(f"--tuned-at {width:g}: the study has widths {', '.join(f'{each:g}' for each in widths)}")
+    best = record.best(scheme, width)
+    here = [result for result in record.results if (result.point.scheme, result.point.width) == (scheme, width)]
+    found = [result for result in here if result.point.config(record.config).replace(seed=best.seed) == best]
+    value = statistics.fmean(value for result in found if (value := result.value(record.metric)) is not None)
+    seeds = f", mean of {len(found)} seeds" if len(found) > 1 else ""
+    said = [f"Best of {len(here)} runs at width {width:g}: {record.metric} {value:.4g}{seeds}."]
+    for judgement in record.certificate.judgements if record.certificate is not None else ():
+        if judgement.scheme == scheme:
+            said.append(f"Transfer of {judgement.axis}: {judgement.verdict}. {' '.join(judgement.reasons)}".rstrip())
+            if judgement.verdict == MOVES:
+                said.append(
+                    f"WARNING: by this study the best {judgement.axis} moves with the width; do not rely on it."
+                )
+    return best, said
+
+
+def _scheme(record: StudyRecord, wanted: str | None) -> str:
+    """One of the study's schemes; unless told otherwise, the one that can transfer."""
+    known = ", ".join(record.schemes)
+    if not record.schemes:
+        raise ValueError(f"{record.name}: nothing was run yet; run 'mukron tune' to its end")
+    if wanted is None:
+        found = [each for each in record.schemes if each.partition("/")[0] != "sp"] or list(record.schemes)
+    else:
+        found = [each for each in record.schemes if each == wanted or each.startswith((f"{wanted}/", f"{wanted}:"))]
+    if len(found) != 1:
+        said = "several schemes" if wanted is None else f"--scheme {wanted}: {len(found)} of the study's schemes"
+        raise ValueError(f"{said}; say which with --scheme: {known}")
+    return found[0]
+
+
+def _settings(tuned: RunConfig) -> str:
+    damping = "" if tuned.damping is None else f", damping {tuned.damping.text()}"
+    return f"{tuned.model} on {tuned.data}, {tuned.method}, {tuned.scheme}: lr {tuned.lr:.4g}{damping}."
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield
+    except OSError as error:
+        raise ValueError(f"cannot write {path}: {error.strerror}") from error
+
+
+@contextmanager
+def _waiting(text: str, measure: bool) -> Iterator[None]:
+    """Something that turns, on a terminal."""
+    console = Console(stderr=True)
+    if not (measure and console.is_terminal):
+        yield
+        return
+    with console.status(text):
+        yield

@@ -1,0 +1,317 @@
+"""``mukron transfer`` and ``mukron tune``: what is best narrow, and is it best wide?"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from mukron.cli.common import BUILT_IN, errors, show
+from mukron.cli.numbers import read_numbers
+from mukron.cli.train import describe, own_width
+from mukron.imports import import_function
+
+if TYPE_CHECKING:
+    from mukron.study import StudyProgress, StudyRecord, TransferStudy
+    from mukron.train import RunConfig
+
+OWN = ("width", "seed", "lr", "scheme", "damping")
+SHORT = {"epochs": 5, "batch": 128}  # of a study's runs, where a single run's defaults are longer
+USUAL_LR = {  # powers of two, by method; they suit the built-in networks
+    **{"sgd": (-7, 1), "adamw": (-12, -3), "kfac": (-11, -2), "foof": (-9, 0), "shampoo": (-9, -1)},
+    **{"gauss-newton": (-13, -6)},
+}
+USUAL_DAMPING = "2^-4:2^4"  # times the scheme's own
+
+Model = Annotated[str | None, typer.Option(help=f"A built-in network: {BUILT_IN}. mlp if not given.")]
+Factory = Annotated[str | None, typer.Option(help="Your own network: MODULE:FUNCTION, called with its width.")]
+Data = Annotated[str | None, typer.Option(help="A data set by name, or your own MODULE:FUNCTION. digits.")]
+Samples = Annotated[int | None, typer.Option(min=1, help="Train on that many; all if not given.")]
+Loss = Annotated[str | None, typer.Option(help="cross-entropy or mse. cross-entropy.")]
+Method = Annotated[str, typer.Option(help="sgd, adamw, kfac, foof, shampoo, shampoo:E, gauss-newton.")]
+Epochs = Annotated[int | None, typer.Option(min=1, help="Passes over the samples. 5.")]
+Batch = Annotated[int | None, typer.Option(min=1, help="Samples a step. 128.")]
+Device = Annotated[str | None, typer.Option(help="cpu or cuda. cpu.")]
+BaseWidth = Annotated[float | None, typer.Option(help="The width at which all schemes are alike; the narrowest.")]
+Lr = Annotated[str | None, typer.Option(help="As in 2^-9:2^-2 (doubling), 2^-8:1:4 (times 4) or 0.01,0.03.")]
+Damping = Annotated[str | None, typer.Option(help="Likewise, times each scheme's own number.")]
+Settings = Annotated[list[str] | None, typer.Option("--set", help="Any other field of a run, FIELD=VALUE.")]
+Config = Annotated[Path | None, typer.Option(help="A run's JSON file to start from; options change it.")]
+Metric = Annotated[str, typer.Option(help="train_loss, test_loss, test_accuracy, ...: what is best.")]
+Storage = Annotated[
+    str | None, typer.Option(help="postgresql://USER:PASSWORD@HOST/DATABASE, to share with other machines.")
+]
+Workers = Annotated[int, typer.Option(min=1, help="Processes on this machine that train side by side.")]
+KeepRuns = Annotated[bool, typer.Option("--keep-runs", help="Keep every run's records and checkpoints too.")]
+DataDir = Annotated[Path | None, typer.Option(help="Where data sets are kept.")]
+Report = Annotated[bool, typer.Option("--report/--no-report", help="Figures and report.html in the folder.")]
+
+
+def transfer(
+    model: Model = None,
+    factory: Factory = None,
+    data: Data = None,
+    samples: Samples = None,
+    loss: Loss = None,
+    method: Method = "kfac",
+    epochs: Epochs = None,
+    batch: Batch = None,
+    device: Device = None,
+    base_width: BaseWidth = None,
+    widths: Annotated[
+        str | None, typer.Option(help="As in 64:1024 (doubling) or 64,256; 1 to 8 times the base.")
+    ] = None,
+    lr: Lr = None,
+    damping: Damping = None,
+    over: Annotated[str, typer.Option(help="What is tuned: lr, damping or lr,damping.")] = "lr",
+    scheme: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="SCHEME or SCHEME/DAMPING, as in sp/heuristic:1e-3; may be repeated. What people do and mup."
+        ),
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="How many times each.")] = 3,
+    search: Annotated[
+        int | None, typer.Option(min=1, help="That many settings a width by a sampler, instead of a grid.")
+    ] = None,
+    sampler: Annotated[str, typer.Option(help="Of --search: tpe or random.")] = "tpe",
+    metric: Metric = "train_loss",
+    settings: Settings = None,
+    config: Config = None,
+    out: Annotated[Path | None, typer.Option(help="The study's folder; studies/... if not given.")] = None,
+    storage: Storage = None,
+    workers: Workers = 1,
+    keep_runs: KeepRuns = False,
+    report: Report = True,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the certificate there.")] = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Train at several widths and see whether the best learning rate (or damping) stays where it is.
+
+    The same command again continues a study that was stopped, joins one that runs, and adds what is new: more widths,
+    learning rates, seeds. Exit code 0: it transfers; 1: it does not; 4: the study cannot tell.
+    """
+    with errors():
+        from mukron.params.storage import write_json
+        from mukron.study import Search, TransferStudy, usual_schemes
+
+        given = {"data": data, "samples": samples, "loss": loss, "method": method, "epochs": epochs}
+        given |= {"batch": batch, "device": device}
+        described = _described(config, model, factory, given, settings or [], base_width)
+        base = described.base_width or 1.0
+        lrs, dampings = _axes(over, lr, damping, method, described.lr)
+        study = TransferStudy(
+            described,
+            widths=[base * times for times in (1, 2, 4, 8)] if widths is None else read_numbers(widths, "--widths"),
+            lr=lrs,
+            damping=dampings,
+            schemes=scheme or usual_schemes(described.method),
+            seeds=seeds,
+            search=None if search is None else Search(search, sampler),
+            metric=metric,
+            folder=out or Path("studies") / _folder(described),
+            storage=storage,
+            keep_runs=keep_runs,
+            data_dir=data_dir,
+        )
+        if len({*study.design.widths, *(entry.point.width for entry in study.store.entries())}) < 2:
+            raise ValueError("a transfer study compares widths: give at least two, as in --widths 64:512")
+        record = _run(study, workers)
+        certificate = record.certificate
+        assert certificate is not None
+        show(certificate.table())
+        if json_file is not None:
+            write_json(json_file, certificate.to_dict())
+        _finish(record, study.folder, report)
+    raise typer.Exit(certificate.exit_code)
+
+
+def tune(
+    width: Annotated[float, typer.Option(help="The narrow width to tune at.")],
+    trials: Annotated[int, typer.Option(min=1, help="Settings to try.")] = 50,
+    model: Model = None,
+    factory: Factory = None,
+    data: Data = None,
+    samples: Samples = None,
+    loss: Loss = None,
+    method: Method = "kfac",
+    scheme: Annotated[str, typer.Option(help="SCHEME or SCHEME/DAMPING: what is to be transferred.")] = "mup",
+    epochs: Epochs = None,
+    batch: Batch = None,
+    device: Device = None,
+    lr: Annotated[str | None, typer.Option(help="The lowest and highest to try, as in 2^-10:1.")] = None,
+    damping: Annotated[
+        str | None, typer.Option(help="Likewise, times the scheme's own number; a single one leaves it there.")
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="How many times each.")] = 1,
+    sampler: Annotated[str, typer.Option(help="tpe or random.")] = "tpe",
+    pruner: Annotated[str, typer.Option(help="Gives up runs that fall behind: median, halving or none.")] = "median",
+    metric: Metric = "train_loss",
+    settings: Settings = None,
+    config: Config = None,
+    out: Annotated[Path, typer.Option(help="The folder that 'mukron plan' reads.")] = Path("tuned"),
+    storage: Storage = None,
+    workers: Workers = 1,
+    keep_runs: KeepRuns = False,
+    report: Report = True,
+    data_dir: DataDir = None,
+) -> None:
+    """Search for the best learning rate and damping at a narrow width; 'mukron plan' then takes them to a wide one.
+
+    The same command again continues; with more --trials it goes on searching.
+    """
+    with errors():
+        from mukron.study import Search, TransferStudy
+        from mukron.study.points import own_damping
+
+        given = {"data": data, "samples": samples, "loss": loss, "method": method, "epochs": epochs}
+        given |= {"batch": batch, "device": device}
+        described = _described(config, model, factory, given, settings or [], width)
+        both = own_damping(described.family) is not None
+        lrs, dampings = _axes("lr,damping" if both else "lr", lr, damping, method, described.lr)
+        study = TransferStudy(
+            described,
+            widths=[width],
+            lr=lrs,
+            damping=dampings,
+            schemes=[scheme],
+            seeds=seeds,
+            search=Search(trials, sampler, pruner),
+            metric=metric,
+            folder=out,
+            storage=storage,
+            keep_runs=keep_runs,
+            data_dir=data_dir,
+        )
+        record = _run(study, workers)
+        show(record.ranking())
+        _finish(record, study.folder, report)
+        where = "" if out == Path("tuned") else f" --from {out}"
+        _say(f"next: mukron plan{where} --width {64 * width:g}")
+
+
+def _described(
+    config: Path | None,
+    model: str | None,
+    factory: str | None,
+    given: dict[str, Any],
+    settings: list[str],
+    base_width: float | None,
+) -> RunConfig:
+    """What is trained. Its base width is always said, so that nothing changes when a default does."""
+    from mukron.train import RunConfig, base_width_of
+
+    if factory is not None and model is not None:
+        raise ValueError("give --model or --factory, not both")
+    for setting in settings:
+        if setting.partition("=")[0] in OWN:
+            raise ValueError(f"--set {setting}: a study has its own; say --widths, --seeds, --lr, --scheme, --damping")
+    chosen = {name: value for name, value in given.items() if value is not None}
+    if config is None:
+        chosen = {**SHORT, **chosen}
+    if factory is not None or model is not None:
+        chosen["model"] = factory or model
+    if base_width is None and factory is not None:
+        base_width = own_width(import_function(factory, "--factory"))
+    if base_width is not None:
+        chosen["base_width"] = base_width
+    described = describe(config, chosen, settings)
+    base = base_width_of(described)
+    return described.replace(base_width=base, width=base, seed=RunConfig().seed, scheme="mup", damping=None)
+
+
+def _axes(over: str, lr: str | None, damping: str | None, method: str, own: float) -> tuple[list[float], list[float]]:
+    """The learning rates and the multiples of the damping."""
+    axes = over.split(",")
+    if not axes or any(axis not in ("lr", "damping") for axis in axes):
+        raise ValueError(f"--over {over!r}: expected lr, damping or lr,damping")
+    low, high = USUAL_LR[method.partition(":")[0] if method.partition(":")[0] in USUAL_LR else "kfac"]
+    usual = f"2^{low}:2^{high}"
+    lrs = read_numbers(lr or (usual if "lr" in axes else f"2^{(low + high) // 2}"), "--lr")
+    dampings = read_numbers(damping or (USUAL_DAMPING if "damping" in axes else "1"), "--damping")
+    for name, values in (("lr", lrs), ("damping", dampings)):
+        if len(values) > 1 and name not in axes:
+            raise ValueError(f"--{name}: several, but the study is --over {over}; say --over lr,damping for both")
+    return lrs, dampings
+
+
+def _run(study: TransferStudy, workers: int) -> StudyRecord:
+    command = shlex.join(["mukron", *sys.argv[1:]])
+    try:
+        with progress_shown() as progress:
+            return study.run(workers, progress, command)
+    except KeyboardInterrupt:
+        _say(f"stopped; what was done is kept in {study.folder}, and the same command goes on")
+        raise typer.Exit(130) from None
+
+
+def _folder(config: RunConfig) -> str:
+    """Of a study that is not told where to be: the same for the same question."""
+    from mukron.study import store
+
+    key = config.key(without=(*store.OWN, *store.ANYWHERE))
+    return re.sub(r"[^\w.-]+", "_", f"{config.model}-{config.data}-{config.method}-{key}")
+
+
+def _finish(record: StudyRecord, folder: Path, report: bool) -> None:
+    if report:
+        from mukron.figures import available
+        from mukron.report import write_report
+
+        if available():
+            write_report(record, folder)
+            _say(f"page: {folder / 'report.html'}")
+        else:
+            _say("no figures and no page: they need matplotlib (pip install 'mukron[studies]')")
+    _say(f"study: {folder}")
+
+
+@contextmanager
+def progress_shown() -> Iterator[Callable[[StudyProgress], None]]:
+    """A bar on the terminal; elsewhere a line now and then. On stderr: stdout is for the result."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield _lines(console)
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("runs  {task.fields[more]}"), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("", total=None, more="")
+        yield lambda at: bar.update(task, total=at.total, completed=at.done, more=_more(at))
+
+
+def _lines(console: Console) -> Callable[[StudyProgress], None]:
+    import time
+
+    last, done = 0.0, -1
+
+    def line(at: StudyProgress) -> None:
+        nonlocal last, done
+        if at.done != done and (at.done == at.total or time.monotonic() - last > 10):
+            last, done = time.monotonic(), at.done
+            console.print(f"{at.done}/{at.total} runs  {_more(at)}", highlight=False, soft_wrap=True)
+
+    return line
+
+
+def _more(at: StudyProgress) -> str:
+    left = "" if at.seconds_left is None else f"  {_time(at.seconds_left)} left"
+    return f"{at.running} running, {at.diverged} diverged{left}"
+
+
+def _time(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{seconds:02d}"
+
+
+def _say(text: str) -> None:
+    Console(stderr=True).print(text, highlight=False, soft_wrap=True)

@@ -1,0 +1,7 @@
+"""Figures of a study and its page, made of the stored record alone."""
+
+from mukron.report.curves import draw_curves
+from mukron.report.drawing import draw_drift, draw_search, draw_transfer
+from mukron.report.page import write_report
+
+__all__ = ["draw_curves", "draw_drift", "draw_search", "draw_transfer", "write_report"]

@@ -1,0 +1,110 @@
+"""What the figures of a study have in common: panels, the metric's axis, marks and legends."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from textwrap import fill
+from typing import TYPE_CHECKING, Any
+
+from mukron.figures import numbers_axis, panels, shade
+from mukron.report.numbers import subject, words
+from mukron.study.errors import StudyError
+from mukron.study.points import lowest_is_best
+from mukron.study.record import StudyRecord
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+STAR: dict[str, Any] = {"marker": "*", "markersize": 9, "markeredgecolor": "black", "markeredgewidth": 0.6, "zorder": 5}
+CROSS: dict[str, Any] = {"marker": "x", "markersize": 4, "markeredgewidth": 1.2, "linestyle": "none"}
+Crosses = list[tuple[float, int, str]]  # where, in which row of the strip, in which colour
+
+
+def inches(columns: int) -> float:
+    """A panel's width: beside many others it is narrower, so that a page's width shows all."""
+    return 4.2 if columns < 3 else 3.2
+
+
+def scheme_panels(record: StudyRecord, size: tuple[float, float] | None = None) -> tuple[Figure, Any]:
+    """A panel a scheme, three in a row, all with the same axes."""
+    if not record.results:
+        raise StudyError(f"{record.name}: no run has ended, so there is nothing to draw")
+    count = len(record.schemes)
+    columns = min(3, count)
+    size = size or (inches(columns), 3.2)
+    figure, axes = panels(-(-count // columns), columns, size=size, sharey=True, sharex=True)
+    for number, panel in enumerate(axes.flat):
+        panel.set_visible(number < count)
+        panel.tick_params(labelbottom=True)
+    return figure, axes
+
+
+def metric_axis(axes: Any, record: StudyRecord, values: Iterable[float]) -> None:
+    """Logarithmic for losses; runs that all but diverged leave the panel instead of flattening the others."""
+    there = sorted(value for value in values if math.isfinite(value))
+    for row in axes:
+        row[0].set_ylabel(words(record.metric))
+    if not there:
+        return
+    low, high = there[0], there[-1]
+    if lowest_is_best(record.metric):
+        most = there[3 * len(there) // 4]
+        numbers_axis(axes[0, 0], low, min(high, 10 * most) if most > 0 else high)
+    else:
+        margin = 0.05 * ((high - low) or 1.0)
+        axes[0, 0].set_ylim(low - margin, high + margin)
+
+
+def strip(axes: Any, record: StudyRecord, crosses: Sequence[Crosses]) -> None:
+    """A strip at the bad edge for what diverged: a cross each, in a row of its own for each line."""
+    from matplotlib.patches import Rectangle
+
+    rows = sorted({row for marks in crosses for _, row, _ in marks})
+    if not rows:
+        return
+    top, step = lowest_is_best(record.metric), 0.04
+    share = step * (len(rows) + 1)
+    _make_room(axes[0, 0], share, top)
+    for panel, marks in zip(axes.flat, crosses, strict=False):
+        corner = (0, 1 - share if top else 0)
+        panel.add_patch(Rectangle(corner, 1, share, transform=panel.transAxes, facecolor="#F2F2F2", zorder=0.5))
+        for x, row, colour in marks:
+            y = step * (rows.index(row) + 1)
+            # x in numbers, y from 0 to 1
+            panel.plot([x], [1 - y if top else y], transform=panel.get_xaxis_transform(), color=colour, **CROSS)
+
+
+def _make_room(panel: Any, share: float, top: bool) -> None:
+    """So that this share of the y axis is free, above or below."""
+    transform = panel.yaxis.get_transform()
+    low, high = transform.transform(panel.get_ylim())
+    more = (high - low) * share / (1 - share)
+    panel.set_ylim(transform.inverted().transform((low, high + more) if top else (low - more, high)))
+
+
+def width_handles(record: StudyRecord) -> list[Any]:
+    from matplotlib.lines import Line2D
+
+    colours = [shade(number, len(record.widths)) for number in range(len(record.widths))]
+    return [
+        Line2D([], [], color=colour, label=f"width {width:g}")
+        for colour, width in zip(colours, record.widths, strict=True)
+    ]
+
+
+def mark_handles(star: bool, cross: bool) -> list[Any]:
+    from matplotlib.lines import Line2D
+
+    handles = [Line2D([], [], color="white", linestyle="none", label="best", **STAR)] if star else []
+    return handles + ([Line2D([], [], color="#555555", label="diverged", **CROSS)] if cross else [])
+
+
+def finish(figure: Figure, record: StudyRecord, handles: list[Any], note: str = "") -> None:
+    """The legend below all panels, the title above them in as many lines as it takes; names are no formulas."""
+    wide = figure.get_size_inches()[0]
+    if handles:
+        rows = -(-len(handles) // int(wide / 1.15))
+        figure.legend(handles=handles, loc="outside lower center", ncols=-(-len(handles) // rows))
+    text = fill(subject(record) + note, int(14 * wide))
+    figure.suptitle(text, x=0.01, ha="left", fontsize=10, parse_math=False)

@@ -1,0 +1,42 @@
+"""A matplotlib SVG made fit to stand inside a page beside others."""
+
+from __future__ import annotations
+
+import re
+from xml.etree import ElementTree
+
+HREF = "{http://www.w3.org/1999/xlink}href"
+
+
+def inline(svg: str, name: str, title: str, description: str) -> str:
+    """The <svg> alone: ids of its own, words for those who do not see it, and a size that follows the page's."""
+    root = ElementTree.fromstring(svg)
+    for parent in list(root.iter()):
+        for child in list(parent):
+            # The style sheet would hold for the whole page; the page has it, for figures alone.
+            if _local(child.tag) in ("metadata", "style"):
+                parent.remove(child)
+    for element in root.iter():
+        element.tag = _local(element.tag)
+        element.attrib = {_local(key): _renamed(key, value, name) for key, value in element.attrib.items()}
+    width = float(root.attrib.pop("width").removesuffix("pt")) * 4 / 3
+    del root.attrib["height"]
+    root.attrib.update(role="img", id=name, style=f"--natural: {width:.0f}px")
+    root.attrib["aria-labelledby"] = f"{name}-title {name}-description"
+    for number, (tag, text) in enumerate((("title", title), ("desc", description))):
+        word = ElementTree.Element(tag, id=f"{name}-{'title' if tag == 'title' else 'description'}")
+        word.text = text
+        root.insert(number, word)
+    return ElementTree.tostring(root, encoding="unicode")
+
+
+def _local(name: str) -> str:
+    return name.rpartition("}")[2]
+
+
+def _renamed(key: str, value: str, name: str) -> str:
+    if key == "id":
+        return f"{name}-{value}"
+    if key in ("href", HREF):
+        return re.sub(r"^#", f"#{name}-", value)
+    return value.replace("url(#", f"url(#{name}-")

@@ -1,0 +1,259 @@
+"""What training a network takes: memory by count, before anything is built, and a step measured.
+
+Nothing is measured in this process: a step's peak of memory is that of a process of its own, as in the benchmarks.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import math
+import os
+import pickle
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.utils import clip_grad_norm_
+from torch.optim import Optimizer
+
+from mukron.bench import SMALL_LR, peak, reset_peak
+from mukron.curvature import Layout, Window, layout, needs_matrix, parse_memory
+from mukron.curvature.accumulate import rows_are_cheaper
+from mukron.data import Dataset, Split
+from mukron.optim.base import SecondOrder
+from mukron.params.inventory import clean_name
+from mukron.table import Table
+from mukron.theory import get_method
+from mukron.train import RunConfig, base_width_of, build, device_of
+from mukron.train.config import FIRST_ORDER
+from mukron.train.randomness import own_random_numbers
+
+TRIED = 8  # samples, to see that the network takes them
+LONG = 20.0  # seconds of steps after which no more are made
+TIME_LIMIT = 300.0  # seconds for one method's steps, with all that surrounds them
+UNITS = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"))
+MEASURE = "from mukron.study.cost import measure_here; measure_here()"
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What training holds, in bytes, counted without building anything."""
+
+    parameters: int  # their number
+    weights: int
+    gradients: int
+    moments: int  # momentum, or Adam's two
+    factors: int  # of the curvature and their inverses, in the form that the optimizer takes for this batch
+    work: int  # roughly: activations, and copies within a step
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.gradients + self.moments + self.factors + self.work
+
+
+@dataclass(frozen=True)
+class StepCost:
+    """One method's step, in a process of its own."""
+
+    method: str
+    seconds: float
+    memory: float  # bytes at the peak, above what torch itself takes
+    layers: Table | None = None  # the optimizer's ``plan()``, for a second-order one
+
+    def row(self, base: StepCost) -> tuple[str, ...]:
+        shown = f"{self.seconds:.3g} s" if self.seconds >= 1 else f"{1e3 * self.seconds:.3g} ms"
+        time_, memory = self.seconds / base.seconds, self.memory / max(base.memory, 1)
+        return (self.method, shown, f"{time_:.2f}", bytes_(self.memory), f"{memory:.2f}")
+
+
+# What memory it takes.
+
+
+def _positions(config: RunConfig, dataset: Dataset) -> Mapping[str, int]:
+    """By layer, how many positions of a sample share its weight. For this the network runs, at its base width."""
+    found: Counter[str] = Counter()
+
+    def counter(name: str, known: Layout) -> Callable[[nn.Module, tuple[Any, ...]], None]:
+        def count(module: nn.Module, inputs: tuple[Any, ...]) -> None:
+            found[name] += known.inputs(inputs[0]).shape[2]
+
+        return count
+
+    assert config.base_width is not None
+    with own_random_numbers(device_of(config)):
+        built = build(config.replace(width=config.base_width, compile=False), dataset)
+        for name, known in _layers(config, built.model).items():
+            known.module.register_forward_pre_hook(counter(name, known))
+        x = dataset.prepare(dataset.train.inputs[:TRIED], config.weights_dtype)
+        built.try_out(x, dataset.classes)
+    return found
+
+
+def _layers(config: RunConfig, model: nn.Module) -> dict[str, Layout]:
+    """The layers that a second-order method preconditions."""
+    exclude = config.method_options.get("exclude", ())
+    named = {clean_name(name): layout(module) for name, module in model.named_modules()}
+    return {
+        name: known
+        for name, known in named.items()
+        if known is not None and not any(f"{name}.".startswith(f"{each}.") for each in exclude)
+    }
+
+
+def sizes_of(config: RunConfig, network: nn.Module, dataset: Dataset, batch: int) -> Sizes:
+    """network: the config's, which may be on the meta device."""
+    positions = _positions(config, dataset)
+    numbers = sum(parameter.numel() for parameter in network.parameters())
+    factors = activations = 0
+    for name, known in _layers(config, network).items():
+        factors += _factor_numbers(config, known, batch, positions.get(name, 1), dataset.classes)
+        activations += batch * positions.get(name, 1) * (known.d_out + (0 if known.one_hot else known.d_in))
+    adam = config.method == "adamw" or config.method_options.get("graft") == "adam"
+    moments = 2 * adam + (config.method != "adamw" and config.momentum > 0)
+    size = config.weights_dtype.itemsize
+    work = 2 * numbers + factors + 4 * activations
+    return Sizes(numbers, *(size * each for each in (numbers, numbers, moments * numbers, factors, work)))
+
+
+def _factor_numbers(config: RunConfig, known: Layout, batch: int, positions: int, classes: int) -> int:
+    """How many numbers the factors of a layer hold, with their inverses."""
+    options, d_in, d_out = config.method_options, known.d_in, known.d_out
+    if config.family in FIRST_ORDER:
+        return 0
+    if config.family == "gauss-newton":  # a kernel over samples x outputs, and the rows it is made of
+        rows = batch * classes
+        return rows * rows + rows * positions * (d_in + d_out)
+    shampoo = config.family == "shampoo"
+    memory = parse_memory(options.get("memory", "sum" if shampoo else "batch"))
+    copies = 2 if needs_matrix(memory) else 1  # what is remembered, and its inverse
+    dense = shampoo or copies == 2 or options.get("solver", "cholesky") != "cholesky"
+    form = "matrix" if dense else "rows" if isinstance(memory, Window) else options.get("form", "auto")
+    largest = options.get("max_size", 8192) if shampoo else math.inf
+
+    def side(d: int, other: int, rows: int, diagonal: bool) -> int:
+        if diagonal or d > largest:
+            return copies * d
+        if form == "rows" or (form == "auto" and rows_are_cheaper(rows, d, other)):
+            return rows * d + rows * rows
+        return copies * d * d
+
+    rows = batch * (positions if options.get("sharing", "expand") == "expand" else 1)
+    rows *= memory.batches if isinstance(memory, Window) else 1
+    numbers = side(d_in, d_out, rows, known.one_hot)
+    if config.family != "foof":
+        draws = classes if options.get("fisher") == "exact" else 1
+        numbers += side(d_out, d_in, draws * rows, False)
+    return known.groups * numbers
+
+
+def available_memory(device: str) -> int:
+    """Bytes that are free on the device."""
+    if torch.device(device).type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return 2**10 * next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
+    except OSError:  # no Linux: half of what there is
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+
+
+# What a step takes, measured.
+
+
+class MeasuringError(Exception):
+    """No number came back; says why."""
+
+
+def measured(config: RunConfig, dataset: Dataset, batch: int, steps: int) -> tuple[StepCost, ...]:
+    """The method's step and SGD's, on one batch of the run's data."""
+    few = Split(dataset.train.inputs[:batch].clone(), dataset.train.targets[:batch].clone())  # no view of them all
+    data = replace(dataset, train=few, test=few).to("cpu")
+    own = config.replace(lr=SMALL_LR, compile=False)  # the numbers must stay finite; their values do not matter
+    sgd = own.replace(method="sgd", method_options={}, damping=None, kl_clip=None)
+    cost = _elsewhere(sgd, data, steps)  # the quick one first: if it fails, so does the other
+    return (cost,) if config.method == "sgd" else (_elsewhere(own, data, steps), cost)
+
+
+def _elsewhere(config: RunConfig, dataset: Dataset, steps: int) -> StepCost:
+    """Measured in a process of its own, which finds the same modules."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command, work = [sys.executable, "-c", MEASURE], pickle.dumps((config, dataset, steps))
+    what = f"a step of {get_method(config.method).title} at width {config.width:g}"
+    try:
+        done = subprocess.run(
+            command, input=work, capture_output=True, check=False, timeout=TIME_LIMIT, env=environment
+        )
+    except subprocess.TimeoutExpired:
+        raise MeasuringError(f"{what} was not done after {TIME_LIMIT:g} seconds; plan it on a faster machine") from None
+    if done.returncode == -signal.SIGKILL:
+        raise MeasuringError(f"{what} was killed, most likely as memory ran out")
+    if done.returncode:
+        said = done.stderr.decode(errors="replace").strip().splitlines()
+        raise MeasuringError(f"{what} failed: {said[-1] if said else f'exit code {done.returncode}'}")
+    found = json.loads(done.stdout.splitlines()[-1])  # a network may print lines of its own
+    layers = None if found["layers"] is None else Table(*map(_frozen, found["layers"].values()))
+    return StepCost(found["method"], found["seconds"], found["memory"], layers)
+
+
+def measure_here() -> None:
+    """The process that measures: a config, its data and the number of steps come in, the cost goes out."""
+    config, dataset, steps = pickle.load(sys.stdin.buffer)
+    with suppress(OSError):  # if memory runs out in spite of all, this process goes, no other
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    device = device_of(config)
+    if device.type == "cuda":
+        torch.cuda.set_device(device.index or 0)  # whose peak is read below
+    dataset = dataset.to(device)
+    few = min(TRIED, len(dataset.train))
+    make_steps(config.replace(width=base_width_of(config)), dataset.subset(few), 1)  # what libraries load on first use
+    gc.collect()
+    before = reset_peak(device.type)
+    times, optimizer = make_steps(config, dataset, steps)
+    memory = 2**20 * (peak(device.type) - before)
+    usual, every = statistics.median(times[1:] or times), config.method_options.get("inverse_every", 1)
+    seconds = usual if every == 1 else (times[0] + (every - 1) * usual) / every  # the first one made inverses
+    layers = optimizer.plan() if isinstance(optimizer, SecondOrder) else None
+    print(json.dumps(asdict(StepCost(get_method(config.method).title, seconds, memory, layers))))
+
+
+def make_steps(config: RunConfig, dataset: Dataset, steps: int) -> tuple[list[float], Optimizer]:
+    """Train on all samples at once. The seconds of the first step, which warms up, and of some more."""
+    built = build(config, dataset)
+    x, y = dataset.prepare(dataset.train.inputs, config.weights_dtype), dataset.train.targets
+    times: list[float] = []
+    while len(times) <= steps and sum(times) < LONG:
+        start = time.perf_counter()
+        built.optimizer.zero_grad()
+        loss = built.loss(built.outputs(x), y)
+        torch.autograd.backward(loss)
+        if config.clip_norm is not None:
+            clip_grad_norm_(built.model.parameters(), config.clip_norm)
+        built.optimizer.step()
+        if x.is_cuda:
+            torch.cuda.synchronize()
+        times.append(time.perf_counter() - start)
+    if getattr(built.optimizer, "skipped", 0):
+        raise RuntimeError("the optimizer skipped it: gradients or curvature were not finite")
+    return times, built.optimizer
+
+
+def _frozen(value: Any) -> Any:
+    """A table's parts as they were before JSON."""
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value
+
+
+def bytes_(number: float) -> str:
+    """For people."""
+    size, unit = next(pair for pair in UNITS if number >= pair[0] or pair is UNITS[-1])
+    return f"{number / size:.3g} {unit}"

@@ -1,0 +1,272 @@
+"""One scheme on one axis: where its best settings lie, what carrying the narrowest width's costs, and the verdict."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+
+from mukron.exponents import student_quantile
+from mukron.study.curves import AXES, Curve, Measure, read_curves
+from mukron.study.optimum import CONFIDENCE, Interval, Optimum, drift, locate
+from mukron.study.points import PRUNED, Result
+
+TRANSFERS, MOVES, CANNOT_TELL = "transfers", "does not transfer", "cannot tell"
+REMEDY = {"lr": "lower learning rates", "damping": "higher damping"}
+
+MATTERS = 0.1  # per doubling: over a hundredfold width the best setting then moves by a factor of 1.6
+RULED_OUT = 0.25  # half-way to 1/2, the step in which wrong exponents come: to transfer is to exclude that much
+NOISES = 3.0  # a regret that many times the seed noise is no luck
+RELEVANT = 0.05  # of the loss, or of what an accuracy lacks: below it nobody would tune again
+LEAST_LACK = 0.1  # an accuracy above 0.9 lacks that much: half a point is relevant then, less is not
+
+
+@dataclass(frozen=True)
+class Regret:
+    """How much worse a width is at the narrowest width's best setting than at its own."""
+
+    width: float
+    setting: float  # the narrowest width's best of those that were run
+    own: float
+    loss: float  # difference of the metric's means, positive is worse; infinite: it diverges there
+    noise: float | None  # standard deviation over seeds
+    units: float | None  # loss / noise
+    used: float | None = None  # the setting that was run nearest to it, where it was not run itself
+    large: bool = False  # beyond noise, beyond chance and relevant
+
+
+@dataclass(frozen=True)
+class Wider:
+    """The metric by width at the narrowest width's best setting, at one time of training."""
+
+    when: str  # "early" or "late"
+    epoch: int
+    values: tuple[tuple[float, float, float | None], ...]  # width, mean (infinite: diverged), standard error (or None)
+    better: bool
+    worse_at: tuple[float, ...]  # widths that are worse than the one before by more than noise
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """One scheme, one axis."""
+
+    scheme: str
+    axis: str  # "lr" or "damping"
+    optima: tuple[Optimum, ...]
+    drift: Interval | None  # slope of log2 of the best setting in log2 of the width
+    regret: tuple[Regret, ...]
+    wider: tuple[Wider, ...]
+    verdict: str  # "transfers", "does not transfer" or "cannot tell"
+    reasons: tuple[str, ...]  # the verdict in words, with the numbers
+
+
+def judge(scheme: str, results: Sequence[Result], axis: str, measure: Measure) -> Judgement:
+    """From all results of the scheme."""
+    curves = read_curves(results, axis, measure)
+    alive = {width: curve for width, curve in curves.items() if not curve.diverged.all()}
+    optima = tuple(locate(curve, width, axis) for width, curve in alive.items())
+    regret = tuple(_regrets(alive, optima))
+    wider = tuple(_wider(curves, optima[0], results, measure)) if optima else ()
+    moved = drift(optima)
+    lost = {width: _carried(curve, width, optima) for width, curve in curves.items() if width not in alive}
+    verdict = _verdict(optima, moved, regret, lost)
+    reasons = tuple(_reasons(axis, optima, moved, regret, wider, lost))
+    return Judgement(scheme, axis, optima, moved, regret, wider, verdict, reasons)
+
+
+def _carried(curve: Curve, width: float, optima: Sequence[Optimum]) -> bool:
+    """Whether a narrower width's best was run there."""
+    return bool(optima) and width > optima[0].width and curve.nearest(optima[0].measured) is not None
+
+
+def _verdict(
+    optima: Sequence[Optimum], moved: Interval | None, regret: Sequence[Regret], lost: Mapping[float, bool]
+) -> str:
+    if any(lost.values()) or any(each.large for each in regret):
+        return MOVES
+    if moved is None:
+        return CANNOT_TELL
+    if (moved.low > 0 or moved.high < 0) and abs(moved.value) > MATTERS:
+        return MOVES
+    return CANNOT_TELL if lost or uncertain(moved) or any(each.open for each in optima) else TRANSFERS
+
+
+def uncertain(moved: Interval) -> bool:
+    return moved.low <= -RULED_OUT or moved.high >= RULED_OUT
+
+
+def _regrets(curves: Mapping[float, Curve], optima: Sequence[Optimum]) -> Iterator[Regret]:
+    for optimum in optima[1:]:
+        curve, setting = curves[optimum.width], optima[0].measured
+        there = curve.nearest(setting)
+        if there is None:
+            continue
+        used = float(curve.settings[there])
+        sign = 1.0 if curve.measure.lowest else -1.0
+        loss = math.inf if curve.diverged[there] else sign * (float(curve.values[there].mean()) - optimum.value)
+        units = None
+        if optimum.noise is not None:
+            units = loss / optimum.noise if optimum.noise else math.inf if loss > 0 else 0.0
+        yield Regret(
+            width=optimum.width,
+            setting=setting,
+            own=optimum.measured,
+            loss=loss,
+            noise=optimum.noise,
+            units=units,
+            used=None if math.isclose(used, setting, rel_tol=1e-6) else used,
+            large=_large(curve, there, loss, units),
+        )
+
+
+def _large(curve: Curve, there: int, loss: float, units: float | None) -> bool:
+    if math.isinf(loss):
+        return True
+    best = float(curve.values[curve.best].mean())
+    lacks = abs(best) if curve.measure.lowest else max(1.0 - best, LEAST_LACK)
+    if units is None or units <= NOISES or loss <= RELEVANT * lacks:
+        return False
+    # Two or three seeds may agree by chance: the difference, seed by seed, must be beyond Student's interval too.
+    costs = curve.measure.cost(curve.values)
+    pairs = costs[there] - costs[curve.best]
+    error = float(pairs.std(ddof=1)) / math.sqrt(curve.seeds)
+    return float(pairs.mean()) > student_quantile((1 + CONFIDENCE) / 2, curve.seeds - 1) * error
+
+
+def _wider(
+    curves: Mapping[float, Curve], narrow: Optimum, results: Sequence[Result], measure: Measure
+) -> Iterator[Wider]:
+    """Early is a quarter of the epochs, late the last one: of those that all runs have."""
+    point = curves[narrow.width].runs[curves[narrow.width].best][0].point
+    runs: dict[float, Sequence[Result]] = {}
+    for width, curve in curves.items():
+        there = curve.nearest(narrow.measured)
+        same = [each for each in results if replace(each.point, seed=point.seed) == replace(point, width=width)]
+        same = [] if any(each.status == PRUNED for each in same) else same
+        if width >= narrow.width and (same or there is not None):
+            runs[width] = same or curve.runs[there or 0]
+    trained = {width: found for width, found in runs.items() if not math.isnan(measure.mean(found))}
+    common = [
+        {row["epoch"] for row in each.rows if row.get(measure.name) is not None}
+        for found in trained.values()
+        for each in found
+    ]
+    epochs = sorted(set.intersection(*common))
+    if len(runs) < 2 or not epochs:
+        return
+    for when, epoch in (("early", next(each for each in epochs if each >= epochs[-1] / 4)), ("late", epochs[-1])):
+        values = [(width, *_mean(found, measure, epoch, width in trained)) for width, found in runs.items()]
+        worse = tuple(
+            width
+            for (_, before, error), (width, mean, own) in pairwise(values)
+            if _is_worse(before, mean, error, own, measure)
+        )
+        yield Wider(when, epoch, tuple(values), not worse, worse)
+
+
+def _mean(found: Sequence[Result], measure: Measure, epoch: int, trained: bool) -> tuple[float, float | None]:
+    if not trained:
+        return (math.inf if measure.lowest else -math.inf), None
+    values = [each.value(measure.name, epoch) for each in found]
+    numbers = np.array([value for value in values if value is not None])
+    error = float(numbers.std(ddof=1)) / math.sqrt(len(numbers)) if len(numbers) > 1 else None
+    return float(numbers.mean()), error
+
+
+def _is_worse(before: float, mean: float, error: float | None, own: float | None, measure: Measure) -> bool:
+    """By more than two standard errors of the difference; with one seed, at all."""
+    if math.isinf(mean):
+        return True
+    allowed = 0.0 if error is None or own is None else 2 * math.hypot(error, own)
+    return (mean - before if measure.lowest else before - mean) > allowed
+
+
+# In words.
+
+
+def _reasons(
+    axis: str,
+    optima: Sequence[Optimum],
+    moved: Interval | None,
+    regret: Sequence[Regret],
+    wider: Sequence[Wider],
+    lost: Mapping[float, bool],
+) -> Iterator[str]:
+    name = AXES[axis]
+    yield _drift_in_words(name, optima, moved)
+    for each in regret:
+        if each is regret[-1] or (each.large and not regret[-1].large):
+            yield _regret_in_words(name, optima[0].width, each)
+    for width, carried in lost.items():
+        also = f", width {optima[0].width:g}'s best {name} too" if carried else ""
+        yield f"at width {width:g} every run diverged{also}: add {REMEDY[axis]}"
+    if wider:
+        yield _wider_in_words(wider)
+    notes: dict[str, list[float]] = {}
+    for optimum in optima:
+        for note in optimum.notes:
+            notes.setdefault(note, []).append(optimum.width)
+    for note, widths in notes.items():
+        yield f"{_at_widths(widths, len(optima))}: {note}"
+
+
+def _drift_in_words(name: str, optima: Sequence[Optimum], moved: Interval | None) -> str:
+    if not optima:
+        return f"every run diverged, so there is no best {name}"
+    if moved is None:
+        return f"only width {optima[0].width:g} has a best {name}, and a drift takes two widths"
+    first, last = optima[0].width, optima[-1].width
+    said = f"the best {name} moves by {moved} in log2 per doubling of the width"
+    doublings = math.log2(last / first)
+    if math.isinf(moved.low) and math.isinf(moved.high):
+        return f"{said}: nothing bounds it" + ("" if any(each.open for each in optima) else ", one seed takes 3 widths")
+    if math.isinf(moved.low) or math.isinf(moved.high):
+        return f"{said}: the settings that were run bound it on one side only"
+    if moved.low > 0 or moved.high < 0:
+        way = ("up" if moved.value > 0 else "down") + (", which is little" if abs(moved.value) <= MATTERS else "")
+        return f"{said}: over {first:g} to {last:g} by a factor of {2 ** abs(moved.value * doublings):.2g} {way}"
+    if uncertain(moved):
+        return f"{said}: too little is known to rule out {RULED_OUT:g}; add widths, settings between these, or seeds"
+    factor = 2 ** (max(-moved.low, moved.high) * doublings)
+    return f"{said}: over {first:g} to {last:g} it stays within a factor of {factor:.2g}"
+
+
+def _regret_in_words(name: str, narrow: float, regret: Regret) -> str:
+    said = f"at width {regret.width:g}, width {narrow:g}'s best {name} {setting_text(regret.setting)}"
+    if regret.used is not None:
+        said += f" (the nearest that was run is {setting_text(regret.used)})"
+    if math.isinf(regret.loss):
+        return f"{said} diverges"
+    if (regret.used or regret.setting) == regret.own:
+        return f"{said} is the best too"
+    if regret.units is None:
+        return f"{said} costs {regret.loss:.2g}; one seed: there is no noise to compare it with"
+    return f"{said} costs {regret.loss:.2g}, {regret.units:.1f} times the seed noise"
+
+
+def _wider_in_words(wider: Sequence[Wider]) -> str:
+    worse = {each.when: each.worse_at for each in wider if not each.better}
+    if not worse:
+        return "wider is better early and late"
+    said = [f"{when} (worse at {_widths(widths)})" for when, widths in worse.items()]
+    kept = [each.when for each in wider if each.better]
+    return f"wider is not better {' nor '.join(said)}" + (f", but {kept[0]} it is" if kept else "")
+
+
+def _at_widths(widths: Sequence[float], count: int) -> str:
+    return "at all widths" if len(widths) == count > 1 else f"at {_widths(widths)}"
+
+
+def _widths(widths: Sequence[float]) -> str:
+    return f"width{'s' if len(widths) > 1 else ''} {', '.join(f'{width:g}' for width in widths)}"
+
+
+def setting_text(setting: float) -> str:
+    """A power of two as such: 0.015625 -> "2^-6"."""
+    power = math.log2(setting)
+    if power and math.isclose(power, round(power), abs_tol=1e-6):
+        return f"2^{round(power)}"
+    return f"{setting:.3g}"

@@ -1,0 +1,242 @@
+"""The best setting at each width and how it moves: from measured curves, with intervals that few seeds can keep.
+
+x is log2 of the setting throughout, and cost what ``Measure`` makes of the metric: low is best.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from mukron.exponents import student_quantile
+from mukron.study.curves import AXES, Array, Curve, Mask, lowest
+
+CONFIDENCE = 0.95
+DRAWS = 400  # of the bootstrap: its standard error is then known to 4%
+NEAR = 1.0  # a parabola is fitted to the settings within a factor of 2, and at least to the nearest on either side
+CELL = 0.35  # in steps, the error of what is known to a step: above 12^-1/2, as widths with close optima err alike
+SHAPE = 0.27  # the same for a parabola, on the most lopsided of curves that are no wall: measured, see the tests
+WALL = 5.0  # times steeper at one step than the other side at two: a parabola then only says which step it is
+ROUNDING = 1e-9
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A number and where it may lie; low or high is infinite where the data do not say."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.value:+.2f} [{self.low:+.2f}, {self.high:+.2f}]"
+
+
+@dataclass(frozen=True)
+class Optimum:
+    """The best setting at one width."""
+
+    width: float
+    best: Interval  # log2 of the setting, from a local parabola, with its bootstrap interval over seeds
+    measured: float  # the best of the settings that were run (not its logarithm)
+    value: float  # the metric's mean over seeds there
+    noise: float | None  # the metric's standard deviation over seeds there; None: one seed
+    notes: tuple[str, ...] = ()  # in words: at the edge of the grid, next to runs that diverged, flat, ...
+    seeds: int = 1
+    error: float = 0.0  # of best.value: standard error over seeds
+    grid: float = 0.0  # of best.value: standard error as the grid is coarse
+
+    @property
+    def open(self) -> bool:
+        """Whether it may lie beyond the settings that were run."""
+        return math.isinf(self.best.low) or math.isinf(self.best.high)
+
+
+def locate(curve: Curve, width: float, axis: str) -> Optimum:
+    """The optimum from a local parabola around the best measured mean, and where it may lie."""
+    best, seeds, own = curve.best, curve.seeds, curve.values[curve.best]
+    value = float(place(curve.costs[None], curve.x)[0])
+    error = _bootstrap(curve) if seeds > 1 else 0.0
+    worse = _worse(curve)
+    equal = curve.x[~worse if _flat(curve, worse) else curve.costs <= curve.costs[best]]
+    grid = max(_grid_error(curve.costs, curve.x, best), CELL * float(equal[-1] - equal[0]))
+    found = Interval(value, *_range(curve, value, error, grid, worse))
+    return Optimum(
+        width=width,
+        best=found,
+        measured=float(curve.settings[best]),
+        value=float(own.mean()),
+        noise=float(own.std(ddof=1)) if seeds > 1 else None,
+        notes=tuple(_notes(curve, found, worse, AXES[axis])),
+        seeds=seeds,
+        error=error,
+        grid=grid,
+    )
+
+
+def place(costs: Array, x: Array) -> Array:
+    """Where each row of costs is lowest: by a parabola around its lowest one, or just there if it is the first or last.
+
+    Settings that diverged (not a number) are never the lowest, and beside it count as the worst that was measured.
+    """
+    best, diverged = lowest(costs), np.isnan(costs[0])
+    found = x[best]
+    costs = _filled(costs)
+    for number in np.unique(best):
+        if not 0 < number < len(x) - 1:
+            continue
+        inside, rows = _window(x, diverged, number), best == number
+        near = x[inside] - x[number]
+        # cost ~ a + b t + c t^2, lowest at t = -b / 2c
+        _, b, c = np.linalg.pinv(np.vander(near, 3, increasing=True)) @ costs[rows][:, inside].T
+        bent = c > ROUNDING * np.abs(costs[rows]).max(1)
+        found[rows] += np.clip(np.where(bent, -b / (2 * np.where(bent, c, 1.0)), 0.0), near[0], near[-1])
+    return found
+
+
+def _filled(costs: Array) -> Array:
+    return np.where(np.isnan(costs), np.nanmax(costs, -1, keepdims=True), costs)
+
+
+def _window(x: Array, diverged: Mask, number: int) -> slice:
+    """The settings to fit to: the nearest on either side, and more that are near, up to the first that diverged."""
+    first, last = max(number - 1, 0), min(number + 1, len(x) - 1)
+    while first > 0 and not diverged[first] and x[number] - x[first - 1] <= NEAR + ROUNDING:
+        first -= 1
+    while last < len(x) - 1 and not diverged[last] and x[last + 1] - x[number] <= NEAR + ROUNDING:
+        last += 1
+    return slice(first, last + 1)
+
+
+def _bootstrap(curve: Curve) -> float:
+    """The optimum's standard error: over draws of as many seeds, whose variance is (n - 1) / n of the true one."""
+    seeds = curve.seeds
+    drawn = np.random.default_rng(0).integers(seeds, size=(DRAWS, seeds))
+    places = place(curve.measure.cost(curve.values[:, drawn].mean(2)).T, curve.x)
+    return float(places.std() * math.sqrt(seeds / (seeds - 1)))
+
+
+def _grid_error(costs: Array, x: Array, best: int) -> float:
+    """How far the grid may mislead, as a standard error.
+
+    Three points of a curve that is steeper on one side give a parabola whose lowest point is off by some part of a
+    step, and by another part if the grid lies a little further. A parabola's second differences are alike at all
+    points: the more they differ beside the best one, the larger that error.
+    """
+    inside = _window(x, np.isnan(costs), best)
+    gap = float(np.diff(x[inside]).mean()) if len(x) > 1 else NEAR
+    if not 0 < best < len(x) - 1 or np.isnan(costs[best - 1 : best + 2]).any() or _wall(costs, best):
+        return CELL * gap
+    own, *beside = (_bend(_filled(costs), x, each) for each in (best, best - 1, best + 1) if 0 < each < len(x) - 1)
+    unlike = [abs(own - each) / max(abs(own) + abs(each), 1e-300) for each in beside] or [1.0]
+    return SHAPE * gap * sum(unlike) / len(unlike)
+
+
+def _wall(costs: Array, best: int) -> bool:
+    """Whether the curve rises at once on one side: as next to runs that diverged, but for a number being there."""
+    rises = _filled(costs) - costs[best]
+    left, right = rises[max(best - 2, 0) : best], rises[best + 1 : best + 3]
+    return bool(right[0] > WALL * left[0] or left[-1] > WALL * right[-1])
+
+
+def _bend(costs: Array, x: Array, number: int) -> float:
+    slopes = np.diff(costs[number - 1 : number + 2]) / np.diff(x[number - 1 : number + 2])
+    return float((slopes[1] - slopes[0]) / (x[number + 1] - x[number - 1]))
+
+
+def _worse(curve: Curve) -> Mask:
+    """The settings that are worse than the best one by more than noise, those that diverged among them."""
+    worse, alive = curve.diverged, ~curve.diverged
+    costs = curve.measure.cost(curve.values[alive])
+    excess = costs.mean(1) - curve.measure.cost(curve.values[curve.best]).mean()
+    settings, seeds = costs.shape
+    error = np.zeros(settings)  # one seed: there is no noise to go by
+    if seeds > 1 and settings > 1:
+        rest = costs - costs.mean(1, keepdims=True)
+        rest -= np.median(rest, 0)  # what a seed adds at all settings is no noise between them
+        variances = (rest**2).sum(1) / (seeds - 1) * settings / (settings - 1)
+        usual = variances[excess <= np.median(excess)].mean()  # settings near divergence are noisier by far
+        error = np.sqrt((usual + np.maximum(usual, variances)) / seeds)
+        chance = (1 - CONFIDENCE) / (settings * (settings - 1))  # the best may be any, by luck: all pairs count
+        error *= student_quantile(1 - chance, (settings - 1) * (seeds - 1))
+    worse[alive] = excess > error + ROUNDING
+    return worse
+
+
+def _flat(curve: Curve, worse: Mask) -> bool:
+    return int((~curve.diverged).sum()) > 1 and not worse[~curve.diverged].any()
+
+
+def _range(curve: Curve, value: float, error: float, grid: float, worse: Mask) -> tuple[float, float]:
+    """Where the optimum may lie, infinite where it may be beyond the settings that were run."""
+    x, best, seeds = curve.x, curve.best, curve.seeds
+    # If the curve has one valley, the optimum lies between the nearest settings that are worse.
+    low = x[worse & (x < x[best])].max(initial=-np.inf)
+    high = x[worse & (x > x[best])].min(initial=np.inf)
+    if _flat(curve, worse):
+        low, high = max(low, x[0]), min(high, x[-1])
+    elif seeds == 1:
+        inside = x[_window(x, curve.diverged, best)]
+        low, high = min(low, inside[0]), max(high, inside[-1])
+    else:
+        reach = math.hypot(student_quantile((1 + CONFIDENCE) / 2, seeds - 1) * error, 2 * grid)
+        low, high = max(low, value - reach), min(high, value + reach)
+    low = -math.inf if value <= x[0] + ROUNDING and not curve.diverged[0] else min(low, value)
+    high = math.inf if value >= x[-1] - ROUNDING and not curve.diverged[-1] else max(high, value)
+    return float(low), float(high)
+
+
+def _notes(curve: Curve, found: Interval, worse: Mask, name: str) -> Iterator[str]:
+    best, diverged = curve.best, curve.diverged
+    if len(diverged) == 1:
+        yield f"only one {name} was run: run more"
+    elif math.isinf(found.low):
+        yield f"at the lowest {name} that was run: the best may be lower still, add lower ones"
+    elif math.isinf(found.high):
+        yield f"at the highest {name} that was run: the best may be higher still, add higher ones"
+    if diverged[max(best - 1, 0) : best + 2].any():
+        yield "next to runs that diverged"
+    if _flat(curve, worse):
+        yield f"flat: no {name} is worse than the best by more than noise, so the best cannot be located"
+    if curve.seeds == 1:
+        yield "one seed: known to a step of the grid"
+    if curve.missing:
+        yield f"{_runs(curve.missing)} missing, filled in from the others"
+    if curve.left_out:
+        yield f"{_runs(curve.left_out)} left out: most settings were not run with that seed"
+
+
+def _runs(count: int) -> str:
+    return f"{count} run{'' if count == 1 else 's'}"
+
+
+def drift(optima: Sequence[Optimum]) -> Interval | None:
+    """The slope of log2 of the best setting in log2 of the width, by least squares; None with fewer than two widths.
+
+    Its error has two parts. Noise: an optimum's variance as its seeds tell it, and as its distance from the line does,
+    taken together by their degrees of freedom, with Student's quantile. The few seeds of one width would tell too
+    little, those of all widths do; with one seed there is the line alone, which takes three widths. And the grid's: it
+    does not shrink with more seeds, and optima that err alike need not leave the line.
+    """
+    if len(optima) < 2:
+        return None
+    widths = np.log2([each.width for each in optima])
+    weights = (widths - widths.mean()) / ((widths - widths.mean()) ** 2).sum()
+    values = np.array([each.best.value for each in optima])
+    slope = float(weights @ values)
+    off = values - values.mean() - slope * (widths - widths.mean())
+    freedom = sum(each.seeds - 1 for each in optima) + len(optima) - 2
+    low = high = math.inf
+    if freedom:
+        variance = (sum((each.seeds - 1) * each.error**2 for each in optima) + float(off @ off)) / freedom
+        noise = student_quantile((1 + CONFIDENCE) / 2, freedom) * math.sqrt(variance * float(weights @ weights))
+        grid = 2 * math.hypot(*(weight * each.grid for weight, each in zip(weights, optima, strict=True)))
+        low = high = math.hypot(noise, grid)
+    for weight, each in zip(weights, optima, strict=True):  # an optimum beyond the grid tells one side alone
+        if abs(weight) > ROUNDING:
+            low = math.inf if math.isinf(each.best.low if weight > 0 else each.best.high) else low
+            high = math.inf if math.isinf(each.best.high if weight > 0 else each.best.low) else high
+    return Interval(slope, slope - low, slope + high)

@@ -1,0 +1,108 @@
+"""A study as it is kept: what was trained, what became of every point, and what that shows. One JSON file."""
+
+from __future__ import annotations
+
+import math
+import os
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from mukron.params.storage import Data, check_stamp, damaged, read_json, stamp, write_json
+from mukron.study.certificate import Certificate
+from mukron.study.errors import StudyError
+from mukron.study.points import FINISHED, Point, Result, label, lowest_is_best
+from mukron.table import Table
+from mukron.train import RunConfig
+
+KIND, VERSION = "study", 1
+
+
+@dataclass(frozen=True)
+class StudyRecord:
+    """What a study found. Reports and plans are made of it alone."""
+
+    name: str
+    config: RunConfig  # what is trained; each point says its own scheme, width, learning rate, damping and seed
+    over: tuple[str, ...]  # what is tuned: "lr", "damping" or both
+    metric: str
+    results: Sequence[Result]
+    certificate: Certificate | None = None  # None: one width, so there is nothing to transfer to
+    made: Mapping[str, str] = field(default_factory=dict)  # command, machine, versions, date, storage
+
+    @property
+    def schemes(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(result.point.scheme for result in self.results))
+
+    @property
+    def widths(self) -> tuple[float, ...]:
+        return tuple(sorted({result.point.width for result in self.results}))
+
+    def best(self, scheme: str | None = None, width: float | None = None) -> RunConfig:
+        """The run with the best mean over seeds, of those whose every seed finished; its seed is the config's own."""
+        ranked = self._ranked(scheme, width)
+        if not ranked:
+            what = f"no run{f' of {scheme}' if scheme else ''}{f' at width {width:g}' if width else ''} finished"
+            raise StudyError(f"{self.name}: {what}; lower the learning rates")
+        return ranked[0][0].config(self.config)
+
+    def ranking(self, most: int = 10) -> Table:
+        """The best settings, the best one first."""
+        count = Counter(result.status for result in self.results)
+        rows = [
+            (f"{number}", label(point.scheme), f"{point.width:g}", f"{point.lr:.4g}", _damping(point), f"{value:.5g}")
+            for number, (point, value) in enumerate(self._ranked()[:most], 1)
+        ]
+        title = f"{self.name}: {', '.join(f'{number} {status}' for status, number in count.items())}"
+        columns = ("", "scheme", "width", "learning rate", "damping", self.metric)
+        return Table(title, columns, tuple(rows) or (("", "-", "-", "-", "-", "no run finished"),))
+
+    def _ranked(self, scheme: str | None = None, width: float | None = None) -> list[tuple[Point, float]]:
+        """Settings and their means over seeds, best first; without those of which a seed did not finish."""
+        values: dict[Point, list[float]] = defaultdict(list)
+        for result in self.results:
+            point, value = result.point, result.value(self.metric)
+            if scheme in (None, point.scheme) and width in (None, point.width):
+                ended = result.status == FINISHED and value is not None
+                values[replace(point, seed=self.config.seed)].append(value if ended and value is not None else math.nan)
+        means = {setting: statistics.fmean(found) for setting, found in values.items()}
+        finished = [(setting, mean) for setting, mean in means.items() if not math.isnan(mean)]
+        return sorted(finished, key=lambda each: each[1], reverse=not lowest_is_best(self.metric))
+
+    def to_dict(self) -> Data:
+        content = {"name": self.name, "config": self.config.to_dict(), "over": list(self.over), "metric": self.metric}
+        certificate = None if self.certificate is None else self.certificate.to_dict()
+        results = [result.to_dict() for result in self.results]
+        return stamp(
+            KIND, VERSION, {**content, "made": dict(self.made), "certificate": certificate, "results": results}
+        )
+
+    @classmethod
+    def from_dict(cls, data: object, source: str = "study") -> StudyRecord:
+        content = check_stamp(data, KIND, VERSION, source)
+        config = RunConfig.from_dict(content.get("config"), source)
+        with damaged(source):
+            return cls(
+                name=content["name"],
+                config=config,
+                over=tuple(content["over"]),
+                metric=content["metric"],
+                results=tuple(map(Result.from_dict, content["results"])),
+                certificate=None if content["certificate"] is None else Certificate.from_dict(content["certificate"]),
+                made=content["made"],
+            )
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        write_json(path, self.to_dict())
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> StudyRecord:
+        try:
+            return cls.from_dict(read_json(path), str(path))
+        except OSError as error:
+            raise StudyError(f"{path}: cannot be read: {error.strerror}; expected a study's study.json") from error
+
+
+def _damping(point: Point) -> str:
+    return "-" if point.damping is None else f"{point.damping:.4g}"

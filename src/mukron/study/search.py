@@ -1,0 +1,83 @@
+"""The next setting to try, by a sampler of Optuna's."""
+
+from __future__ import annotations
+
+import statistics
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from mukron.study.points import FINISHED, lowest_is_best
+
+if TYPE_CHECKING:
+    from mukron.study.store import Entry
+
+SAMPLERS = ("tpe", "random")
+PRUNERS = ("none", "median", "halving")
+
+
+def propose(
+    sampler: str, ranges: Mapping[str, tuple[float, float]], history: Sequence[Entry], metric: str
+) -> tuple[float, float | None]:
+    """Learning rate and damping within their ranges, given one width's trials so far.
+
+    The sampler is made anew each time and told of all trials, so any worker on any machine can ask it. Settings that
+    run now count as poor ones, so that workers spread out; those that diverged count as the worst.
+    """
+    import optuna
+
+    directions = optuna.study.StudyDirection
+    direction = directions.MINIMIZE if lowest_is_best(metric) else directions.MAXIMIZE
+    settings: dict[tuple[float, float | None], list[Entry]] = {}
+    for entry in history:
+        settings.setdefault((entry.point.lr, entry.point.damping), []).append(entry)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        study = optuna.create_study(direction=direction, sampler=_sampler(sampler, len(settings)))
+        distributions: dict[str, Any] = {
+            name: optuna.distributions.FloatDistribution(low, high, log=True) for name, (low, high) in ranges.items()
+        }
+        for setting, entries in settings.items():
+            params = {
+                name: min(max(value, ranges[name][0]), ranges[name][1]) for name, value in _named(setting).items()
+            }
+            study.add_trial(
+                optuna.trial.create_trial(params=params, distributions=distributions, **_ending(entries, metric))
+            )
+        params = study.ask(distributions).params
+    return params["lr"], params.get("damping")
+
+
+def pruner(name: str, epochs: int) -> Any:
+    """Of Optuna's, for runs of so many epochs."""
+    import optuna
+
+    if name == "median":
+        return optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=epochs // 4)
+    if name == "halving":
+        return optuna.pruners.SuccessiveHalvingPruner(min_resource=max(1, epochs // 8))
+    return optuna.pruners.NopPruner()
+
+
+def _sampler(name: str, seed: int) -> Any:
+    import optuna
+
+    if name == "random":
+        return optuna.samplers.RandomSampler(seed=seed)
+    return optuna.samplers.TPESampler(seed=seed, constant_liar=True)
+
+
+def _named(setting: tuple[float, float | None]) -> dict[str, float]:
+    lr, damping = setting
+    return {"lr": lr} if damping is None else {"lr": lr, "damping": damping}
+
+
+def _ending(entries: Sequence[Entry], metric: str) -> dict[str, Any]:
+    """A setting as Optuna takes it: with its mean over seeds, running, or given up."""
+    from optuna.trial import TrialState
+
+    results = [entry.result for entry in entries if entry.result is not None]
+    values = [value for result in results if (value := result.value(metric)) is not None and result.status == FINISHED]
+    if results and len(values) == len(results):
+        return {"state": TrialState.COMPLETE, "value": statistics.fmean(values)}
+    return {"state": TrialState.PRUNED if results else TrialState.RUNNING}

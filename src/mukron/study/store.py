@@ -1,0 +1,318 @@
+"""Where a study lives: an Optuna storage, SQLite in a file or PostgreSQL for several machines.
+
+A point of the study is a trial of Optuna's. Which point is next is decided under a lock that all workers share, so
+each is run once however many they are:
+
+    lock -> trials whose heart has stopped fail -> which points have no trial? -> a trial for the first -> unlock
+
+A worker that was killed leaves a trial that fails when its heart has not beaten for ``GRACE`` seconds; its point then
+has no trial, and another worker takes it up. There is no queue that could be out of date.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import warnings
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from mukron.study.errors import StudyError
+from mukron.study.points import FINISHED, Point, Result, lowest_is_best
+from mukron.train import RunConfig
+from mukron.train.records import Row
+
+BEAT, GRACE = 15, 60  # seconds between two beats of a trial's heart, and after which it counts as dead
+RUNNING, ENDED, LOST = "running", "ended", "lost"
+OWN = ("scheme", "width", "lr", "damping", "seed")  # of a point, not of the study
+ANYWHERE = ("device",)  # may differ between workers
+WORKER_DIED, INTERRUPTED = "its worker died", "interrupted"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A trial as a study sees it."""
+
+    number: int
+    point: Point
+    state: str  # "running", "ended", or "lost": with its worker, or by an error or Ctrl-C
+    result: Result | None = None
+    reason: str = ""  # why it was lost
+    seconds: float = 0.0  # from its beginning to its end, with all that surrounds the training
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A point that this worker alone trains."""
+
+    point: Point
+    trial: Any  # Optuna's
+    trial_id: int
+
+
+class Store:
+    """A study in a storage: opened if it is there, made if not. One that trains something else is refused."""
+
+    def __init__(
+        self, url: str, name: str, config: RunConfig, metric: str, *, beat: int = BEAT, grace: int = GRACE
+    ) -> None:
+        optuna = _optuna()
+        self.url, self.name, self.beat = _checked(url), name, beat
+        direction = "minimize" if lowest_is_best(metric) else "maximize"
+        with _storage_errors(self.url):
+            with self.exclusive():  # tables are made once too
+                self._rdb = _rdb(self.url, beat, grace)
+                weakref.finalize(self, self._rdb.engine.dispose)  # no connection stays open
+                self.study = optuna.create_study(
+                    study_name=name, storage=self._rdb, direction=direction, load_if_exists=True
+                )
+                self._join(config, metric)
+            self._storage = self.study._storage  # remembers what has ended; the plain one reads it again every time
+            self._id = self._rdb.get_study_id_from_name(name)
+        self._ended: dict[int, Entry] = {}
+
+    def _join(self, config: RunConfig, metric: str) -> None:
+        """Write down what is trained, or compare with what is written."""
+        stored = self.study.user_attrs.get("mukron")
+        if stored is None:
+            self.study.set_user_attr("mukron", {"config": config.to_dict(), "metric": metric})
+            self.metric = metric
+            return
+        there = RunConfig.from_dict(stored["config"], f"study {self.name}")
+        different = {field: both for field, both in there.differences(config).items() if field not in (*OWN, *ANYWHERE)}
+        if different:
+            said = ", ".join(f"{field} {old!r} there and {new!r} here" for field, (old, new) in different.items())
+            raise StudyError(f"study {self.name!r} trains something else: {said}. Choose another folder (--out)")
+        self.metric = stored["metric"]
+
+    @contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """One worker at a time, on any machine; a lock goes with its process."""
+        from sqlalchemy import make_url, text
+
+        if self.url.startswith("sqlite"):
+            with _file_lock(Path(f"{make_url(self.url).database}.lock")):
+                yield
+            return
+        with self._locks.begin() as connection:
+            connection.execute(text("SET LOCAL idle_in_transaction_session_timeout = '60s'"))  # of a machine that died
+            connection.execute(text("SELECT pg_advisory_xact_lock(hashtext(:name))"), {"name": f"mukron {self.name}"})
+            yield
+
+    @cached_property
+    def _locks(self) -> Any:
+        from sqlalchemy import NullPool, create_engine
+
+        return create_engine(self.url, poolclass=NullPool)
+
+    # What is there.
+
+    def entries(self) -> list[Entry]:
+        """Every trial, in the order of their beginning."""
+        return [entry for trial in self.study.get_trials(deepcopy=False) if (entry := self._entry(trial)) is not None]
+
+    def _entry(self, trial: Any) -> Entry | None:
+        if trial.number in self._ended:
+            return self._ended[trial.number]
+        attributes = trial.user_attrs
+        if "point" not in attributes:  # a trial that somebody else added to the study
+            return None
+        point = Point(**attributes["point"])
+        if not trial.state.is_finished():
+            return Entry(trial.number, point, RUNNING)
+        seconds = trial.duration.total_seconds() if trial.duration else 0.0
+        if "result" in attributes and trial.state.name != "FAIL":
+            result = Result.from_dict({**attributes["point"], **attributes["result"]})
+            entry = Entry(trial.number, point, ENDED, result, seconds=seconds)
+        else:
+            entry = Entry(trial.number, point, LOST, reason=attributes.get("reason", WORKER_DIED), seconds=seconds)
+        self._ended[trial.number] = entry
+        return entry
+
+    # What a worker does.
+
+    def claim(self, choose: Callable[[Sequence[Entry]], Point | None]) -> Claim | None:
+        """The point that ``choose`` names, given what is there, as this worker's; None if it names none."""
+        optuna = _optuna()
+        with _storage_errors(self.url), self.exclusive():
+            self._bury()
+            point = choose(self.entries())
+            if point is None:
+                return None
+            template = optuna.trial.create_trial(
+                state=optuna.trial.TrialState.WAITING,
+                params=(params := _params(point)),
+                distributions={name: _distribution(optuna, name, value) for name, value in params.items()},
+                user_attrs={"scheme": point.scheme, "point": asdict(point), "worker": f"{_host()}:{os.getpid()}"},
+            )
+            # Its heart beats before it runs: a worker killed between two of these lines leaves nothing behind.
+            trial_id = self._storage.create_new_trial(self._id, template_trial=template)
+            self._rdb.record_heartbeat(trial_id)
+            self._storage.set_trial_state_values(trial_id, optuna.trial.TrialState.RUNNING)
+            return Claim(point, optuna.trial.Trial(self.study, trial_id), trial_id)
+
+    def _bury(self) -> None:
+        """Trials that nobody runs any more fail."""
+        optuna = _optuna()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            optuna.storages.fail_stale_trials(self.study)
+        waiting = self.study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.WAITING,))
+        for trial in waiting:  # only ever under the lock, which we hold
+            if "point" in trial.user_attrs:
+                self._storage.set_trial_state_values(trial._trial_id, optuna.trial.TrialState.FAIL)
+
+    @contextmanager
+    def alive(self, claim: Claim) -> Iterator[None]:
+        """The trial's heart beats while this lasts."""
+        stop = threading.Event()
+
+        def beat() -> None:
+            while not stop.wait(self.beat):
+                with suppress(Exception):  # the next one may be heard; if none is, the trial counts as dead
+                    self._rdb.record_heartbeat(claim.trial_id)
+
+        thread = threading.Thread(target=beat, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            thread.join()
+
+    def end(self, claim: Claim, status: str, rows: Sequence[Row], reason: str, seconds: float) -> None:
+        """Write down what became of it. A run that diverged has no value, which Optuna calls pruned."""
+        states = _optuna().trial.TrialState
+        result = {"status": status, "reason": reason, "seconds": seconds, "rows": [dict(row) for row in rows]}
+        value = rows[-1].get(self.metric) if rows else None
+        if status == FINISHED and value is None:
+            known = ", ".join(name for name in (rows[-1] if rows else {}) if name not in ("epoch", "step", "seconds"))
+            raise StudyError(f"metric {self.metric!r}: runs of this study do not have it; they have {known}")
+        self._close(claim, states.COMPLETE if status == FINISHED else states.PRUNED, value, "result", result)
+
+    def give_up(self, claim: Claim, reason: str) -> None:
+        """The point is free again."""
+        self._close(claim, _optuna().trial.TrialState.FAIL, None, "reason", reason)
+
+    def give_up_of(self, worker: int, reason: str = WORKER_DIED) -> bool:
+        """The point of a process of this machine that is gone, without waiting for its heart; False: it had none."""
+        states = _optuna().trial.TrialState
+        with _storage_errors(self.url), self.exclusive():
+            trials = [
+                trial
+                for trial in self.study.get_trials(deepcopy=False, states=(states.RUNNING,))
+                if trial.user_attrs.get("worker") == f"{_host()}:{worker}"
+            ]
+            for trial in trials:
+                self._storage.set_trial_user_attr(trial._trial_id, "reason", reason)
+                self._storage.set_trial_state_values(trial._trial_id, states.FAIL)
+        return bool(trials)
+
+    def _close(self, claim: Claim, state: Any, value: float | None, attribute: str, content: Any) -> None:
+        """Nothing if it was taken for dead meanwhile: another worker has the point."""
+        with _storage_errors(self.url), suppress(_optuna().exceptions.UpdateFinishedTrialError):
+            self._storage.set_trial_user_attr(claim.trial_id, attribute, content)
+            self._storage.set_trial_state_values(claim.trial_id, state, None if value is None else [value])
+
+
+def stored(url: str) -> str:
+    """The storage's address as it may be shown and kept: without its password."""
+    from sqlalchemy.engine import make_url
+
+    return make_url(url).render_as_string(hide_password=True)
+
+
+def _params(point: Point) -> dict[str, Any]:
+    """What Optuna and its dashboard call parameters. The scheme is an attribute: parameters cannot get new choices."""
+    params = {"width": float(point.width), "lr": point.lr, "seed": point.seed}
+    return {**params, "damping": point.damping} if point.damping else params
+
+
+def _distribution(optuna: Any, name: str, value: float) -> Any:
+    if name == "seed":
+        return optuna.distributions.IntDistribution(0, 2**31)
+    return optuna.distributions.FloatDistribution(min(1e-12, value), max(1e12, value), log=True)
+
+
+def _optuna() -> Any:
+    try:
+        import optuna
+    except ImportError as error:
+        raise StudyError(f"studies are kept by Optuna: {error}; pip install 'mukron[studies]' brings it") from error
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna
+
+
+def _checked(url: str) -> str:
+    """The address with the driver that we bring: which one is SQLAlchemy's own depends on its version."""
+    kind, _, rest = url.partition(":")
+    if kind == "postgresql":
+        return f"postgresql+psycopg:{rest}"
+    if kind.partition("+")[0] not in ("sqlite", "postgresql"):
+        raise StudyError(f"storage {url!r}: expected sqlite:///FILE or postgresql://USER:PASSWORD@HOST/DATABASE")
+    return url
+
+
+def _rdb(url: str, beat: int, grace: int) -> Any:
+    optuna = _optuna()
+    kind = url.partition(":")[0].partition("+")[0]
+    engine = {"connect_args": {"timeout": 60}} if kind == "sqlite" else {"pool_pre_ping": True}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        rdb = optuna.storages.RDBStorage(url, engine_kwargs=engine, heartbeat_interval=beat, grace_period=grace)
+    if kind == "sqlite":
+        _quick_commits(rdb.engine)
+    return rdb
+
+
+def _quick_commits(engine: Any) -> None:
+    """A write-ahead log, which no reader waits for, and no wait for the disk: a trial is written in nine commits."""
+    from sqlalchemy import event
+
+    def pragmas(connection: Any, record: Any) -> None:
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = NORMAL")
+
+    event.listen(engine, "connect", pragmas)
+    engine.dispose()  # connections that were made before
+
+
+@contextmanager
+def _storage_errors(url: str) -> Iterator[None]:
+    """A storage that cannot be reached, or holds something else, is told so in one line."""
+    from sqlalchemy.exc import SQLAlchemyError
+
+    optuna = _optuna()
+    try:
+        yield
+    except (SQLAlchemyError, optuna.exceptions.StorageInternalError) as error:
+        cause = error.__cause__ or error
+        said = str(getattr(cause, "orig", None) or cause).strip().partition("\n")[0]
+        raise StudyError(f"storage {stored(url)}: {said}") from error
+    except ImportError as error:
+        raise StudyError(f"storage {stored(url)}: {error}; pip install 'mukron[postgresql]' brings it") from error
+    except OSError as error:
+        raise StudyError(f"storage {stored(url)}: {error.strerror}") from error
+
+
+@contextmanager
+def _file_lock(path: Path) -> Iterator[None]:
+    try:
+        import fcntl
+    except ImportError:  # not a Unix: one worker
+        yield
+        return
+    with path.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _host() -> str:
+    import socket
+
+    return socket.gethostname()

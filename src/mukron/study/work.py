@@ -1,0 +1,296 @@
+"""Those who train: a worker takes one point after another; a foreman starts workers and looks after them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mukron.data import Dataset
+from mukron.study.design import Design
+from mukron.study.errors import StudyError
+from mukron.study.points import DIVERGED, PRUNED
+from mukron.study.search import pruner
+from mukron.study.store import ENDED, INTERRUPTED, RUNNING, Claim, Entry, Store
+from mukron.train import Progress, Run, dataset_of, train
+from mukron.train.records import Row
+
+IDLE = 0.5  # seconds between two looks at the storage
+QUICK = 1.0  # seconds; epochs that follow faster are not reported to Optuna one by one
+
+
+@dataclass(frozen=True)
+class StudyProgress:
+    """Where a study stands."""
+
+    done: int
+    total: int
+    running: int
+    diverged: int
+    seconds_left: float | None  # None: nothing to tell it from yet
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a worker needs to know."""
+
+    design: Design
+    url: str
+    name: str
+    since: int  # trials before this number are another command's
+    data_dir: str | None = None  # where data sets are kept
+    runs: str | None = None  # keep every run's records and checkpoints in this folder
+    beat: int | None = None
+    grace: int | None = None
+
+    def store(self) -> Store:
+        rhythm = {name: value for name in ("beat", "grace") if (value := getattr(self, name)) is not None}
+        return Store(self.url, self.name, self.design.config, self.design.metric, **rhythm)
+
+
+class _FellBehindError(Exception):
+    """A run that is not worth going on with."""
+
+
+# A worker.
+
+
+def work(
+    job: Job, store: Store, dataset: Dataset | None, stopped: Callable[[], bool], tell: Callable[[], None]
+) -> bool:
+    """Train points until none is left: True; or until ``stopped`` or Ctrl-C: False.
+
+    Points that run elsewhere are waited for: their workers may die.
+    """
+    design = job.design
+    if design.search is not None:
+        store.study.pruner = pruner(design.search.pruner, design.config.epochs)
+    while not stopped():
+        claim = store.claim(lambda entries: design.next(entries, job.since))
+        if claim is not None:
+            if dataset is None:  # the first point of this worker: once for all of them
+                dataset = _loaded(store, claim, job)
+            if _train(job, store, claim, dataset, tell) == INTERRUPTED:
+                return False
+        elif design.standing(store.entries())[RUNNING]:
+            time.sleep(IDLE)
+        else:
+            return True
+        tell()
+    return False
+
+
+def _loaded(store: Store, claim: Claim, job: Job) -> Dataset:
+    with _given_up_on_error(store, claim):
+        return dataset_of(job.design.config, None, job.data_dir)
+
+
+def _train(job: Job, store: Store, claim: Claim, dataset: Dataset, tell: Callable[[], None]) -> str:
+    config = claim.point.config(job.design.config)
+    prune = job.design.search is not None and job.design.search.pruner != "none"
+    rows: list[Row] = []
+    began = told = time.monotonic()
+
+    def on_progress(at: Progress) -> None:
+        nonlocal told
+        tell()
+        if at.row is None:
+            return
+        rows.append(at.row)
+        value, now = at.row.get(store.metric), time.monotonic()
+        if value is None or not (prune or now - told > QUICK):
+            return
+        told = now
+        claim.trial.report(value, at.row["epoch"])
+        if prune and claim.trial.should_prune():
+            raise _FellBehindError
+
+    folder = None if job.runs is None else Path(job.runs) / config.key()
+    with store.alive(claim), _given_up_on_error(store, claim):
+        try:
+            run = train(config, folder, dataset=dataset, data_dir=job.data_dir, progress=on_progress)
+        except _FellBehindError:
+            reason = f"fell behind the others by epoch {rows[-1]['epoch']}"
+            run = Run(config, PRUNED, rows, reason, time.monotonic() - began)
+        if run.status == INTERRUPTED:
+            store.give_up(claim, INTERRUPTED)
+        else:
+            store.end(claim, run.status, run.epochs, run.reason, run.seconds)
+    return run.status
+
+
+@contextmanager
+def _given_up_on_error(store: Store, claim: Claim) -> Iterator[None]:
+    try:
+        yield
+    except BaseException as error:
+        with suppress(Exception):
+            store.give_up(
+                claim, INTERRUPTED if isinstance(error, KeyboardInterrupt) else f"{type(error).__name__}: {error}"
+            )
+        raise
+
+
+@contextmanager
+def ctrl_c() -> Iterator[Callable[[], bool]]:
+    """Whether it was pressed; what is under way is brought to an end first. Pressed again, it acts as ever."""
+    pressed = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield pressed.is_set
+        return
+
+    def press(number: int, frame: Any) -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        pressed.set()
+
+    before = signal.signal(signal.SIGINT, press)
+    try:
+        yield pressed.is_set
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+# A foreman.
+
+
+def employ(
+    job: Job, store: Store, workers: int, log: Path, stopped: Callable[[], bool], tell: Callable[[], None]
+) -> bool:
+    """Have the job done by so many processes; True when it is, False when it was ``stopped``.
+
+    A worker that was killed gives its point back at once and is replaced. An error of one ends all.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        crew = Crew(job, Path(folder) / "job.json", workers, log)
+        try:
+            while crew.processes and not stopped():
+                for process in crew.ended():
+                    crew.look_into(process, store)
+                tell()
+                time.sleep(0.1)
+            return not stopped()
+        finally:
+            crew.dismiss(store)
+
+
+class Crew:
+    """Processes of this machine that work on a job."""
+
+    def __init__(self, job: Job, file: Path, workers: int, log: Path) -> None:
+        content = {**vars(job), "design": job.design.to_dict(), "path": sys.path, "parent": os.getpid()}
+        content["threads"] = max(1, cores() // workers)
+        file.write_text(json.dumps(content))
+        self.file, self.log, self.idle_deaths = file, log, 0
+        self.processes: list[subprocess.Popen[bytes]] = []
+        log.write_bytes(b"")
+        for _ in range(workers):
+            self.hire()
+
+    def hire(self) -> None:
+        command = [sys.executable, "-m", "mukron.study", str(self.file)]
+        with self.log.open("ab") as log:  # a session of its own: Ctrl-C reaches the foreman alone
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+        self.processes.append(process)
+
+    def ended(self) -> list[subprocess.Popen[bytes]]:
+        return [process for process in self.processes if process.poll() is not None]
+
+    def look_into(self, process: subprocess.Popen[bytes], store: Store) -> None:
+        """Why a worker is no longer there."""
+        self.processes.remove(process)
+        if process.returncode == 0:
+            return
+        if process.returncode in (2, 3):
+            text = self.log.read_text(errors="replace").strip()
+            if process.returncode == 2:
+                raise StudyError(text.rpartition("\nerror: ")[2].removeprefix("error: "))
+            raise RuntimeError(f"a worker of the study broke; {self.log} has all it said:\n{text[-2000:]}")
+        had_a_point = store.give_up_of(process.pid)
+        self.idle_deaths += not had_a_point
+        if self.idle_deaths > len(self.processes) + 2:
+            raise RuntimeError(f"workers die before they begin (exit code {process.returncode}); see {self.log}")
+        self.hire()
+
+    def dismiss(self, store: Store) -> None:
+        """As Ctrl-C would: each brings its step to an end and gives its point back."""
+        for process in self.processes:
+            with suppress(ProcessLookupError):
+                process.send_signal(signal.SIGINT)
+        for process in self.processes:
+            try:
+                process.wait(timeout=30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            store.give_up_of(process.pid, INTERRUPTED)
+
+
+def main(file: str) -> int:
+    """A worker process: the exit code is 0 when all is done, 130 when it was told to stop, 2 or 3 on an error."""
+    content = json.loads(Path(file).read_text())
+    path, parent, threads = (content.pop(name) for name in ("path", "parent", "threads"))
+    sys.path[:] = list(dict.fromkeys([*path, *sys.path]))
+    torch.set_num_threads(threads)
+
+    def orphaned() -> None:
+        if os.getppid() != parent:
+            raise KeyboardInterrupt
+
+    try:
+        with ctrl_c() as stopped:
+            job = Job(**{**content, "design": Design.from_dict(content["design"])})
+            return 0 if work(job, job.store(), None, stopped, orphaned) else 130
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+def cores() -> int:
+    """That this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+# How far it is.
+
+
+def progress_of(design: Design, entries: Sequence[Entry], workers: int) -> StudyProgress:
+    standing = design.standing(entries)
+    ended, running = standing[ENDED], len(standing[RUNNING])
+    diverged = sum(entry.result is not None and entry.result.status == DIVERGED for entry in ended)
+    left = _seconds_left(design, ended, standing[RUNNING])
+    side_by_side = max(1, running, workers)
+    return StudyProgress(len(ended), design.total, running, diverged, None if left is None else left / side_by_side)
+
+
+def _seconds_left(design: Design, ended: Sequence[Entry], running: Sequence[Entry]) -> float | None:
+    """By what runs of each width took; a width not seen yet costs its square more than the nearest that was."""
+    took: dict[float, list[float]] = {}
+    for entry in ended:
+        took.setdefault(entry.point.width, []).append(entry.seconds)
+    if not took:
+        return None
+    each = design.total / len(design.widths)
+    left = 0.0
+    for width in design.widths:
+        nearest = min(took, key=lambda known: (abs(known - width), known))
+        price = statistics.median(took[nearest]) * (width / nearest) ** 2
+        half_done = sum(entry.point.width == width for entry in running) / 2
+        left += price * max(0.0, each - len(took.get(width, ())) - half_done)
+    return left

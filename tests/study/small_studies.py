@@ -1,0 +1,30 @@
+"""Studies whose runs take a few milliseconds."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+from mukron.study import TransferStudy
+from mukron.study.store import ENDED, LOST
+from mukron.train import RunConfig
+
+TINY = RunConfig(base_width=8, samples=64, test_samples=50, epochs=2, batch=32, loss="mse")
+
+
+def tiny_study(folder: Path, config: RunConfig = TINY, **options: object) -> TransferStudy:
+    given = {"widths": (8, 16), "lr": (0.01, 0.02, 0.04), "seeds": 2, "folder": folder, **options}
+    return TransferStudy(config, **given)
+
+
+def times_ended(study: TransferStudy) -> Counter:
+    """How often each point was trained to its end."""
+    return Counter(entry.point for entry in study.store.entries() if entry.state == ENDED)
+
+
+def lost(study: TransferStudy) -> list:
+    return [entry for entry in study.store.entries() if entry.state == LOST]
+
+
+def wanted(study: TransferStudy) -> set:
+    return set(study.design.points([]))

@@ -1,0 +1,167 @@
+"""A study's storage: claims are exclusive, hearts that stop are noticed, another study is refused."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+import time
+from collections import Counter
+
+import optuna
+import pytest
+from small_studies import TINY, lost, times_ended, tiny_study, wanted
+
+from mukron.study import Point, StudyError
+from mukron.study.store import ENDED, INTERRUPTED, LOST, RUNNING, WORKER_DIED, Store
+
+ROWS = [{"epoch": 1, "step": 2, "train_loss": 0.5}]
+POINTS = [Point("mup", 8, 0.01, None, seed) for seed in range(5)]
+
+
+def url_of(folder):
+    return f"sqlite:///{folder / 'study.db'}"
+
+
+@pytest.fixture
+def store(tmp_path):
+    return Store(url_of(tmp_path), "study", TINY, "train_loss", beat=1, grace=2)
+
+
+def first_free(entries):
+    taken = {entry.point for entry in entries if entry.state != LOST}
+    return next((point for point in POINTS if point not in taken), None)
+
+
+def test_a_point_is_claimed_once_and_ends_with_its_numbers(store):
+    claims = [store.claim(first_free) for _ in range(5)]
+    assert [claim.point for claim in claims] == POINTS
+    assert store.claim(first_free) is None
+    assert {entry.state for entry in store.entries()} == {RUNNING}
+    store.end(claims[0], "finished", ROWS, "", 1.5)
+    store.end(claims[1], "diverged", [], "step 1: too large", 0.5)
+    store.give_up(claims[2], INTERRUPTED)
+    first, second, third, *_ = store.entries()
+    assert (first.state, first.result.status, first.result.rows, first.result.seconds) == (ENDED, "finished", ROWS, 1.5)
+    assert (second.state, second.result.status, second.result.reason) == (ENDED, "diverged", "step 1: too large")
+    assert (third.state, third.reason) == (LOST, INTERRUPTED)
+    assert store.claim(first_free).point == POINTS[2]  # free again, and the only one
+
+
+def test_it_is_a_study_of_optunas_as_it_is(store, tmp_path):
+    store.end(store.claim(first_free), "finished", ROWS, "", 1.5)
+    store.end(store.claim(first_free), "diverged", [], "", 1.5)
+    study = optuna.load_study(study_name="study", storage=url_of(tmp_path))
+    assert study.direction == optuna.study.StudyDirection.MINIMIZE
+    assert [trial.state.name for trial in study.trials] == ["COMPLETE", "PRUNED"]
+    assert study.best_value == 0.5
+    assert study.best_params == {"width": 8.0, "lr": 0.01, "seed": 0}
+    assert study.trials[0].user_attrs["scheme"] == "mup"
+
+
+def test_the_dashboard_opens_it(store, tmp_path):
+    import json
+    from wsgiref.util import setup_testing_defaults
+
+    from optuna_dashboard import wsgi
+
+    store.end(store.claim(first_free), "finished", ROWS, "", 1.5)
+    app, answers = wsgi(url_of(tmp_path)), []
+    for path in ("/api/studies", "/api/studies/1"):
+        environ = {"PATH_INFO": path, "REQUEST_METHOD": "GET"}
+        setup_testing_defaults(environ)
+        answers.append(json.loads(b"".join(app(environ, lambda status, *rest: None))))
+    assert answers[0]["study_summaries"][0]["study_name"] == "study"
+    assert {param["name"] for param in answers[1]["trials"][0]["params"]} == {"width", "lr", "seed"}
+
+
+def test_many_processes_at_once_take_every_point_once(tmp_path):
+    """No training: nothing but the race for points."""
+    code = f"""
+    import sys
+    sys.path[:0] = {sys.path!r}
+    from mukron.study import Point
+    from mukron.study.store import Store, LOST
+    from small_studies import TINY
+    store = Store({url_of(tmp_path)!r}, "study", TINY, "train_loss")
+    points = [Point("mup", 8, 0.01, None, seed) for seed in range(60)]
+    def choose(entries):
+        taken = {{entry.point for entry in entries if entry.state != LOST}}
+        return next((point for point in points if point not in taken), None)
+    while (claim := store.claim(choose)) is not None:
+        store.end(claim, "finished", [{{"epoch": 1, "train_loss": 1.0}}], "", 0.0)
+    """
+    workers = [subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)]) for _ in range(4)]
+    assert [worker.wait() for worker in workers] == [0, 0, 0, 0]
+    entries = Store(url_of(tmp_path), "study", TINY, "train_loss").entries()
+    assert Counter(entry.point.seed for entry in entries) == dict.fromkeys(range(60), 1)
+    assert {entry.state for entry in entries} == {ENDED}
+
+
+def test_a_trial_whose_heart_stops_is_free_for_others(store):
+    claim = store.claim(first_free)  # whose worker dies now: nobody beats for it
+    with store.alive(store.claim(first_free)):  # a second one that lives on
+        assert store.claim(first_free).point == POINTS[2]
+        time.sleep(3.5)
+        again = store.claim(first_free)
+    assert again.point == claim.point
+    gone = [entry for entry in store.entries() if entry.state == LOST]
+    assert POINTS[1] not in {entry.point for entry in gone}
+    assert {entry.reason for entry in gone} == {WORKER_DIED}
+    store.end(claim, "finished", ROWS, "", 1.0)  # it was not dead after all, but it is too late
+    assert claim.point not in {entry.point for entry in store.entries() if entry.state == ENDED}
+
+
+def test_a_worker_killed_between_two_writes_leaves_nothing_that_blocks(store, monkeypatch):
+    def killed(trial_id):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store._rdb, "record_heartbeat", killed)
+        with pytest.raises(KeyboardInterrupt):
+            store.claim(first_free)
+    assert store.claim(first_free).point == POINTS[0]
+    assert [entry.state for entry in store.entries()] == [LOST, RUNNING]
+
+
+def test_trials_of_others_in_the_same_study_are_left_alone(store):
+    store.study.add_trial(optuna.trial.create_trial(state=optuna.trial.TrialState.WAITING))
+    store.claim(first_free)
+    assert [entry.point for entry in store.entries()] == POINTS[:1]
+    assert store.study.trials[0].state.name == "WAITING"
+
+
+def test_another_study_is_refused_but_another_device_joins(store, tmp_path):
+    Store(url_of(tmp_path), "study", TINY.replace(device="cuda", lr=0.5, seed=7, scheme="sp"), "train_loss")
+    with pytest.raises(StudyError, match=r"epochs 2 there and 3 here.*--out"):
+        Store(url_of(tmp_path), "study", TINY.replace(epochs=3), "train_loss")
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("mysql://localhost/x", "expected sqlite:///FILE or postgresql://"),
+        ("nonsense", "expected sqlite:///FILE"),
+        ("sqlite:////no/such/folder/study.db", "No such file or directory"),
+        ("postgresql://me:secret@127.0.0.1:1/none", r"psycopg://me:[*]+@127.0.0.1:1/none: .*connection"),
+    ],
+)
+def test_a_storage_that_cannot_be_used_is_told_so_without_its_password(url, said):
+    with pytest.raises(StudyError, match=said) as raised:
+        Store(url, "study", TINY, "train_loss")
+    assert "secret" not in str(raised.value)
+
+
+def test_a_database_of_something_else_is_told_so(tmp_path):
+    (tmp_path / "study.db").write_text("These are not the tables you are looking for. " * 20)
+    with pytest.raises(StudyError, match="not a database"):
+        Store(url_of(tmp_path), "study", TINY, "train_loss")
+
+
+def test_a_metric_that_runs_do_not_have_is_told(tmp_path):
+    study = tiny_study(tmp_path, metric="test_bleu")
+    with pytest.raises(StudyError, match=r"'test_bleu'.*they have lr, train_loss, train_accuracy"):
+        study.run()
+    assert not times_ended(study)
+    assert len(lost(study)) == 1
+    assert len(wanted(study)) == 24

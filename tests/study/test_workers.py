@@ -1,0 +1,149 @@
+"""Studies by several processes: every point once, whoever is killed, stopped or added."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+
+import pytest
+from small_studies import TINY, lost, times_ended, tiny_study, wanted
+
+from mukron.study import StudyError
+from mukron.study.store import ENDED, INTERRUPTED, RUNNING, WORKER_DIED
+from mukron.train import train
+
+SLOW = TINY.replace(epochs=40, samples=512)  # long enough to be caught in the middle of
+FEW = {"lr": (0.01, 0.02), "seeds": 1}  # 8 points
+
+
+def until(happens: Callable[[], object], patience: float = 60.0) -> object:
+    """What it returns, as soon as that is true."""
+    end = time.monotonic() + patience
+    while time.monotonic() < end:
+        if found := happens():
+            return found
+        time.sleep(0.05)
+    raise AssertionError("it did not happen")
+
+
+def command(folder, workers: int, **options) -> subprocess.Popen:
+    """The study in a process of its own, as a command would run it."""
+    code = f"""
+    import sys
+    sys.path[:0] = {sys.path!r}
+    from pathlib import Path
+    from mukron.train import RunConfig
+    from small_studies import tiny_study
+    config = RunConfig.from_dict({SLOW.to_dict()!r})
+    tiny_study(Path({str(folder)!r}), config, **{options!r}).run({workers})
+    """
+    with (folder / "said").open("w") as said:
+        return subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], stderr=said)
+
+
+def running(study):
+    return study.design.standing(study.store.entries())[RUNNING]
+
+
+def worker_of(study, entry) -> int:
+    return int(study.store.study.trials[entry.number].user_attrs["worker"].rpartition(":")[2])
+
+
+def test_four_workers_train_every_point_once(tmp_path):
+    study = tiny_study(tmp_path)
+    seen = []
+    record = study.run(workers=4, progress=seen.append)
+    assert times_ended(study) == dict.fromkeys(wanted(study), 1)
+    assert not lost(study)
+    assert len({worker_of(study, entry) for entry in study.store.entries()}) > 1
+    assert (seen[-1].done, seen[-1].total, seen[-1].running) == (24, 24, 0)
+    # The same numbers as one process, and as the run by itself, to what another number of threads may change.
+    result = record.results[5]
+    alone = train(result.point.config(TINY)).epochs
+    for column in ("train_loss", "test_loss"):
+        assert [row[column] for row in result.rows] == pytest.approx([row[column] for row in alone], rel=1e-5)
+
+
+def test_a_worker_killed_loses_its_trial_alone_and_another_takes_it_up(tmp_path):
+    study = tiny_study(tmp_path, SLOW, **FEW)
+    foreman = command(tmp_path, workers=2, **FEW)
+    victim = until(lambda: running(study) and running(study)[0])
+    os.kill(worker_of(study, victim), signal.SIGKILL)
+    assert foreman.wait(120) == 0, (tmp_path / "said").read_text()
+    assert times_ended(study) == dict.fromkeys(wanted(study), 1)
+    assert [(entry.number, entry.reason) for entry in lost(study)] == [(victim.number, WORKER_DIED)]
+
+
+def test_a_machine_that_dies_loses_its_trials_alone_and_another_command_takes_them_up(tmp_path):
+    """Foreman and workers are killed at once: nobody is left to say so, but hearts stop."""
+    study = tiny_study(tmp_path, SLOW, **FEW, beat=1, grace=2)
+    foreman = command(tmp_path, workers=2, **FEW, beat=1, grace=2)
+    until(lambda: len(running(study)) == 2)
+    victims = running(study)
+    foreman.kill()
+    for victim in victims:
+        os.kill(worker_of(study, victim), signal.SIGKILL)
+    foreman.wait()
+    study.run()
+    assert times_ended(study) == dict.fromkeys(wanted(study), 1)
+    assert {entry.number for entry in lost(study)} == {victim.number for victim in victims}
+
+
+def test_ctrl_c_ends_cleanly_and_the_same_command_goes_on(tmp_path):
+    study = tiny_study(tmp_path, SLOW, **FEW)
+    foreman = command(tmp_path, workers=2, **FEW)
+    until(lambda: sum(times_ended(study).values()) >= 2 and running(study))
+    foreman.send_signal(signal.SIGINT)
+    assert foreman.wait(60) != 0
+    assert "KeyboardInterrupt" in (tmp_path / "said").read_text()
+    assert not running(study)
+    before = {entry.number for entry in study.store.entries() if entry.state == ENDED}
+    assert 0 < len(before) < 8
+    assert {entry.reason for entry in lost(study)} <= {INTERRUPTED}
+    study.run(workers=2)
+    assert times_ended(study) == dict.fromkeys(wanted(study), 1)
+    assert before <= {entry.number for entry in study.store.entries() if entry.state == ENDED}
+
+
+def test_workers_whose_foreman_is_killed_stop_by_themselves(tmp_path):
+    study = tiny_study(tmp_path, SLOW, **FEW)
+    foreman = command(tmp_path, workers=2, **FEW)
+    until(lambda: len(running(study)) == 2)
+    pids = [worker_of(study, entry) for entry in running(study)]
+    foreman.kill()
+    foreman.wait()
+    until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids) if os.path.exists("/proc") else True)
+    assert not running(study)
+    assert {entry.reason for entry in lost(study)} == {INTERRUPTED}
+
+
+def test_an_error_of_a_worker_ends_the_study_with_what_it_said(tmp_path, monkeypatch):
+    (tmp_path / "wrong_net.py").write_text("def make(width):\n    raise ValueError('no such layer')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    study = tiny_study(tmp_path / "study", TINY.replace(model="wrong_net:make"))
+    with pytest.raises(StudyError, match="no such layer"):
+        study.run(workers=2)
+    assert not times_ended(study)
+
+
+def test_a_network_that_kills_every_worker_is_given_up_and_named(tmp_path, monkeypatch):
+    """At width 16 alone: the rest is trained."""
+    (tmp_path / "deadly_net.py").write_text(
+        "import os\nfrom mukron.models import MLP\n\n"
+        "def make(width):\n"
+        "    model = MLP(width, inputs=64)\n"
+        "    if width == 16 and not model.fc1.weight.is_meta:\n        os.kill(os.getpid(), 9)\n"
+        "    return model\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    config = TINY.replace(model="deadly_net:make")
+    study = tiny_study(tmp_path / "study", config, lr=(0.01,), schemes=("mup",), seeds=1)
+    with pytest.raises(StudyError, match=r"1 points are missing: .*width=16"):
+        study.run(workers=2)
+    assert [point.width for point in times_ended(study)] == [8]
+    assert len(lost(study)) == 3
