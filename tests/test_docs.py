@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,8 +23,9 @@ def blocks(page: Path, language: str) -> list[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_python_blocks_run(page):
+def test_python_blocks_run(page, tmp_path, monkeypatch):
     """All blocks of a page in one go: later ones build on earlier ones."""
+    monkeypatch.chdir(tmp_path)
     code = "\n".join(blocks(page, "python"))
     exec(compile(code, str(page), "exec"), {})
 
@@ -84,3 +86,28 @@ def test_the_tables_of_the_features_page_are_those_of_its_figures(name):
     page = (ROOT / "docs" / "features.md").read_text()
     (shown,) = re.findall(rf"<!-- docs/figures/{name} -->\n```text\n(.*?)\n```", page, re.DOTALL)
     assert shown == stored_tables()[name]
+
+
+@pytest.mark.parametrize(
+    ("page", "name"),
+    [("README.md", "transfer-kfac"), ("docs/transfer.md", "transfer-kfac"), ("docs/transfer.md", "transfer-own")],
+)
+def test_certificates_are_those_of_their_studies(page, name):
+    """README shows the table alone, the page its words too."""
+    from mukron.study import Certificate
+
+    (shown,) = re.findall(rf"<!-- docs/figures/{name} -->\n```text\n(.*?)\n```", (ROOT / page).read_text(), re.DOTALL)
+    stored = json.loads((ROOT / "docs" / "figures" / name / "certificate.json").read_text())
+    table = Certificate.from_dict(stored).table()
+    assert shown == str(table if page != "README.md" else replace(table, notes=())).rstrip()
+
+
+def test_the_first_pictures_study_shows_what_is_claimed_of_it():
+    from mukron.study import Certificate
+
+    stored = json.loads((ROOT / "docs" / "figures" / "transfer-kfac" / "certificate.json").read_text())
+    sp, mup = Certificate.from_dict(stored).judgements
+    assert mup.drift.low < 0 < mup.drift.high
+    assert sp.drift.high < mup.drift.low
+    assert all(wider.better for wider in mup.wider)
+    assert (sp.verdict, mup.verdict) == ("does not transfer", "transfers")

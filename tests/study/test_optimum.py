@@ -27,6 +27,13 @@ def cliff(u):
     return np.where(u < 0, 0.08 * u**2, 0.05 * u**2 + 3 * np.maximum(u - 0.3, 0) ** 2)
 
 
+def descent(u):
+    """Gradient descent on a quadratic, 100 steps: right of the optimum it meets a wall, though of finite numbers."""
+    bends = np.logspace(-3, 0, 30)
+    factors = np.abs(1 - 2.0 ** (np.minimum(u, 3)[..., None] + 0.98) * bends)
+    return np.minimum(np.log(1e-3 + (bends * factors**200).sum(-1)), 30)
+
+
 def breaking(u):
     """Trains ever better, saturates, and diverges at one and a half times the optimum."""
     loss = 0.1 + 1 / (1 + np.exp(1.2 * (u + 1))) + np.exp(np.minimum(2.5 * (u - 1), 20))
@@ -83,10 +90,12 @@ def test_three_seeds_hold_the_true_drift(shape, step, widths, kind):
         (lopsided, 5, 1, 5, "level", 0.1),
         (cliff, 4, 1, 5, "point", 0.02),
         (parabola, 4, 1, 1, "point", 0.05),
+        (descent, 5, 1, 3, "shift", 0.05),
+        (descent, 5, 2, 3, "point", 0.05),
     ],
 )
-def test_other_numbers_of_seeds_hold_it_too(shape, widths, step, seeds, kind, size):
-    for true in (0.0, -0.5, 0.3):
+def test_other_numbers_of_seeds_and_a_wall_hold_it_too(shape, widths, step, seeds, kind, size):
+    for true in (0.0, -0.8, 0.15):
         held, _ = coverage(true, shape, widths, step, seeds, kind, size)
         assert held >= 90, (true, held)
 
