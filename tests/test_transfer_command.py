@@ -157,6 +157,14 @@ def test_tune_then_plan():
     assert len(StudyRecord.load("tuned/study.json").results) == 8
 
 
+def test_tune_says_when_the_best_is_at_the_end_of_its_range():
+    small = (*SMALL[:6], "--no-report", "--damping", "1")
+    low = invoke("tune", "--width", 8, "--trials", 3, *small, "--lr", "1e-9,1e-8", "--out", "low")
+    assert "the best lr is at the high end of its range: give a wider --lr" in " ".join(low.stderr.split())
+    wide = invoke("tune", "--width", 8, "--trials", 3, *small, "--lr", "1e-5,1", "--out", "wide")
+    assert "the best lr" not in wide.stderr
+
+
 def test_tune_of_a_method_without_damping():
     tuned = invoke("tune", "--width", 8, "--trials", 3, *SMALL[:6], "--method", "sgd", "--no-report")
     assert tuned.exit_code == 0, tuned.output

@@ -29,6 +29,8 @@ USUAL_LR = {  # powers of two, by method; they suit the built-in networks
     **{"gauss-newton": (-13, -6)},
 }
 USUAL_DAMPING = "2^-4:2^4"  # times the scheme's own
+SEARCHED_DAMPING = "2^-8:2^4"
+EDGE = 0.05  # of a range, by its logarithm: the best may lie beyond
 
 Model = Annotated[str | None, typer.Option(help=f"A built-in network: {BUILT_IN}. mlp if not given.")]
 Factory = Annotated[str | None, typer.Option(help="Your own network: MODULE:FUNCTION, called with its width.")]
@@ -106,7 +108,7 @@ def transfer(
         given |= {"batch": batch, "device": device}
         described = _described(config, model, factory, given, settings or [], base_width)
         base = described.base_width or 1.0
-        lrs, dampings = _axes(over, lr, damping, method, described.lr)
+        lrs, dampings = _axes(over, lr, damping, method)
         study = TransferStudy(
             described,
             widths=[base * times for times in (1, 2, 4, 8)] if widths is None else read_numbers(widths, "--widths"),
@@ -175,7 +177,8 @@ def tune(
         given |= {"batch": batch, "device": device}
         described = _described(config, model, factory, given, settings or [], width)
         both = own_damping(described.family) is not None
-        lrs, dampings = _axes("lr,damping" if both else "lr", lr, damping, method, described.lr)
+        damping = damping or (SEARCHED_DAMPING if both else None)
+        lrs, dampings = _axes("lr,damping" if both else "lr", lr, damping, method)
         study = TransferStudy(
             described,
             widths=[width],
@@ -192,6 +195,7 @@ def tune(
         )
         record = _run(study, workers)
         show(record.ranking())
+        _say_edges(study, record)
         _finish(record, study.folder, report)
         where = "" if out == Path("tuned") else f" --from {out}"
         _say(f"next: mukron plan{where} --width {64 * width:g}")
@@ -227,7 +231,7 @@ def _described(
     return described.replace(base_width=base, width=base, seed=RunConfig().seed, scheme="mup", damping=None)
 
 
-def _axes(over: str, lr: str | None, damping: str | None, method: str, own: float) -> tuple[list[float], list[float]]:
+def _axes(over: str, lr: str | None, damping: str | None, method: str) -> tuple[list[float], list[float]]:
     """The learning rates and the multiples of the damping."""
     axes = over.split(",")
     if not axes or any(axis not in ("lr", "damping") for axis in axes):
@@ -250,6 +254,20 @@ def _run(study: TransferStudy, workers: int) -> StudyRecord:
     except KeyboardInterrupt:
         _say(f"stopped; what was done is kept in {study.folder}, and the same command goes on")
         raise typer.Exit(130) from None
+
+
+def _say_edges(study: TransferStudy, record: StudyRecord) -> None:
+    """The best of a search may lie beyond what was searched."""
+    from math import log2
+
+    for axis, (low, high) in study.design.ranges(record.schemes[0]).items():
+        best = record.best()
+        value = best.lr if axis == "lr" else best.damping.rho if best.damping is not None else low
+        place = log2(value / low) / log2(high / low) if high > low else 0.5
+        if not EDGE <= place <= 1 - EDGE:
+            _say(
+                f"the best {axis} is at the {'low' if place < EDGE else 'high'} end of its range: give a wider --{axis}"
+            )
 
 
 def _folder(config: RunConfig) -> str:

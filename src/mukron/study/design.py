@@ -134,6 +134,13 @@ class Design:
         number = self._own[scheme]
         return None if number is None else number * multiple
 
+    def ranges(self, scheme: str) -> dict[str, tuple[float, float]]:
+        """The lowest and highest that are tried."""
+        ranges = {"lr": (self.lr[0], self.lr[-1])}
+        if (unit := self._rho(scheme, 1.0)) is not None:
+            ranges["damping"] = (unit * self.damping[0], unit * self.damping[-1])
+        return ranges
+
     def _grid(self) -> dict[tuple[str, float], list[Setting]]:
         return {
             (scheme, width): [(lr, self._rho(scheme, damping)) for lr in self.lr for damping in self.damping]
@@ -154,11 +161,7 @@ class Design:
             if len(found.get((scheme, width), ())) >= search.trials:
                 continue
             history = [e for e in entries if (e.point.scheme, e.point.width) == (scheme, width)]
-            unit = self._rho(scheme, 1.0)
-            ranges = {"lr": (self.lr[0], self.lr[-1])}
-            if unit is not None:
-                ranges["damping"] = (unit * self.damping[0], unit * self.damping[-1])
-            lr, damping = propose(search.sampler, ranges, history, self.metric)
+            lr, damping = propose(search.sampler, self.ranges(scheme), history, self.metric)
             return Point(scheme, width, lr, damping, self.seeds[0])
         return None
 
