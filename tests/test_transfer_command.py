@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -57,7 +60,7 @@ def test_a_study_ends_with_its_certificate_its_page_and_an_exit_code():
     certificate = Certificate.from_dict(json.loads(Path("certificate.json").read_text()))
     assert result.exit_code == certificate.exit_code
     folder = only_study()
-    assert "verdict" in (folder / "report.html").read_text() or "transfer" in (folder / "report.html").read_text()
+    assert certificate.judgements[1].verdict in (folder / "report.html").read_text()
     record = StudyRecord.load(folder / "study.json")
     assert record.certificate == certificate
     assert record.widths == (8, 16)
@@ -139,6 +142,40 @@ def test_a_network_and_data_of_ones_own(tmp_path):
     assert len(record.results) == 3 * 3 * 2 * 2
 
 
+def test_a_config_file_says_method_scheme_and_damping():
+    fields = {"method": "foof", "damping": "rescaled:0.5", "samples": 64, "epochs": 2, "batch": 32, "base_width": 8}
+    Path("run.json").write_text(json.dumps(fields))
+    invoke("transfer", "--config", "run.json", "--widths", "8,16", "--seeds", 1, *RATES, "--no-report", "--out", "a")
+    record = StudyRecord.load("a/study.json")
+    assert record.config.method == "foof"
+    assert record.schemes == ("mup/rescaled:0.5",)
+    invoke("tune", "--config", "run.json", "--width", 8, "--trials", 2, "--no-report", "--out", "b")
+    assert StudyRecord.load("b/study.json").schemes == ("mup/rescaled:0.5",)
+
+
+def test_a_search_goes_to_both_ends_of_its_range():
+    """A grid that doubles from 0.001 would end at 0.064."""
+    small = (*SMALL[:6], "--no-report", "--sampler", "random", "--pruner", "none", "--damping", "1")
+    invoke("tune", "--width", 8, "--trials", 40, *small, "--lr", "0.001:0.1")
+    rates = [result.point.lr for result in StudyRecord.load("tuned/study.json").results]
+    assert max(rates) > 0.064
+    assert min(rates) < 0.002
+
+
+def test_passwords_are_not_written_down(monkeypatch):
+    from mukron.cli.transfer import _without_password
+
+    told = "postgresql://me:s3cret@host:5432/db"
+    assert _without_password(told) == "postgresql://me:***@host:5432/db"
+    assert _without_password(f"--storage={told}") == "--storage=postgresql://me:***@host:5432/db"
+    assert _without_password("postgresql://host/db") == "postgresql://host/db"
+
+
+def test_folders_with_brackets_are_said_as_they_are():
+    result = invoke("transfer", *SMALL, *RATES, "--seeds", 1, "--no-report", "--out", "a[x]")
+    assert "study: a[x]" in result.stderr
+
+
 def test_tune_then_plan():
     tuned = invoke("tune", "--width", 8, "--trials", 6, *SMALL[:6], "--lr", "0.001:0.1")
     assert tuned.exit_code == 0, tuned.output
@@ -159,7 +196,7 @@ def test_tune_then_plan():
 
 def test_tune_says_when_the_best_is_at_the_end_of_its_range():
     small = (*SMALL[:6], "--no-report", "--damping", "1")
-    low = invoke("tune", "--width", 8, "--trials", 3, *small, "--lr", "1e-9,1e-8", "--out", "low")
+    low = invoke("tune", "--width", 8, "--trials", 25, *small, "--lr", "1e-4,1e-3", "--out", "low")
     assert "the best lr is at the high end of its range: give a wider --lr" in " ".join(low.stderr.split())
     wide = invoke("tune", "--width", 8, "--trials", 3, *small, "--lr", "1e-5,1", "--out", "wide")
     assert "the best lr" not in wide.stderr
@@ -176,6 +213,8 @@ def test_tune_of_a_method_without_damping():
         (("--lr", "2^-9:2^-x"), "--lr '2^-9:2^-x': expected numbers, as in 0.01,0.03 or 2^-9:2^-2"),
         (("--lr", "1:0.1"), "from 1 to 0.1"),
         (("--widths", "sixty"), "--widths 'sixty'"),
+        (("--lr", "0.01:0.05"), "one comes to 0.04, not to 0.05"),
+        (("--storage", "sqlite://"), "expected sqlite:///FILE"),
         (("--over", "momentum"), "--over 'momentum': expected lr, damping or lr,damping"),
         (("--damping", "0.5,2"), "--damping: several, but the study is --over lr"),
         (("--scheme", "mop"), "scheme 'mop'"),
@@ -201,13 +240,23 @@ def test_another_question_in_the_same_folder_is_refused_and_nothing_is_lost():
     assert Path("here/study.json").read_bytes() == before
 
 
+def stored_entries(folder: str) -> list:
+    """Trials that another process has written so far."""
+    path = Path(folder) / "study.db"
+    if not path.exists():
+        return []
+    with contextlib.suppress(sqlite3.OperationalError), contextlib.closing(sqlite3.connect(path)) as database:
+        states = database.execute("SELECT state FROM trials").fetchall()
+        return [SimpleNamespace(state=state.lower()) for (state,) in states]
+    return []
+
+
 def test_ctrl_c_is_said_and_the_same_command_goes_on():
     slow = ("--epochs", "30", "--samples", "512", "--base-width", "8", "--widths", "8,16", "--seeds", "1", *RATES)
     command = [sys.executable, "-m", "mukron.cli", "transfer", *slow, "--no-report", "--out", "here"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    while not Path("here/study.db").exists():
-        time.sleep(0.1)
-    time.sleep(2)
+    while not any(entry.state == "running" for entry in stored_entries("here")):
+        time.sleep(0.2)
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130, said

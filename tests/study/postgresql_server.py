@@ -10,8 +10,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -22,33 +21,49 @@ def programs() -> Path | None:
     return next((folder for folder in found if all((folder / name).exists() for name in ("initdb", "postgres"))), None)
 
 
-@contextmanager
-def server() -> Iterator[str]:
-    """The address of its one database."""
-    folder = programs()
-    assert folder is not None
-    place = Path(tempfile.mkdtemp(prefix="mukron-postgresql-"))
-    user = _user()
-    if user is not None:  # it does not run as root
-        os.chown(place, user.pw_uid, user.pw_gid)
-    who = {} if user is None else {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "cwd": place}
-    process = None
-    try:
-        initdb = [folder / "initdb", "-D", place / "data", "-U", "mukron", "-A", "trust", "--no-sync"]
-        subprocess.run(initdb, check=True, **quiet, **who)
-        port = _free_port()
-        options = ["-c", "listen_addresses=127.0.0.1", "-c", f"unix_socket_directories={place}", "-c", "fsync=off"]
-        process = subprocess.Popen(
-            [folder / "postgres", "-D", place / "data", "-p", str(port), *options], **quiet, **who
-        )
-        _wait(port, process)
-        yield f"postgresql://mukron@127.0.0.1:{port}/postgres"
-    finally:
-        if process is not None:
-            process.send_signal(signal.SIGINT)  # who is still connected is sent away
-            process.wait(30)
-        shutil.rmtree(place, ignore_errors=True)
+class Server:
+    """Runs within ``with``; ``address`` is that of its one database."""
+
+    def __enter__(self) -> Server:
+        folder = programs()
+        assert folder is not None
+        self.place, self.port, user = Path(tempfile.mkdtemp(prefix="mukron-postgresql-")), _free_port(), _user()
+        if user is not None:  # it does not run as root
+            os.chown(self.place, user.pw_uid, user.pw_gid)
+        who = {} if user is None else {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
+        self.options = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "cwd": self.place, **who}
+        data = self.place / "data"
+        initdb = [folder / "initdb", "-D", data, "-U", "mukron", "-A", "trust", "--no-sync"]
+        subprocess.run(initdb, check=True, **self.options)
+        settings = ("listen_addresses=127.0.0.1", f"unix_socket_directories={self.place}", "fsync=off")
+        self.command = [folder / "postgres", "-D", data, "-p", str(self.port)]
+        self.command += [part for setting in settings for part in ("-c", setting)]
+        self.address = f"postgresql://mukron@127.0.0.1:{self.port}/postgres"
+        self.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stop()
+        shutil.rmtree(self.place, ignore_errors=True)
+
+    def start(self) -> None:
+        self.process = subprocess.Popen(self.command, **self.options)
+
+    def stop(self) -> None:
+        self.process.send_signal(signal.SIGINT)  # who is still connected is sent away
+        self.process.wait(30)
+
+    def wait(self) -> None:
+        """Until it answers."""
+        import psycopg
+
+        for _ in range(300):
+            assert self.process.poll() is None, "PostgreSQL did not start"
+            with suppress(psycopg.OperationalError):
+                psycopg.connect(self.address).close()
+                return
+            time.sleep(0.1)
+        raise AssertionError("PostgreSQL does not answer")
 
 
 def _user() -> pwd.struct_passwd | None:
@@ -62,16 +77,3 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-def _wait(port: int, process: subprocess.Popen) -> None:
-    import psycopg
-
-    for _ in range(300):
-        assert process.poll() is None, "PostgreSQL did not start"
-        try:
-            psycopg.connect(f"postgresql://mukron@127.0.0.1:{port}/postgres").close()
-            return
-        except psycopg.OperationalError:
-            time.sleep(0.1)
-    raise AssertionError("PostgreSQL does not answer")

@@ -152,3 +152,34 @@ def test_schemes_have_one_spelling_and_a_name_for_people():
     assert usual_schemes("kfac") == ("sp/heuristic", "mup/rescaled:1")
     assert usual_schemes("sgd") == ("sp", "mup")
     assert usual_schemes("shampoo:1/4") == ("sp/max-eigenvalue:1e-06", "mup/max-eigenvalue:1e-06")
+
+
+def test_points_that_differ_by_rounding_alone_are_one():
+    rounded = design(lr=(0.1 * 3, 0.3, 0.1 + 0.2), damping=(0.1 * 3, 0.3))
+    assert len(list(rounded.points([]))) == 3 * 2 * 2
+    assert design(lr=(0.1 * 3,)).next([entry(0, point, ENDED) for point in design(lr=(0.3,)).points([])]) is None
+
+
+def test_a_search_whose_range_has_few_numbers_ends():
+    search = design(widths=(8,), schemes=("mup",), lr=(1.0, 1.0 + 2e-14), seeds=(0,), search=Search(50))
+    entries = []
+    while (point := search.next(entries)) is not None:
+        assert point not in {each.point for each in entries}
+        entries.append(entry(len(entries), point, ENDED))
+    assert 0 < len(entries) < 50
+
+
+def test_a_search_counts_the_settings_within_its_range():
+    one = {"widths": (8,), "schemes": ("mup",), "seeds": (0,)}
+    grid = [entry(n, point, ENDED) for n, point in enumerate(design(**one, lr=(1e-4, 1e-3)).points([]))]
+    search = design(**one, lr=(0.01, 0.02), search=Search(2))
+    assert 0.01 <= search.next(grid).lr <= 0.02
+    assert search.standing(grid)[ENDED] == []
+
+
+def test_a_point_that_was_trained_after_all_is_not_deadly():
+    grid = design(seeds=(0,))
+    first = next(grid.points([]))
+    deaths = [entry(number, first, LOST, reason=WORKER_DIED) for number in range(TRIES)]
+    assert grid.deadly([*deaths, entry(TRIES, first, ENDED)], since=0) == []
+    assert design(widths=(99,)).deadly(deaths, since=0) == []  # another command's

@@ -7,11 +7,12 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 
 import optuna
 import pytest
-from postgresql_server import programs, server
+from postgresql_server import Server, programs
 from small_studies import TINY, lost, times_ended, tiny_study, wanted
 
 from mukron.study import StudyError
@@ -23,8 +24,9 @@ SLOW = TINY.replace(epochs=30, samples=256)
 
 @pytest.fixture(scope="module")
 def address():
-    with server() as url:
-        yield url
+    with Server() as server:
+        server.wait()
+        yield server.address
 
 
 def machine(folder, address, name, **options) -> subprocess.Popen:
@@ -81,5 +83,47 @@ def test_studies_of_one_database_are_told_apart_and_can_be_extended(tmp_path, ad
     assert times_ended(more) == dict.fromkeys(wanted(more), 1)
     with pytest.raises(StudyError, match="study 'a' trains something else"):
         tiny_study(tmp_path / "b", SLOW, storage=address, name="a").run()
-    names = {summary.study_name for summary in optuna.get_all_study_summaries(more.store.study._storage)}
-    assert "a" in names
+    summaries = optuna.get_all_study_summaries(more.store.study._storage)
+    assert [summary.n_trials for summary in summaries if summary.study_name == "a"] == [24]
+
+
+def test_studies_of_one_folder_name_do_not_meet_unless_they_train_the_same(tmp_path, address):
+    first = tiny_study(tmp_path / "x" / "tuned", storage=address, seeds=1)
+    other = tiny_study(tmp_path / "y" / "tuned", TINY.replace(epochs=3), storage=address, seeds=1)
+    same = tiny_study(tmp_path / "z" / "tuned", storage=address, seeds=1)
+    first.run()
+    assert not other.store.entries()
+    assert len(same.store.entries()) == 12
+
+
+def test_a_server_that_is_away_for_a_while_ends_no_study(tmp_path):
+    """It stops between two trials and comes back some seconds later."""
+    with Server() as server:
+        server.wait()
+        study = tiny_study(tmp_path, storage=server.address, seeds=1)
+        away = []
+
+        def away_once(now=False):
+            if not away and sum(times_ended(study).values()) == 3:
+                server.stop()
+                away.append(threading.Timer(4, server.start))
+                away[0].start()
+
+        study._teller = lambda workers, progress: away_once
+        record = study.run()
+        assert away
+        assert len(record.results) == 12
+        assert times_ended(study) == dict.fromkeys(wanted(study), 1)
+
+
+def test_a_server_that_stays_away_is_told_in_one_line(tmp_path, monkeypatch):
+    monkeypatch.setattr("mukron.study.store.PATIENCE", 0)
+    with Server() as server:
+        server.wait()
+        study = tiny_study(tmp_path, storage=server.address, seeds=1)
+        study.run()
+        server.stop()
+        with pytest.raises(StudyError, match=r"^storage postgresql\+psycopg://mukron@127.0.0.1.*: .*"):
+            study.run()
+        server.start()
+        server.wait()

@@ -183,3 +183,102 @@ def test_time_left_is_told_from_what_runs_of_that_width_took(tmp_path):
 
 def test_the_default_is_the_built_in_network():
     assert TransferStudy(widths=(64, 128), lr=(0.1,)).design.config == RunConfig()
+
+
+def test_a_study_of_the_damping_is_judged_by_its_own_points_where_others_are_stored_too(tmp_path):
+    options = {"schemes": ("mup",), "seeds": 1}
+    question = {**options, "lr": (0.02,), "damping": (0.5, 1.0, 2.0)}
+    tiny_study(tmp_path / "shared", **options).run()  # of the learning rate first, as people do
+    shared = tiny_study(tmp_path / "shared", **question).run()
+    alone = tiny_study(tmp_path / "alone", **question).run()
+    assert {result.point for result in shared.results} == {result.point for result in alone.results}
+    assert shared.certificate == alone.certificate
+    back = tiny_study(tmp_path / "shared", **options).run()  # and the other way round
+    assert {result.point.damping for result in back.results} == {1.0}
+    assert {result.point.lr for result in back.results} == {0.01, 0.02, 0.04}
+
+
+def test_a_study_that_is_moved_is_still_there(tmp_path):
+    tiny_study(tmp_path / "one").run()
+    (tmp_path / "one").rename(tmp_path / "two")
+    moved = tiny_study(tmp_path / "two")
+    moved.run()
+    assert times_ended(moved) == dict.fromkeys(wanted(moved), 1)
+
+
+def test_ctrl_c_in_the_last_step_of_a_run_stops_the_study_too(tmp_path):
+    """That run has come to its own end, so it does not know that it was stopped."""
+    import signal
+
+    study = tiny_study(tmp_path, TINY.replace(epochs=1, batch=None), seeds=1)
+    steps = []
+
+    def interrupt_in_second(now=False):
+        steps.append(now)
+        if sum(times_ended(study).values()) == 1 and len(steps) > 2 and not any(map(callable, steps)):
+            steps.append(print)
+            signal.raise_signal(signal.SIGINT)
+
+    study._teller = lambda workers, progress: interrupt_in_second
+    with pytest.raises(KeyboardInterrupt):
+        study.run()
+    assert sum(times_ended(study).values()) < 12
+
+
+def test_data_is_loaded_before_a_point_is_claimed(tmp_path, monkeypatch):
+    """However long that takes, no trial waits for it with its heart not beating."""
+    import mukron.study.work as work
+
+    study, running = tiny_study(tmp_path), []
+
+    def slow(*arguments):
+        running.append(len(study.store.entries()))
+        return load("digits")
+
+    monkeypatch.setattr(work, "dataset_of", slow)
+    study.run()
+    study.run()  # nothing to do: nothing is loaded
+    assert running == [0]
+
+
+def test_a_point_given_back_while_a_worker_looks_is_taken_up(tmp_path, monkeypatch):
+    """Between its claim, which found the point taken, and its look at who is running."""
+    study = tiny_study(tmp_path, widths=(8,), lr=(0.01,), schemes=("mup",), seeds=1)
+    store = study.store
+    theirs = store.claim(study.design.next)
+    real = store.claim
+
+    def claim(choose):
+        mine = real(choose)
+        if mine is None and store.entries()[0].state == "running":
+            store.give_up(theirs, INTERRUPTED)
+        return mine
+
+    monkeypatch.setattr(store, "claim", claim)
+    assert len(study.run().results) == 1
+
+
+def test_another_metric_judges_again_but_a_search_keeps_its_own(tmp_path):
+    tiny_study(tmp_path).run()
+    again = tiny_study(tmp_path, metric="test_accuracy")
+    record = again.run()
+    assert record.certificate.metric == "test_accuracy"
+    assert len(again.store.entries()) == 24
+    with pytest.raises(StudyError, match=r"metric 'bleu': the runs here do not have it; they have epoch, step, lr"):
+        tiny_study(tmp_path, metric="bleu", seeds=3).run()
+    assert len(again.store.entries()) == 24  # said before anything is trained
+    with pytest.raises(StudyError, match="this search goes by train_loss"):
+        tiny_study(tmp_path, metric="test_loss", search=Search(2)).run()
+
+
+def test_numbers_of_numpy_and_single_ones_are_taken(tmp_path):
+    import numpy as np
+
+    study = tiny_study(
+        tmp_path, widths=2 ** np.arange(3, 5), lr=np.float32(0.5), damping=2.0, seeds=np.arange(2), schemes="mup"
+    )
+    assert {(p.width, p.lr, p.damping, p.seed) for p in wanted(study)} == {
+        (width, 0.5, 2.0, seed) for width in (8, 16) for seed in (0, 1)
+    }
+    with pytest.raises(StudyError, match=r"expected Search\(trials=...\), got 5"):
+        tiny_study(tmp_path, search=5)

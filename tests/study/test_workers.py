@@ -54,6 +54,14 @@ def worker_of(study, entry) -> int:
     return int(study.store.study.trials[entry.number].user_attrs["worker"].rpartition(":")[2])
 
 
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
 def test_four_workers_train_every_point_once(tmp_path):
     study = tiny_study(tmp_path)
     seen = []
@@ -117,8 +125,8 @@ def test_workers_whose_foreman_is_killed_stop_by_themselves(tmp_path):
     pids = [worker_of(study, entry) for entry in running(study)]
     foreman.kill()
     foreman.wait()
-    until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids) if os.path.exists("/proc") else True)
-    assert not running(study)
+    until(lambda: not running(study))
+    until(lambda: not any(alive(pid) for pid in pids))
     assert {entry.reason for entry in lost(study)} == {INTERRUPTED}
 
 
@@ -129,6 +137,25 @@ def test_an_error_of_a_worker_ends_the_study_with_what_it_said(tmp_path, monkeyp
     with pytest.raises(StudyError, match="no such layer"):
         study.run(workers=2)
     assert not times_ended(study)
+
+
+def test_what_breaks_in_a_worker_is_shown_whole(tmp_path, monkeypatch):
+    (tmp_path / "broken_net.py").write_text("def make(width):\n    raise RuntimeError('layers do not fit')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    study = tiny_study(tmp_path / "study", TINY.replace(model="broken_net:make"))
+    with pytest.raises(RuntimeError, match=r"(?s)a worker of the study broke.*layers do not fit"):
+        study.run(workers=2)
+    assert len(lost(study)) <= 2
+
+
+def test_being_told_to_end_is_ctrl_c(tmp_path):
+    study = tiny_study(tmp_path, SLOW, **FEW)
+    foreman = command(tmp_path, workers=1, **FEW)
+    until(lambda: running(study))
+    foreman.terminate()
+    assert foreman.wait(60) != 0
+    assert not running(study)
+    assert {entry.reason for entry in lost(study)} == {INTERRUPTED}
 
 
 def test_a_network_that_kills_every_worker_is_given_up_and_named(tmp_path, monkeypatch):

@@ -102,7 +102,7 @@ def _best(record: StudyRecord, wanted: str | None, width: float | None) -> tuple
     said = [f"Best of {len(here)} runs at width {width:g}: {record.metric} {value:.4g}{seeds}."]
     for judgement in record.certificate.judgements if record.certificate is not None else ():
         if judgement.scheme == scheme:
-            said.append(f"Transfer of {judgement.axis}: {judgement.verdict}. {' '.join(judgement.reasons)}".rstrip())
+            said.append(f"Transfer of {judgement.axis}: {judgement.verdict}. {'; '.join(judgement.reasons)}".rstrip())
             if judgement.verdict == MOVES:
                 said.append(
                     f"WARNING: by this study the best {judgement.axis} moves with the width; do not rely on it."

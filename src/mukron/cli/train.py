@@ -213,7 +213,7 @@ def summary(run: Run, folder: Path) -> Table:
 
 
 def _say(text: str) -> None:
-    Console(stderr=True).print(text, highlight=False)
+    Console(stderr=True).print(text, highlight=False, markup=False)
 
 
 def _short(value: float | None) -> str:

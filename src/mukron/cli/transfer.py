@@ -37,7 +37,7 @@ Factory = Annotated[str | None, typer.Option(help="Your own network: MODULE:FUNC
 Data = Annotated[str | None, typer.Option(help="A data set by name, or your own MODULE:FUNCTION. digits.")]
 Samples = Annotated[int | None, typer.Option(min=1, help="Train on that many; all if not given.")]
 Loss = Annotated[str | None, typer.Option(help="cross-entropy or mse. cross-entropy.")]
-Method = Annotated[str, typer.Option(help="sgd, adamw, kfac, foof, shampoo, shampoo:E, gauss-newton.")]
+Method = Annotated[str | None, typer.Option(help="sgd, adamw, kfac, foof, shampoo, shampoo:E, gauss-newton. kfac.")]
 Epochs = Annotated[int | None, typer.Option(min=1, help="Passes over the samples. 5.")]
 Batch = Annotated[int | None, typer.Option(min=1, help="Samples a step. 128.")]
 Device = Annotated[str | None, typer.Option(help="cpu or cuda. cpu.")]
@@ -50,6 +50,7 @@ Metric = Annotated[str, typer.Option(help="train_loss, test_loss, test_accuracy,
 Storage = Annotated[
     str | None, typer.Option(help="postgresql://USER:PASSWORD@HOST/DATABASE, to share with other machines.")
 ]
+Name = Annotated[str | None, typer.Option(help="The study's name in --storage; made of its folder if not given.")]
 Workers = Annotated[int, typer.Option(min=1, help="Processes on this machine that train side by side.")]
 KeepRuns = Annotated[bool, typer.Option("--keep-runs", help="Keep every run's records and checkpoints too.")]
 DataDir = Annotated[Path | None, typer.Option(help="Where data sets are kept.")]
@@ -62,7 +63,7 @@ def transfer(
     data: Data = None,
     samples: Samples = None,
     loss: Loss = None,
-    method: Method = "kfac",
+    method: Method = None,
     epochs: Epochs = None,
     batch: Batch = None,
     device: Device = None,
@@ -89,6 +90,7 @@ def transfer(
     config: Config = None,
     out: Annotated[Path | None, typer.Option(help="The study's folder; studies/... if not given.")] = None,
     storage: Storage = None,
+    name: Name = None,
     workers: Workers = 1,
     keep_runs: KeepRuns = False,
     report: Report = True,
@@ -106,28 +108,30 @@ def transfer(
 
         given = {"data": data, "samples": samples, "loss": loss, "method": method, "epochs": epochs}
         given |= {"batch": batch, "device": device}
-        described = _described(config, model, factory, given, settings or [], base_width)
+        described, own = _described(config, model, factory, given, settings or [], base_width)
         base = described.base_width or 1.0
-        lrs, dampings = _axes(over, lr, damping, method)
+        lrs, dampings = _axes(over, lr, damping, described.family, search is not None)
         study = TransferStudy(
             described,
             widths=[base * times for times in (1, 2, 4, 8)] if widths is None else read_numbers(widths, "--widths"),
             lr=lrs,
             damping=dampings,
-            schemes=scheme or usual_schemes(described.method),
+            schemes=scheme or (usual_schemes(described.method) if config is None else [own]),
             seeds=seeds,
             search=None if search is None else Search(search, sampler),
             metric=metric,
             folder=out or Path("studies") / _folder(described),
             storage=storage,
+            name=name,
             keep_runs=keep_runs,
             data_dir=data_dir,
         )
-        if len({*study.design.widths, *(entry.point.width for entry in study.store.entries())}) < 2:
+        if len({*study.design.widths, *(result.point.width for result in study.results())}) < 2:
             raise ValueError("a transfer study compares widths: give at least two, as in --widths 64:512")
         record = _run(study, workers)
         certificate = record.certificate
-        assert certificate is not None
+        if certificate is None:
+            raise ValueError("runs of one width alone came to an end, so there is nothing to compare")
         show(certificate.table())
         if json_file is not None:
             write_json(json_file, certificate.to_dict())
@@ -143,8 +147,8 @@ def tune(
     data: Data = None,
     samples: Samples = None,
     loss: Loss = None,
-    method: Method = "kfac",
-    scheme: Annotated[str, typer.Option(help="SCHEME or SCHEME/DAMPING: what is to be transferred.")] = "mup",
+    method: Method = None,
+    scheme: Annotated[str | None, typer.Option(help="SCHEME or SCHEME/DAMPING, to be transferred. mup.")] = None,
     epochs: Epochs = None,
     batch: Batch = None,
     device: Device = None,
@@ -160,6 +164,7 @@ def tune(
     config: Config = None,
     out: Annotated[Path, typer.Option(help="The folder that 'mukron plan' reads.")] = Path("tuned"),
     storage: Storage = None,
+    name: Name = None,
     workers: Workers = 1,
     keep_runs: KeepRuns = False,
     report: Report = True,
@@ -175,21 +180,22 @@ def tune(
 
         given = {"data": data, "samples": samples, "loss": loss, "method": method, "epochs": epochs}
         given |= {"batch": batch, "device": device}
-        described = _described(config, model, factory, given, settings or [], width)
+        described, own = _described(config, model, factory, given, settings or [], width)
         both = own_damping(described.family) is not None
         damping = damping or (SEARCHED_DAMPING if both else None)
-        lrs, dampings = _axes("lr,damping" if both else "lr", lr, damping, method)
+        lrs, dampings = _axes("lr,damping" if both else "lr", lr, damping, described.family, True)
         study = TransferStudy(
             described,
             widths=[width],
             lr=lrs,
             damping=dampings,
-            schemes=[scheme],
+            schemes=[scheme or own],
             seeds=seeds,
             search=Search(trials, sampler, pruner),
             metric=metric,
             folder=out,
             storage=storage,
+            name=name,
             keep_runs=keep_runs,
             data_dir=data_dir,
         )
@@ -208,8 +214,8 @@ def _described(
     given: dict[str, Any],
     settings: list[str],
     base_width: float | None,
-) -> RunConfig:
-    """What is trained. Its base width is always said, so that nothing changes when a default does."""
+) -> tuple[RunConfig, str]:
+    """What is trained, and its own scheme. The base width is always said: nothing changes when a default does."""
     from mukron.train import RunConfig, base_width_of
 
     if factory is not None and model is not None:
@@ -228,18 +234,19 @@ def _described(
         chosen["base_width"] = base_width
     described = describe(config, chosen, settings)
     base = base_width_of(described)
-    return described.replace(base_width=base, width=base, seed=RunConfig().seed, scheme="mup", damping=None)
+    own = described.scheme if described.damping is None else f"{described.scheme}/{described.damping.text()}"
+    return described.replace(base_width=base, width=base, seed=RunConfig().seed, scheme="mup", damping=None), own
 
 
-def _axes(over: str, lr: str | None, damping: str | None, method: str) -> tuple[list[float], list[float]]:
-    """The learning rates and the multiples of the damping."""
+def _axes(over: str, lr: str | None, damping: str | None, family: str, search: bool) -> tuple[list[float], list[float]]:
+    """The learning rates and the multiples of the damping; of a search the ends."""
     axes = over.split(",")
     if not axes or any(axis not in ("lr", "damping") for axis in axes):
         raise ValueError(f"--over {over!r}: expected lr, damping or lr,damping")
-    low, high = USUAL_LR[method.partition(":")[0] if method.partition(":")[0] in USUAL_LR else "kfac"]
+    low, high = USUAL_LR[family]
     usual = f"2^{low}:2^{high}"
-    lrs = read_numbers(lr or (usual if "lr" in axes else f"2^{(low + high) // 2}"), "--lr")
-    dampings = read_numbers(damping or (USUAL_DAMPING if "damping" in axes else "1"), "--damping")
+    lrs = read_numbers(lr or (usual if "lr" in axes else f"2^{(low + high) // 2}"), "--lr", ends=search)
+    dampings = read_numbers(damping or (USUAL_DAMPING if "damping" in axes else "1"), "--damping", ends=search)
     for name, values in (("lr", lrs), ("damping", dampings)):
         if len(values) > 1 and name not in axes:
             raise ValueError(f"--{name}: several, but the study is --over {over}; say --over lr,damping for both")
@@ -247,7 +254,7 @@ def _axes(over: str, lr: str | None, damping: str | None, method: str) -> tuple[
 
 
 def _run(study: TransferStudy, workers: int) -> StudyRecord:
-    command = shlex.join(["mukron", *sys.argv[1:]])
+    command = shlex.join(["mukron", *map(_without_password, sys.argv[1:])])
     try:
         with progress_shown() as progress:
             return study.run(workers, progress, command)
@@ -268,6 +275,11 @@ def _say_edges(study: TransferStudy, record: StudyRecord) -> None:
             _say(
                 f"the best {axis} is at the {'low' if place < EDGE else 'high'} end of its range: give a wider --{axis}"
             )
+
+
+def _without_password(argument: str) -> str:
+    """Commands are kept in files that people send to others."""
+    return re.sub(r"(://[^:/@]*):[^@]*@", r"\1:***@", argument)
 
 
 def _folder(config: RunConfig) -> str:
@@ -332,4 +344,4 @@ def _time(seconds: float) -> str:
 
 
 def _say(text: str) -> None:
-    Console(stderr=True).print(text, highlight=False, soft_wrap=True)
+    Console(stderr=True).print(text, highlight=False, markup=False, soft_wrap=True)

@@ -7,7 +7,8 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cache
+from numbers import Integral, Real
 from typing import Any
 
 from mukron.params import plain_width
@@ -17,6 +18,8 @@ from mukron.study.search import PRUNERS, SAMPLERS, propose
 from mukron.study.store import ENDED, LOST, RUNNING, WORKER_DIED, Entry
 from mukron.train import RunConfig
 
+RETRIES = 10  # proposals that were made before
+LARGEST_SEED = 2**31
 TRIES = 3  # a point that kills its worker so often is left alone
 Setting = tuple[float, float | None]  # learning rate and damping
 
@@ -52,12 +55,17 @@ class Design:
 
     def __post_init__(self) -> None:
         set_ = object.__setattr__
+        if isinstance(self.schemes, str):
+            set_(self, "schemes", (self.schemes,))
+        if not isinstance(self.search, (Search, type(None))):
+            raise StudyError(f"search: expected Search(trials=...), got {self.search!r}")
         set_(self, "widths", tuple(sorted({plain_width(width) for width in _numbers("widths", self.widths)})))
         set_(self, "lr", tuple(sorted(set(_numbers("lr", self.lr)))))
         set_(self, "damping", tuple(sorted(set(_numbers("damping", self.damping)))))
-        set_(self, "seeds", tuple(sorted(set(self.seeds))))
-        if not self.seeds or not all(isinstance(seed, int) and seed >= 0 for seed in self.seeds):
-            raise StudyError(f"seeds: expected whole numbers from 0 on, got {self.seeds}")
+        whole = [isinstance(seed, Integral) and 0 <= seed <= LARGEST_SEED for seed in self.seeds]
+        if not whole or not all(whole):
+            raise StudyError(f"seeds: expected whole numbers from 0 to {LARGEST_SEED}, got {self.seeds}")
+        set_(self, "seeds", tuple(sorted({int(seed) for seed in self.seeds})))
         read = dict(read_scheme(scheme, self.config.method) for scheme in self.schemes)
         if not read:
             raise StudyError("schemes: expected at least one, as in mup or sp/heuristic:1e-3")
@@ -118,27 +126,34 @@ class Design:
         return found
 
     def deadly(self, entries: Sequence[Entry], since: int) -> list[Point]:
-        """Points whose workers died too often."""
-        return [point for point, deaths in self._deaths(entries, since).items() if deaths >= TRIES]
+        """Points whose workers died too often, and that nobody has trained since."""
+        missing = set(self.points(entries)) - {entry.point for entry in entries if entry.state != LOST}
+        return [point for point, deaths in self._deaths(entries, since).items() if deaths >= TRIES and point in missing]
+
+    def asked(self, point: Point) -> bool:
+        """Whether a stored point belongs to this question: what is not tuned has the value that it has here.
+
+        A study of the damping may share its trials with one of the learning rate; it is judged by its own.
+        """
+        if "lr" not in self.over and "damping" in self.over and point.lr not in self.lr:
+            return False
+        multiples = {self._rho(point.scheme, multiple) for multiple in self.damping}
+        return "damping" in self.over or point.damping in multiples
 
     def _deaths(self, entries: Sequence[Entry], since: int) -> Counter[Point]:
         dead = [entry for entry in entries if entry.state == LOST and entry.reason == WORKER_DIED]
         return Counter(entry.point for entry in dead if entry.number >= since)
 
-    @cached_property
-    def _own(self) -> dict[str, float | None]:
-        """Each scheme's own damping number."""
-        return dict(read_scheme(scheme, self.config.method) for scheme in self.schemes)
-
     def _rho(self, scheme: str, multiple: float) -> float | None:
-        number = self._own[scheme]
-        return None if number is None else number * multiple
+        """A multiple of the scheme's own damping number."""
+        number = own_number(scheme, self.config.method)
+        return None if number is None else _plain(number * multiple)
 
     def ranges(self, scheme: str) -> dict[str, tuple[float, float]]:
         """The lowest and highest that are tried."""
         ranges = {"lr": (self.lr[0], self.lr[-1])}
-        if (unit := self._rho(scheme, 1.0)) is not None:
-            ranges["damping"] = (unit * self.damping[0], unit * self.damping[-1])
+        if unit := self._rho(scheme, 1.0):
+            ranges["damping"] = (_plain(unit * self.damping[0]), _plain(unit * self.damping[-1]))
         return ranges
 
     def _grid(self) -> dict[tuple[str, float], list[Setting]]:
@@ -148,21 +163,34 @@ class Design:
         }
 
     def _found(self, entries: Sequence[Entry]) -> dict[tuple[str, float], list[Setting]]:
-        """The settings that a search has tried so far."""
+        """The settings within the ranges that were tried so far."""
         found: dict[tuple[str, float], dict[Setting, None]] = {}
         for entry in entries:
             point = entry.point
-            found.setdefault((point.scheme, point.width), {})[point.lr, point.damping] = None
+            if point.scheme in self.schemes and self._within(point):
+                found.setdefault((point.scheme, point.width), {})[point.lr, point.damping] = None
         return {where: list(settings) for where, settings in found.items()}
+
+    def _within(self, point: Point) -> bool:
+        ranges = self.ranges(point.scheme)
+        return all(low <= (getattr(point, axis) or low) <= high for axis, (low, high) in ranges.items())
 
     def _proposal(self, search: Search, entries: Sequence[Entry]) -> Point | None:
         found = self._found(entries)
         for scheme, width in sorted(self.slices, key=lambda where: len(found.get(where, ()))):  # widths side by side
             if len(found.get((scheme, width), ())) >= search.trials:
                 continue
-            history = [e for e in entries if (e.point.scheme, e.point.width) == (scheme, width)]
-            lr, damping = propose(search.sampler, self.ranges(scheme), history, self.metric)
-            return Point(scheme, width, lr, damping, self.seeds[0])
+            known = found.get((scheme, width), ())
+            history = [
+                entry
+                for entry in entries
+                if (entry.point.scheme, entry.point.width) == (scheme, width) and self._within(entry.point)
+            ]
+            for again in range(RETRIES):  # a narrow range has few numbers
+                lr, damping = propose(search.sampler, self.ranges(scheme), history, self.metric, again)
+                setting = _plain(lr), self._rho(scheme, 1.0) if damping is None else _plain(damping)
+                if setting not in known:
+                    return Point(scheme, width, *setting, self.seeds[0])
         return None
 
     def to_dict(self) -> dict[str, Any]:
@@ -184,7 +212,17 @@ def usual_schemes(method: str) -> tuple[str, ...]:
     return (("sp/heuristic" if method == "kfac" else mup.replace("mup", "sp")), mup)
 
 
+@cache
+def own_number(scheme: str, method: str) -> float | None:
+    return read_scheme(scheme, method)[1]
+
+
 def _numbers(name: str, values: Sequence[float]) -> list[float]:
-    if not values or not all(isinstance(value, (int, float)) and 0 < value < math.inf for value in values):
+    if not len(values) or not all(isinstance(value, Real) and 0 < value < math.inf for value in values):
         raise StudyError(f"{name}: expected numbers above 0, got {values!r}")
-    return [float(value) for value in values]
+    return [_plain(value) for value in values]
+
+
+def _plain(number: float) -> float:
+    """The number that a person would write: 0.1 * 3 and 0.3 are one point."""
+    return float(f"{float(number):.15g}")

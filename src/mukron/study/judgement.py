@@ -17,7 +17,7 @@ from mukron.study.points import PRUNED, Result
 TRANSFERS, MOVES, CANNOT_TELL = "transfers", "does not transfer", "cannot tell"
 REMEDY = {"lr": "lower learning rates", "damping": "higher damping"}
 
-MATTERS = 0.1  # per doubling: over a hundredfold width the best setting then moves by a factor of 1.6
+MATTERS = 1 / 8  # per doubling: over 256-fold width the best setting then moves by 2, a step of the usual grid
 RULED_OUT = 0.25  # half-way to 1/2, the step in which wrong exponents come: to transfer is to exclude that much
 NOISES = 3.0  # a regret that many times the seed noise is no luck
 RELEVANT = 0.05  # of the loss, or of what an accuracy lacks: below it nobody would tune again

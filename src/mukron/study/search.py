@@ -17,12 +17,13 @@ PRUNERS = ("none", "median", "halving")
 
 
 def propose(
-    sampler: str, ranges: Mapping[str, tuple[float, float]], history: Sequence[Entry], metric: str
+    sampler: str, ranges: Mapping[str, tuple[float, float]], history: Sequence[Entry], metric: str, again: int = 0
 ) -> tuple[float, float | None]:
     """Learning rate and damping within their ranges, given one width's trials so far.
 
     The sampler is made anew each time and told of all trials, so any worker on any machine can ask it. Settings that
-    run now count as poor ones, so that workers spread out; those that diverged count as the worst.
+    run now count as poor ones, so that workers spread out; those that diverged count as the worst. ``again`` draws
+    another one from the same history.
     """
     import optuna
 
@@ -33,14 +34,12 @@ def propose(
         settings.setdefault((entry.point.lr, entry.point.damping), []).append(entry)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        study = optuna.create_study(direction=direction, sampler=_sampler(sampler, len(settings)))
+        study = optuna.create_study(direction=direction, sampler=_sampler(sampler, len(settings) + 1000 * again))
         distributions: dict[str, Any] = {
             name: optuna.distributions.FloatDistribution(low, high, log=True) for name, (low, high) in ranges.items()
         }
         for setting, entries in settings.items():
-            params = {
-                name: min(max(value, ranges[name][0]), ranges[name][1]) for name, value in _named(setting).items()
-            }
+            params = _named(setting)
             study.add_trial(
                 optuna.trial.create_trial(params=params, distributions=distributions, **_ending(entries, metric))
             )

@@ -13,20 +13,24 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cached_property, wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from mukron.study.errors import StudyError
 from mukron.study.points import FINISHED, Point, Result, lowest_is_best
 from mukron.train import RunConfig
 from mukron.train.records import Row
 
+P = ParamSpec("P")
+T = TypeVar("T")
+PATIENCE = 60  # seconds that a database may be away
 BEAT, GRACE = 15, 60  # seconds between two beats of a trial's heart, and after which it counts as dead
 RUNNING, ENDED, LOST = "running", "ended", "lost"
 OWN = ("scheme", "width", "lr", "damping", "seed")  # of a point, not of the study
@@ -53,6 +57,28 @@ class Claim:
     point: Point
     trial: Any  # Optuna's
     trial_id: int
+
+
+class _UnreachableError(StudyError):
+    """The storage does not answer."""
+
+
+def _patient(act: Callable[P, T]) -> Callable[P, T]:
+    """A method of a store that is tried again for a while: a database that is started anew ends no study."""
+
+    @wraps(act)
+    def patiently(*args: P.args, **kwargs: P.kwargs) -> T:
+        url, end = args[0].url, time.monotonic() + PATIENCE  # type: ignore[attr-defined]
+        while True:
+            try:
+                with _storage_errors(url):
+                    return act(*args, **kwargs)
+            except _UnreachableError:  # noqa: PERF203
+                if time.monotonic() > end or url.startswith("sqlite"):
+                    raise
+                time.sleep(1)
+
+    return patiently
 
 
 class Store:
@@ -112,6 +138,7 @@ class Store:
 
     # What is there.
 
+    @_patient
     def entries(self) -> list[Entry]:
         """Every trial, in the order of their beginning."""
         return [entry for trial in self.study.get_trials(deepcopy=False) if (entry := self._entry(trial)) is not None]
@@ -136,10 +163,11 @@ class Store:
 
     # What a worker does.
 
+    @_patient
     def claim(self, choose: Callable[[Sequence[Entry]], Point | None]) -> Claim | None:
         """The point that ``choose`` names, given what is there, as this worker's; None if it names none."""
         optuna = _optuna()
-        with _storage_errors(self.url), self.exclusive():
+        with self.exclusive():
             self._bury()
             point = choose(self.entries())
             if point is None:
@@ -185,11 +213,21 @@ class Store:
             stop.set()
             thread.join()
 
+    @_patient
+    def report(self, claim: Claim, value: float, epoch: int) -> None:
+        """For the dashboard and for pruners."""
+        claim.trial.report(value, epoch)
+
+    @_patient
+    def fell_behind(self, claim: Claim) -> bool:
+        """Whether the study's pruner would give it up."""
+        return bool(claim.trial.should_prune())
+
     def end(self, claim: Claim, status: str, rows: Sequence[Row], reason: str, seconds: float) -> None:
         """Write down what became of it. A run that diverged has no value, which Optuna calls pruned."""
         states = _optuna().trial.TrialState
         result = {"status": status, "reason": reason, "seconds": seconds, "rows": [dict(row) for row in rows]}
-        value = rows[-1].get(self.metric) if rows else None
+        value = rows[-1].get(self.metric) if rows and status == FINISHED else None
         if status == FINISHED and value is None:
             known = ", ".join(name for name in (rows[-1] if rows else {}) if name not in ("epoch", "step", "seconds"))
             raise StudyError(f"metric {self.metric!r}: runs of this study do not have it; they have {known}")
@@ -199,10 +237,11 @@ class Store:
         """The point is free again."""
         self._close(claim, _optuna().trial.TrialState.FAIL, None, "reason", reason)
 
+    @_patient
     def give_up_of(self, worker: int, reason: str = WORKER_DIED) -> bool:
         """The point of a process of this machine that is gone, without waiting for its heart; False: it had none."""
         states = _optuna().trial.TrialState
-        with _storage_errors(self.url), self.exclusive():
+        with self.exclusive():
             trials = [
                 trial
                 for trial in self.study.get_trials(deepcopy=False, states=(states.RUNNING,))
@@ -213,9 +252,10 @@ class Store:
                 self._storage.set_trial_state_values(trial._trial_id, states.FAIL)
         return bool(trials)
 
+    @_patient
     def _close(self, claim: Claim, state: Any, value: float | None, attribute: str, content: Any) -> None:
         """Nothing if it was taken for dead meanwhile: another worker has the point."""
-        with _storage_errors(self.url), suppress(_optuna().exceptions.UpdateFinishedTrialError):
+        with suppress(_optuna().exceptions.UpdateFinishedTrialError):
             self._storage.set_trial_user_attr(claim.trial_id, attribute, content)
             self._storage.set_trial_state_values(claim.trial_id, state, None if value is None else [value])
 
@@ -253,7 +293,7 @@ def _checked(url: str) -> str:
     kind, _, rest = url.partition(":")
     if kind == "postgresql":
         return f"postgresql+psycopg:{rest}"
-    if kind.partition("+")[0] not in ("sqlite", "postgresql"):
+    if kind.partition("+")[0] not in ("sqlite", "postgresql") or url.rstrip("/") == "sqlite:":
         raise StudyError(f"storage {url!r}: expected sqlite:///FILE or postgresql://USER:PASSWORD@HOST/DATABASE")
     return url
 
@@ -293,7 +333,7 @@ def _storage_errors(url: str) -> Iterator[None]:
     except (SQLAlchemyError, optuna.exceptions.StorageInternalError) as error:
         cause = error.__cause__ or error
         said = str(getattr(cause, "orig", None) or cause).strip().partition("\n")[0]
-        raise StudyError(f"storage {stored(url)}: {said}") from error
+        raise _UnreachableError(f"storage {stored(url)}: {said}") from error
     except ImportError as error:
         raise StudyError(f"storage {stored(url)}: {error}; pip install 'mukron[postgresql]' brings it") from error
     except OSError as error:

@@ -6,7 +6,9 @@ import os
 import platform
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import datetime, timezone
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +19,13 @@ from mukron.data import Dataset
 from mukron.study.certificate import Certificate, certify
 from mukron.study.design import Design, Search, usual_schemes
 from mukron.study.errors import StudyError
-from mukron.study.points import Result
+from mukron.study.points import FINISHED, Result
 from mukron.study.record import StudyRecord
-from mukron.study.store import ENDED, Store, stored
+from mukron.study.store import ANYWHERE, ENDED, OWN, Store, stored
 from mukron.study.work import IDLE, Job, StudyProgress, cores, ctrl_c, employ, progress_of, work
 from mukron.train import RunConfig
 
+OWN_NAME = "study"  # in a storage of its own, which may be moved and copied
 DATABASE, RECORD, LOG, RUNS = "study.db", "study.json", "workers.log", "runs"
 
 
@@ -37,7 +40,8 @@ class TransferStudy:
     search: settings found by a sampler at each width, between the lowest and highest of ``lr`` and ``damping``.
     folder: keeps the study: its trials (study.db, Optuna's), its record (study.json). The same study continues there,
         with more widths, learning rates or seeds if asked for; another is refused.
-    storage: postgresql://..., for workers on several machines; the same study joins.
+    storage: postgresql://..., for workers on several machines; the same study joins. Its ``name`` there is made of the
+        folder's and of what is trained.
     keep_runs: keep every run's records and checkpoints too, so that a trial which is stopped continues in its middle.
     dataset: the config's data, if it is loaded already; for one worker.
     """
@@ -65,13 +69,21 @@ class TransferStudy:
         config = RunConfig() if config is None else config
         schemes = usual_schemes(config.method) if schemes is None else schemes
         chosen = tuple(range(seeds)) if isinstance(seeds, int) else tuple(seeds)
-        self.design = Design(config, tuple(widths), tuple(schemes), tuple(lr), tuple(damping), chosen, search, metric)
-        self.folder, self.name = Path(folder), name or Path(folder).resolve().name
+        names = (schemes,) if isinstance(schemes, str) else tuple(schemes)
+        axes = (_several(widths), names, _several(lr), _several(damping))
+        self.design = Design(config, *axes, chosen, search, metric)
+        self.folder = Path(folder)
+        self.name = name or (OWN_NAME if storage is None else self._shared_name())
         self.dataset, self.data_dir = dataset, None if data_dir is None else str(data_dir)
+        self._is_own = storage is None
         self.url = storage or f"sqlite:///{(self.folder / DATABASE).resolve()}"
         self.runs = str((self.folder / RUNS).resolve()) if keep_runs else None
         self.rhythm = {"beat": beat, "grace": grace}
         self._store: Store | None = None
+
+    def _shared_name(self) -> str:
+        """In a storage that others use too: by the folder and by what is trained."""
+        return f"{self.folder.resolve().name}-{self.design.config.key(without=(*OWN, *ANYWHERE))}"
 
     @property
     def store(self) -> Store:
@@ -97,10 +109,12 @@ class TransferStudy:
             raise StudyError(f"workers: at least 1, got {workers}")
         if workers > 1 and self.dataset is not None:
             raise StudyError("workers: other processes do not have this data set; give it as data='module:function'")
-        job = self._job(since=len(self.store.study.get_trials(deepcopy=False)))
+        self._check_metric()
+        job = self._job(since=len(self.store.entries()))
         tell = self._teller(workers, progress)
         tell(True)
-        with ctrl_c() as stopped:
+        with ctrl_c() as stopped, suppress(KeyboardInterrupt):
+            done = False
             if workers == 1:
                 done = work(job, self.store, self.dataset, stopped, tell)
             else:
@@ -116,6 +130,17 @@ class TransferStudy:
             )
         return record
 
+    def _check_metric(self) -> None:
+        """Said before anything is trained."""
+        metric, there = self.design.metric, self.store.metric
+        if self.design.search is not None and metric != there:
+            raise StudyError(
+                f"metric: this search goes by {there}, and cannot go on by {metric}; choose another folder"
+            )
+        rows = [result.rows[-1] for result in self.results() if result.status == FINISHED]
+        if rows and metric not in rows[0]:
+            raise StudyError(f"metric {metric!r}: the runs here do not have it; they have {', '.join(rows[0])}")
+
     def _teller(self, workers: int, progress: Callable[[StudyProgress], None] | None) -> Callable[..., None]:
         last = 0.0
 
@@ -130,9 +155,9 @@ class TransferStudy:
     # What it found.
 
     def results(self) -> list[Result]:
-        """Of every point that has ended, this study's and those that were added before."""
-        entries = {entry.point: entry for entry in self.store.entries() if entry.state == ENDED}
-        return [entry.result for entry in entries.values() if entry.result is not None]
+        """Of every point that has ended, those of commands before too, if they belong to this question."""
+        ended = [entry for entry in self.store.entries() if entry.state == ENDED and self.design.asked(entry.point)]
+        return [entry.result for entry in ended if entry.result is not None]
 
     def certificate(self) -> Certificate | None:
         """None while there are fewer than two widths."""
@@ -146,11 +171,11 @@ class TransferStudy:
         made = {
             "command": command,
             "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
-            "storage": stored(self.url) if not self.url.startswith("sqlite") else DATABASE,
+            "storage": DATABASE if self._is_own else stored(self.url),
             **machine(self.design.config.device),
         }
         record = StudyRecord(
-            self.name,
+            self.folder.resolve().name,
             self.design.config,
             self.design.over or ("lr",),
             self.design.metric,
@@ -160,6 +185,10 @@ class TransferStudy:
         )
         record.save(self.folder / RECORD)
         return record
+
+
+def _several(values: float | Sequence[float]) -> tuple[float, ...]:
+    return (values,) if isinstance(values, Real) else tuple(values)  # type: ignore[arg-type, return-value]
 
 
 def machine(device: str) -> dict[str, str]:

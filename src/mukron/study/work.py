@@ -11,6 +11,7 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ import torch
 from mukron.data import Dataset
 from mukron.study.design import Design
 from mukron.study.errors import StudyError
-from mukron.study.points import DIVERGED, PRUNED
+from mukron.study.points import DIVERGED, PRUNED, Point
 from mukron.study.search import pruner
 from mukron.study.store import ENDED, INTERRUPTED, RUNNING, Claim, Entry, Store
 from mukron.train import Progress, Run, dataset_of, train
@@ -78,14 +79,21 @@ def work(
     design = job.design
     if design.search is not None:
         store.study.pruner = pruner(design.search.pruner, design.config.epochs)
+    seen: Sequence[Entry] = store.entries()
+    if dataset is None and design.next(seen, job.since) is not None:
+        dataset = dataset_of(design.config, None, job.data_dir)  # once for all points, and before one is claimed
+
+    def choose(entries: Sequence[Entry]) -> Point | None:
+        nonlocal seen
+        seen = entries
+        return design.next(entries, job.since)
+
     while not stopped():
-        claim = store.claim(lambda entries: design.next(entries, job.since))
+        claim = store.claim(choose)
         if claim is not None:
-            if dataset is None:  # the first point of this worker: once for all of them
-                dataset = _loaded(store, claim, job)
-            if _train(job, store, claim, dataset, tell) == INTERRUPTED:
+            if _train(job, store, claim, dataset, stopped, tell) == INTERRUPTED:
                 return False
-        elif design.standing(store.entries())[RUNNING]:
+        elif design.standing(seen)[RUNNING]:
             time.sleep(IDLE)
         else:
             return True
@@ -93,19 +101,25 @@ def work(
     return False
 
 
-def _loaded(store: Store, claim: Claim, job: Job) -> Dataset:
-    with _given_up_on_error(store, claim):
-        return dataset_of(job.design.config, None, job.data_dir)
-
-
-def _train(job: Job, store: Store, claim: Claim, dataset: Dataset, tell: Callable[[], None]) -> str:
+def _train(
+    job: Job,
+    store: Store,
+    claim: Claim,
+    dataset: Dataset | None,
+    stopped: Callable[[], bool],
+    tell: Callable[[], None],
+) -> str:
     config = claim.point.config(job.design.config)
     prune = job.design.search is not None and job.design.search.pruner != "none"
     rows: list[Row] = []
     began = told = time.monotonic()
+    heard = False
 
     def on_progress(at: Progress) -> None:
-        nonlocal told
+        nonlocal told, heard
+        if stopped() and not heard:  # before the run itself listened
+            raise KeyboardInterrupt
+        heard = True
         tell()
         if at.row is None:
             return
@@ -114,8 +128,8 @@ def _train(job: Job, store: Store, claim: Claim, dataset: Dataset, tell: Callabl
         if value is None or not (prune or now - told > QUICK):
             return
         told = now
-        claim.trial.report(value, at.row["epoch"])
-        if prune and claim.trial.should_prune():
+        store.report(claim, value, at.row["epoch"])
+        if prune and store.fell_behind(claim):
             raise _FellBehindError
 
     folder = None if job.runs is None else Path(job.runs) / config.key()
@@ -146,7 +160,10 @@ def _given_up_on_error(store: Store, claim: Claim) -> Iterator[None]:
 
 @contextmanager
 def ctrl_c() -> Iterator[Callable[[], bool]]:
-    """Whether it was pressed; what is under way is brought to an end first. Pressed again, it acts as ever."""
+    """Whether it was pressed; what is under way is brought to an end first. Pressed again, it acts as ever.
+
+    Being told to end (SIGTERM) is the same.
+    """
     pressed = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield pressed.is_set
@@ -157,10 +174,12 @@ def ctrl_c() -> Iterator[Callable[[], bool]]:
         pressed.set()
 
     before = signal.signal(signal.SIGINT, press)
+    terminate = signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))
     try:
         yield pressed.is_set
     finally:
         signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGTERM, terminate)
 
 
 # A foreman.
@@ -176,6 +195,8 @@ def employ(
     with tempfile.TemporaryDirectory() as folder:
         crew = Crew(job, Path(folder) / "job.json", workers, log)
         try:
+            for _ in range(workers):
+                crew.hire()
             while crew.processes and not stopped():
                 for process in crew.ended():
                     crew.look_into(process, store)
@@ -195,9 +216,7 @@ class Crew:
         file.write_text(json.dumps(content))
         self.file, self.log, self.idle_deaths = file, log, 0
         self.processes: list[subprocess.Popen[bytes]] = []
-        log.write_bytes(b"")
-        for _ in range(workers):
-            self.hire()
+        self.said_before = log.stat().st_size if log.exists() else 0
 
     def hire(self) -> None:
         command = [sys.executable, "-m", "mukron.study", str(self.file)]
@@ -216,7 +235,7 @@ class Crew:
         if process.returncode == 0:
             return
         if process.returncode in (2, 3):
-            text = self.log.read_text(errors="replace").strip()
+            text = self.log.read_bytes()[self.said_before :].decode(errors="replace").strip()
             if process.returncode == 2:
                 raise StudyError(text.rpartition("\nerror: ")[2].removeprefix("error: "))
             raise RuntimeError(f"a worker of the study broke; {self.log} has all it said:\n{text[-2000:]}")
@@ -260,6 +279,9 @@ def main(file: str) -> int:
         return 2
     except KeyboardInterrupt:
         return 130
+    except Exception:
+        traceback.print_exc()
+        return 3
 
 
 def cores() -> int:

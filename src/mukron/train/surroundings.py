@@ -34,7 +34,10 @@ def repeatable() -> Iterator[None]:
 
 @contextmanager
 def interruptible() -> Iterator[Callable[[], bool]]:
-    """Whether Ctrl-C was pressed, so that a step is never cut in two. Pressed again, it acts as ever."""
+    """Whether Ctrl-C was pressed, so that a step is never cut in two. Pressed again, it acts as ever.
+
+    Who listened before hears it too: a study must stop even if this run has just come to its own end.
+    """
     pressed, main = False, threading.current_thread() is threading.main_thread()
     if not main or signal.getsignal(signal.SIGINT) in (signal.SIG_IGN, None):  # it will not come here
         yield lambda: False
@@ -44,6 +47,8 @@ def interruptible() -> Iterator[Callable[[], bool]]:
         nonlocal pressed
         pressed = True
         signal.signal(signal.SIGINT, before)
+        if callable(before) and before is not signal.default_int_handler:
+            before(number, frame)
 
     before = signal.signal(signal.SIGINT, press)
     try:
