@@ -6,7 +6,7 @@ METHOD ?= kfac
 
 .PHONY: demo test check format clean
 
-# Tune narrow, train wide: does the best learning rate stay where it is? About a minute and a half on two cores.
+# Tune narrow, train wide: does the best learning rate stay where it is? About two minutes on two cores.
 demo: $(BIN)/.ready
 	$(BIN)/mukron transfer --method $(METHOD) --loss mse --samples 1024 --widths 64:1024 --workers 2 --out demo/$(METHOD)
 

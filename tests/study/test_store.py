@@ -131,7 +131,16 @@ def test_trials_of_others_in_the_same_study_are_left_alone(store):
     assert store.study.trials[0].state.name == "WAITING"
 
 
+def test_a_wrong_request_that_trained_nothing_claims_no_folder(store, tmp_path):
+    store.give_up(store.claim(first_free), "no such data")
+    again = Store(url_of(tmp_path), "study", TINY.replace(epochs=3), "test_accuracy")
+    assert again.metric == "test_accuracy"
+    assert again.study.direction == optuna.study.StudyDirection.MAXIMIZE
+    assert again.entries() == []
+
+
 def test_another_study_is_refused_but_another_device_joins(store, tmp_path):
+    store.claim(first_free)
     Store(url_of(tmp_path), "study", TINY.replace(device="cuda", lr=0.5, seed=7, scheme="sp"), "train_loss")
     with pytest.raises(StudyError, match=r"epochs 2 there and 3 here.*--out"):
         Store(url_of(tmp_path), "study", TINY.replace(epochs=3), "train_loss")

@@ -176,9 +176,12 @@ def test_time_left_is_told_from_what_runs_of_that_width_took(tmp_path):
     ended = [dataclasses.replace(entry, seconds=entry.point.width) for entry in study.store.entries()]
     assert progress_of(study.design, ended, 1).seconds_left == 0
     narrow = [entry for entry in ended if entry.point.width == 8]
-    expected = 12 * 8 * (16 / 8) ** 2 + 12 * 8 * (32 / 8) ** 2
+    expected = 12 * 8 * (16 / 8) + 12 * 8 * (32 / 8)  # by the width, where nothing else is known
     assert progress_of(study.design, narrow, 1).seconds_left == pytest.approx(expected)
     assert progress_of(study.design, narrow, 4).seconds_left == pytest.approx(expected / 4)
+    alike = [dataclasses.replace(entry, seconds=5.0) for entry in ended if entry.point.width < 32]
+    assert progress_of(study.design, alike, 1).seconds_left == pytest.approx(12 * 5)  # small ones cost the same
+    assert progress_of(study.design, alike[:2], 1).seconds_left is None
 
 
 def test_the_default_is_the_built_in_network():

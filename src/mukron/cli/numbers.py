@@ -22,7 +22,7 @@ def _range(text: str, ends: bool) -> list[float]:
         return [low]
     high, times = (*rest, 2.0)[:2] if len(rest) < 3 else (0.0, 0.0)
     if not (0 < low <= high and times > 1):
-        raise ValueError(f"from {low:g} to {high:g} by factors of {times:g}")
+        raise ValueError(f"from {low:g} to {high:g} by factors of {times:g}: the smaller end comes first")
     if ends:
         return [low, high]
     numbers = [low]

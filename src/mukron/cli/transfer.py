@@ -41,7 +41,7 @@ Method = Annotated[str | None, typer.Option(help="sgd, adamw, kfac, foof, shampo
 Epochs = Annotated[int | None, typer.Option(min=1, help="Passes over the samples. 5.")]
 Batch = Annotated[int | None, typer.Option(min=1, help="Samples a step. 128.")]
 Device = Annotated[str | None, typer.Option(help="cpu or cuda. cpu.")]
-BaseWidth = Annotated[float | None, typer.Option(help="The width at which all schemes are alike; the narrowest.")]
+BaseWidth = Annotated[float | None, typer.Option(help="Where schemes are alike; the network's usual one.")]
 Lr = Annotated[str | None, typer.Option(help="As in 2^-9:2^-2 (doubling), 2^-8:1:4 (times 4) or 0.01,0.03.")]
 Damping = Annotated[str | None, typer.Option(help="Likewise, times each scheme's own number.")]
 Settings = Annotated[list[str] | None, typer.Option("--set", help="Any other field of a run, FIELD=VALUE.")]
@@ -108,12 +108,13 @@ def transfer(
 
         given = {"data": data, "samples": samples, "loss": loss, "method": method, "epochs": epochs}
         given |= {"batch": batch, "device": device}
-        described, own = _described(config, model, factory, given, settings or [], base_width)
+        chosen_widths = None if widths is None else read_numbers(widths, "--widths")
+        described, own = _described(config, model, factory, given, settings or [], base_width, chosen_widths)
         base = described.base_width or 1.0
         lrs, dampings = _axes(over, lr, damping, described.family, search is not None)
         study = TransferStudy(
             described,
-            widths=[base * times for times in (1, 2, 4, 8)] if widths is None else read_numbers(widths, "--widths"),
+            widths=chosen_widths or [base * times for times in (1, 2, 4, 8)],
             lr=lrs,
             damping=dampings,
             schemes=scheme or (usual_schemes(described.method) if config is None else [own]),
@@ -214,6 +215,7 @@ def _described(
     given: dict[str, Any],
     settings: list[str],
     base_width: float | None,
+    widths: list[float] | None = None,
 ) -> tuple[RunConfig, str]:
     """What is trained, and its own scheme. The base width is always said: nothing changes when a default does."""
     from mukron.train import RunConfig, base_width_of
@@ -229,7 +231,9 @@ def _described(
     if factory is not None or model is not None:
         chosen["model"] = factory or model
     if base_width is None and factory is not None:
-        base_width = own_width(import_function(factory, "--factory"))
+        base_width = own_width(import_function(factory, "--factory")) or (min(widths) if widths else None)
+        if base_width is None:
+            raise ValueError(f"--factory {factory!r}: its width has no default; give --widths or --base-width")
     if base_width is not None:
         chosen["base_width"] = base_width
     described = describe(config, chosen, settings)
@@ -245,8 +249,11 @@ def _axes(over: str, lr: str | None, damping: str | None, family: str, search: b
         raise ValueError(f"--over {over!r}: expected lr, damping or lr,damping")
     low, high = USUAL_LR[family]
     usual = f"2^{low}:2^{high}"
-    lrs = read_numbers(lr or (usual if "lr" in axes else f"2^{(low + high) // 2}"), "--lr", ends=search)
-    dampings = read_numbers(damping or (USUAL_DAMPING if "damping" in axes else "1"), "--damping", ends=search)
+    if lr is None:
+        lr = usual if "lr" in axes else f"2^{(low + high) // 2}"
+    if damping is None:
+        damping = USUAL_DAMPING if "damping" in axes else "1"
+    lrs, dampings = read_numbers(lr, "--lr", ends=search), read_numbers(damping, "--damping", ends=search)
     for name, values in (("lr", lrs), ("damping", dampings)):
         if len(values) > 1 and name not in axes:
             raise ValueError(f"--{name}: several, but the study is --over {over}; say --over lr,damping for both")
@@ -310,9 +317,9 @@ def progress_shown() -> Iterator[Callable[[StudyProgress], None]]:
     if not console.is_terminal:
         yield _lines(console)
         return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("runs  {task.fields[more]}"), TimeElapsedColumn())
+    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("runs  {task.fields[more]}"))
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("", total=None, more="")
         yield lambda at: bar.update(task, total=at.total, completed=at.done, more=_more(at))
@@ -333,7 +340,7 @@ def _lines(console: Console) -> Callable[[StudyProgress], None]:
 
 
 def _more(at: StudyProgress) -> str:
-    left = "" if at.seconds_left is None else f"  {_time(at.seconds_left)} left"
+    left = "" if at.seconds_left is None else f", about {_time(at.seconds_left)} left"
     return f"{at.running} running, {at.diverged} diverged{left}"
 
 

@@ -369,9 +369,8 @@ class SecondOrder(Optimizer):
             operators[block] = {name: operator.state() for name, operator in prepared.items()}
         for name, rung in rungs.items():
             if not any(key.startswith(f"{slot.name} ") for key in self.rungs):
-                warnings.warn(
-                    f'layer "{slot.name}", factor {name}: factorized with {rung}', RuntimeWarning, stacklevel=4
-                )
+                said = f", factor {name}: factorized with" if name else ": its factors could not be inverted,"
+                warnings.warn(f'layer "{slot.name}"{said} {rung}', RuntimeWarning, stacklevel=4)
             self.rungs[f"{slot.name} {name}: {rung}"] += 1
 
     def _gradient(self, parameter: Parameter) -> Tensor:

@@ -70,7 +70,7 @@ def _regret(regret: Regret) -> str:
 
 
 def _wider(judged: Judgement) -> str:
-    said = [f"{each.when} {'yes' if each.better else 'no'}" for each in judged.wider]
+    said = [f"{each.when} {each.answer}" for each in judged.wider]
     return ", ".join(said) or "not measured"
 
 

@@ -54,7 +54,7 @@ class Certificate:
                 _best(each, wide),
                 "-" if each.drift is None else str(each.drift),
                 _regret(each, wide),
-                " / ".join("yes" if one.better else "no" for one in each.wider) or "-",
+                " / ".join(one.answer for one in each.wider) or "-",
                 each.verdict,
             )
             for each in self.judgements

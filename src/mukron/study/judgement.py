@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 import numpy as np
 
@@ -45,8 +44,12 @@ class Wider:
     when: str  # "early" or "late"
     epoch: int
     values: tuple[tuple[float, float, float | None], ...]  # width, mean (infinite: diverged), standard error (or None)
-    better: bool
-    worse_at: tuple[float, ...]  # widths that are worse than the one before by more than noise
+    better: bool  # the widest is better than the narrowest, and no width is worse than one before it
+    worse_at: tuple[float, ...]  # widths that are worse than the best narrower one by more than noise
+
+    @property
+    def answer(self) -> str:
+        return "yes" if self.better else "no" if self.worse_at else "unclear"
 
 
 @dataclass(frozen=True)
@@ -106,7 +109,7 @@ def _regrets(curves: Mapping[float, Curve], optima: Sequence[Optimum]) -> Iterat
             continue
         used = float(curve.settings[there])
         sign = 1.0 if curve.measure.lowest else -1.0
-        loss = math.inf if curve.diverged[there] else sign * (float(curve.values[there].mean()) - optimum.value)
+        loss = math.inf if curve.diverged[there] else sign * (float(curve.values[there].mean()) - optimum.value) + 0.0
         units = None
         if optimum.noise is not None:
             units = loss / optimum.noise if optimum.noise else math.inf if loss > 0 else 0.0
@@ -159,12 +162,13 @@ def _wider(
         return
     for when, epoch in (("early", next(each for each in epochs if each >= epochs[-1] / 4)), ("late", epochs[-1])):
         values = [(width, *_mean(found, measure, epoch, width in trained)) for width, found in runs.items()]
-        worse = tuple(
-            width
-            for (_, before, error), (width, mean, own) in pairwise(values)
-            if _is_worse(before, mean, error, own, measure)
-        )
-        yield Wider(when, epoch, tuple(values), not worse, worse)
+        worse, best = [], values[0]
+        for each in values[1:]:
+            if _is_worse(best, each, measure):
+                worse.append(each[0])
+            best = each if (each[1] < best[1]) == measure.lowest else best
+        better = not worse and _is_worse(values[-1], values[0], measure)
+        yield Wider(when, epoch, tuple(values), better, tuple(worse))
 
 
 def _mean(found: Sequence[Result], measure: Measure, epoch: int, trained: bool) -> tuple[float, float | None]:
@@ -176,10 +180,13 @@ def _mean(found: Sequence[Result], measure: Measure, epoch: int, trained: bool) 
     return float(numbers.mean()), error
 
 
-def _is_worse(before: float, mean: float, error: float | None, own: float | None, measure: Measure) -> bool:
-    """By more than two standard errors of the difference; with one seed, at all."""
+def _is_worse(
+    one: tuple[float, float, float | None], other: tuple[float, float, float | None], measure: Measure
+) -> bool:
+    """Whether the other is, by more than two standard errors of the difference; with one seed, at all."""
+    (_, before, error), (_, mean, own) = one, other
     if math.isinf(mean):
-        return True
+        return not math.isinf(before)
     allowed = 0.0 if error is None or own is None else 2 * math.hypot(error, own)
     return (mean - before if measure.lowest else before - mean) > allowed
 
@@ -229,7 +236,11 @@ def _drift_in_words(name: str, optima: Sequence[Optimum], moved: Interval | None
         way = ("up" if moved.value > 0 else "down") + (", which is little" if abs(moved.value) <= MATTERS else "")
         return f"{said}: over {first:g} to {last:g} by a factor of {2 ** abs(moved.value * doublings):.2g} {way}"
     if uncertain(moved):
-        return f"{said}: too little is known to rule out {RULED_OUT:g}; add widths, settings between these, or seeds"
+        most = max(-moved.low, moved.high)
+        return (
+            f"{said}: it may be as large as {most:.2g}, and up to {RULED_OUT:g} would count as staying; "
+            "add widths, settings between these, or seeds"
+        )
     factor = 2 ** (max(-moved.low, moved.high) * doublings)
     return f"{said}: over {first:g} to {last:g} it stays within a factor of {factor:.2g}"
 
@@ -248,10 +259,10 @@ def _regret_in_words(name: str, narrow: float, regret: Regret) -> str:
 
 
 def _wider_in_words(wider: Sequence[Wider]) -> str:
-    worse = {each.when: each.worse_at for each in wider if not each.better}
-    if not worse:
+    if all(each.better for each in wider):
         return "wider is better early and late"
-    said = [f"{when} (worse at {_widths(widths)})" for when, widths in worse.items()]
+    said = [f"{each.when} (worse at {_widths(each.worse_at)})" for each in wider if each.worse_at]
+    said += [f"{each.when} (by more than noise)" for each in wider if each.answer == "unclear"]
     kept = [each.when for each in wider if each.better]
     return f"wider is not better {' nor '.join(said)}" + (f", but {kept[0]} it is" if kept else "")
 

@@ -200,7 +200,8 @@ def _notes(curve: Curve, found: Interval, worse: Mask, name: str) -> Iterator[st
     if diverged[max(best - 1, 0) : best + 2].any():
         yield "next to runs that diverged"
     if _flat(curve, worse):
-        yield f"flat: no {name} is worse than the best by more than noise, so the best cannot be located"
+        which = f"{name} that did not diverge" if curve.diverged.any() else name
+        yield f"flat: no {which} is worse than the best beyond doubt, so the best cannot be located; add seeds"
     if curve.seeds == 1:
         yield "one seed: known to a step of the grid"
     if curve.missing:

@@ -87,34 +87,41 @@ class Store:
     def __init__(
         self, url: str, name: str, config: RunConfig, metric: str, *, beat: int = BEAT, grace: int = GRACE
     ) -> None:
-        optuna = _optuna()
         self.url, self.name, self.beat = _checked(url), name, beat
-        direction = "minimize" if lowest_is_best(metric) else "maximize"
         with _storage_errors(self.url):
             with self.exclusive():  # tables are made once too
                 self._rdb = _rdb(self.url, beat, grace)
                 weakref.finalize(self, self._rdb.engine.dispose)  # no connection stays open
-                self.study = optuna.create_study(
-                    study_name=name, storage=self._rdb, direction=direction, load_if_exists=True
-                )
-                self._join(config, metric)
+                self._open(config, metric)
             self._storage = self.study._storage  # remembers what has ended; the plain one reads it again every time
             self._id = self._rdb.get_study_id_from_name(name)
         self._ended: dict[int, Entry] = {}
 
-    def _join(self, config: RunConfig, metric: str) -> None:
-        """Write down what is trained, or compare with what is written."""
+    def _open(self, config: RunConfig, metric: str) -> None:
+        """Write down what is trained, or compare with what is written; begin anew where nothing was trained yet."""
+        optuna = _optuna()
+        states = optuna.trial.TrialState
+        direction = "minimize" if lowest_is_best(metric) else "maximize"
+        wanted = {"study_name": self.name, "storage": self._rdb, "direction": direction, "load_if_exists": True}
+        self.study = optuna.create_study(**wanted)
         stored = self.study.user_attrs.get("mukron")
-        if stored is None:
-            self.study.set_user_attr("mukron", {"config": config.to_dict(), "metric": metric})
-            self.metric = metric
-            return
-        there = RunConfig.from_dict(stored["config"], f"study {self.name}")
-        different = {field: both for field, both in there.differences(config).items() if field not in (*OWN, *ANYWHERE)}
+        different = {} if stored is None else self._differences(stored["config"], config)
+        if stored is not None and (different or stored["metric"] != metric):
+            some = (states.COMPLETE, states.PRUNED, states.RUNNING)
+            if not self.study.get_trials(deepcopy=False, states=some):  # a request that was wrong leaves no trace
+                optuna.delete_study(study_name=self.name, storage=self._rdb)
+                self.study, stored, different = optuna.create_study(**wanted), None, {}
         if different:
             said = ", ".join(f"{field} {old!r} there and {new!r} here" for field, (old, new) in different.items())
             raise StudyError(f"study {self.name!r} trains something else: {said}. Choose another folder (--out)")
+        if stored is None:
+            stored = {"config": config.to_dict(), "metric": metric}
+            self.study.set_user_attr("mukron", stored)
         self.metric = stored["metric"]
+
+    def _differences(self, there: Any, here: RunConfig) -> dict[str, tuple[Any, Any]]:
+        fields = RunConfig.from_dict(there, f"study {self.name}").differences(here)
+        return {field: both for field, both in fields.items() if field not in (*OWN, *ANYWHERE)}
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
@@ -260,7 +267,7 @@ class Store:
             self._storage.set_trial_state_values(claim.trial_id, state, None if value is None else [value])
 
 
-def stored(url: str) -> str:
+def stored_at(url: str) -> str:
     """The storage's address as it may be shown and kept: without its password."""
     from sqlalchemy.engine import make_url
 
@@ -333,11 +340,11 @@ def _storage_errors(url: str) -> Iterator[None]:
     except (SQLAlchemyError, optuna.exceptions.StorageInternalError) as error:
         cause = error.__cause__ or error
         said = str(getattr(cause, "orig", None) or cause).strip().partition("\n")[0]
-        raise _UnreachableError(f"storage {stored(url)}: {said}") from error
+        raise _UnreachableError(f"storage {stored_at(url)}: {said}") from error
     except ImportError as error:
-        raise StudyError(f"storage {stored(url)}: {error}; pip install 'mukron[postgresql]' brings it") from error
+        raise StudyError(f"storage {stored_at(url)}: {error}; pip install 'mukron[postgresql]' brings it") from error
     except OSError as error:
-        raise StudyError(f"storage {stored(url)}: {error.strerror}") from error
+        raise StudyError(f"storage {stored_at(url)}: {error.strerror}") from error
 
 
 @contextmanager

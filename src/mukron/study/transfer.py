@@ -21,7 +21,7 @@ from mukron.study.design import Design, Search, usual_schemes
 from mukron.study.errors import StudyError
 from mukron.study.points import FINISHED, Result
 from mukron.study.record import StudyRecord
-from mukron.study.store import ANYWHERE, ENDED, OWN, Store, stored
+from mukron.study.store import ANYWHERE, ENDED, OWN, Store, stored_at
 from mukron.study.work import IDLE, Job, StudyProgress, cores, ctrl_c, employ, progress_of, work
 from mukron.train import RunConfig
 
@@ -171,7 +171,7 @@ class TransferStudy:
         made = {
             "command": command,
             "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
-            "storage": DATABASE if self._is_own else stored(self.url),
+            "storage": DATABASE if self._is_own else stored_at(self.url),
             **machine(self.design.config.device),
         }
         record = StudyRecord(

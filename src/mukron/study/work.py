@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import statistics
@@ -30,6 +31,7 @@ from mukron.train import Progress, Run, dataset_of, train
 from mukron.train.records import Row
 
 IDLE = 0.5  # seconds between two looks at the storage
+FEW = 3  # trials that do not tell how long the others take
 QUICK = 1.0  # seconds; epochs that follow faster are not reported to Optuna one by one
 
 
@@ -298,21 +300,26 @@ def progress_of(design: Design, entries: Sequence[Entry], workers: int) -> Study
     diverged = sum(entry.result is not None and entry.result.status == DIVERGED for entry in ended)
     left = _seconds_left(design, ended, standing[RUNNING])
     side_by_side = max(1, running, workers)
-    return StudyProgress(len(ended), design.total, running, diverged, None if left is None else left / side_by_side)
+    total = max(design.total, len(ended) + running)  # a search may find more there than it asks for
+    return StudyProgress(len(ended), total, running, diverged, None if left is None else left / side_by_side)
 
 
 def _seconds_left(design: Design, ended: Sequence[Entry], running: Sequence[Entry]) -> float | None:
-    """By what runs of each width took; a width not seen yet costs its square more than the nearest that was."""
+    """By what runs of each width took; one not seen yet costs more than the nearest by what the others show of it."""
     took: dict[float, list[float]] = {}
     for entry in ended:
         took.setdefault(entry.point.width, []).append(entry.seconds)
-    if not took:
+    if len(ended) < FEW:
         return None
+    prices = {width: statistics.median(seconds) for width, seconds in took.items()}
+    low, high = min(took), max(took)
+    power = math.log(prices[high] / prices[low]) / math.log(high / low) if low < high and prices[low] else 1.0
+    power = min(max(power, 0.0), 2.0)
     each = design.total / len(design.widths)
     left = 0.0
     for width in design.widths:
         nearest = min(took, key=lambda known: (abs(known - width), known))
-        price = statistics.median(took[nearest]) * (width / nearest) ** 2
+        price = prices[nearest] * (width / nearest) ** power
         half_done = sum(entry.point.width == width for entry in running) / 2
         left += price * max(0.0, each - len(took.get(width, ())) - half_done)
     return left
