@@ -72,6 +72,7 @@ def plan(
         else:
             with _writing(code):
                 code.write_text(planned.code())
+            Console(stderr=True).print(f"wrote {code}", highlight=False, markup=False, soft_wrap=True)
 
 
 def _study(folder: Path) -> StudyRecord:
