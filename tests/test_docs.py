@@ -111,3 +111,5 @@ def test_the_first_pictures_study_shows_what_is_claimed_of_it():
     assert sp.drift.high < mup.drift.low
     assert all(wider.better for wider in mup.wider)
     assert (sp.verdict, mup.verdict) == ("does not transfer", "transfers")
+    lower = [ours.width for ours, theirs in zip(sp.optima, mup.optima, strict=True) if ours.value < theirs.value]
+    assert lower == [256, 512, 1024]  # as docs/transfer.md admits

@@ -163,6 +163,18 @@ def test_own_data_that_is_loaded_already_is_for_one_process(tmp_path):
         study.run(workers=2)
 
 
+@pytest.mark.parametrize("name", ["a b%41", "h#y", "q?x=1", "\N{GREEK SMALL LETTER MU}P"])
+def test_the_study_is_in_its_folder_whatever_that_is_called(tmp_path, name):
+    """Or it is said that it cannot be: an address knows some characters as its own."""
+    said = ""
+    try:
+        tiny_study(tmp_path / name, widths=(8,), lr=(0.01,), schemes=("mup",), seeds=1).run()
+    except StudyError as error:
+        said = str(error)
+    assert (tmp_path / name / "study.db").exists() or ("?" in name and "choose one without" in said)
+    assert {path.name for path in tmp_path.iterdir()} <= {name}
+
+
 def test_a_folder_that_cannot_be_made_is_told(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(StudyError, match="a study cannot be kept there"):

@@ -14,11 +14,11 @@ from typing import Any
 from mukron.damping import Rule
 from mukron.study.errors import StudyError
 from mukron.theory import get_scheme
-from mukron.train import RunConfig
+from mukron.train import RunConfig, records
 from mukron.train.config import FIRST_ORDER
 from mukron.train.records import Row
 
-FINISHED, DIVERGED, PRUNED = "finished", "diverged", "pruned"
+FINISHED, DIVERGED, PRUNED = records.FINISHED, records.DIVERGED, "pruned"
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from mukron.study.errors import StudyError
 from mukron.study.points import FINISHED, Point, Result, lowest_is_best
-from mukron.train import RunConfig
+from mukron.train import RunConfig, records
 from mukron.train.records import Row
 
 P = ParamSpec("P")
@@ -35,7 +35,7 @@ BEAT, GRACE = 15, 60  # seconds between two beats of a trial's heart, and after 
 RUNNING, ENDED, LOST = "running", "ended", "lost"
 OWN = ("scheme", "width", "lr", "damping", "seed")  # of a point, not of the study
 ANYWHERE = ("device",)  # may differ between workers
-WORKER_DIED, INTERRUPTED = "its worker died", "interrupted"
+WORKER_DIED, INTERRUPTED = "its worker died", records.INTERRUPTED
 
 
 @dataclass(frozen=True)
@@ -265,6 +265,17 @@ class Store:
         with suppress(_optuna().exceptions.UpdateFinishedTrialError):
             self._storage.set_trial_user_attr(claim.trial_id, attribute, content)
             self._storage.set_trial_state_values(claim.trial_id, state, None if value is None else [value])
+
+
+def sqlite_at(path: Path) -> str:
+    """The address of a file, whatever its folders are called."""
+    _optuna()  # brings SQLAlchemy, or says what does
+    from sqlalchemy import URL, make_url
+
+    url = URL.create("sqlite", database=str(path)).render_as_string()
+    if make_url(url).database != str(path):  # SQLAlchemy before 2.1 takes what follows a ? for options
+        raise StudyError(f"{path}: a study cannot be kept in a folder of this name; choose one without a '?'")
+    return url
 
 
 def stored_at(url: str) -> str:

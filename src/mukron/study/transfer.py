@@ -10,7 +10,6 @@ from contextlib import suppress
 from datetime import datetime, timezone
 from numbers import Real
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -21,7 +20,7 @@ from mukron.study.design import Design, Search, usual_schemes
 from mukron.study.errors import StudyError
 from mukron.study.points import FINISHED, Result
 from mukron.study.record import StudyRecord
-from mukron.study.store import ANYWHERE, ENDED, OWN, Store, stored_at
+from mukron.study.store import ANYWHERE, ENDED, OWN, Store, sqlite_at, stored_at
 from mukron.study.work import IDLE, Job, StudyProgress, cores, ctrl_c, employ, progress_of, work
 from mukron.train import RunConfig
 
@@ -76,7 +75,7 @@ class TransferStudy:
         self.name = name or (OWN_NAME if storage is None else self._shared_name())
         self.dataset, self.data_dir = dataset, None if data_dir is None else str(data_dir)
         self._is_own = storage is None
-        self.url = storage or f"sqlite:///{(self.folder / DATABASE).resolve()}"
+        self.url = storage or sqlite_at((self.folder / DATABASE).resolve())
         self.runs = str((self.folder / RUNS).resolve()) if keep_runs else None
         self.rhythm = {"beat": beat, "grace": grace}
         self._store: Store | None = None
@@ -194,5 +193,5 @@ def _several(values: float | Sequence[float]) -> tuple[float, ...]:
 def machine(device: str) -> dict[str, str]:
     """What it was run on, in words."""
     gpu = torch.cuda.get_device_name(device) if torch.device(device).type == "cuda" else ""
-    versions: Any = f"mukron {__version__}, torch {torch.__version__}, Python {platform.python_version()}"
+    versions = f"mukron {__version__}, torch {torch.__version__}, Python {platform.python_version()}"
     return {"machine": f"{platform.machine()}, {cores()} cores" + (f", {gpu}" if gpu else ""), "versions": versions}
