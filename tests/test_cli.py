@@ -161,3 +161,13 @@ def test_bench(tmp_path):
 def test_bench_without_a_gpu(monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert "torch finds no GPU here; choose cpu" in refuse("bench", "kfac-step", "--device", "cuda")
+
+
+def test_a_reader_that_has_seen_enough_is_no_error():
+    """As in "mukron explain | head": who reads is gone before anything is printed."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-u", "-m", "mukron.cli", "explain", "--method", "all"]
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, "")

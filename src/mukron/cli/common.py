@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,6 +32,9 @@ def errors() -> Iterator[None]:
         raise typer.Exit(130) from None
     except (typer.Exit, typer.Abort):
         raise
+    except BrokenPipeError:  # "| head" has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left to flush goes nowhere
+        raise typer.Exit(141) from None
     except Exception:  # of the user's own code, or ours: 1 and 2 mean other things
         traceback.print_exc()
         raise typer.Exit(3) from None
