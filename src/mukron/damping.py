@@ -59,8 +59,11 @@ class Rule:
 
     def text(self) -> str:
         """As ``parse`` reads it, with the numbers that are not defaults."""
-        numbers = [getattr(self, each.name) for each in fields(self) if getattr(self, each.name) != each.default]  # type: ignore[arg-type]
-        return f"{_dashed(type(self).__name__)}:{','.join(f'{number:g}' for number in numbers)}"
+        own = [(getattr(self, each.name), each.default) for each in fields(self)]  # type: ignore[arg-type]
+        while own[-1][0] == own[-1][1]:
+            own.pop()
+        numbers = [number for number, _ in own]
+        return f"{_dashed(type(self).__name__)}:{','.join(f'{number:.12g}' for number in numbers)}"
 
     @staticmethod
     def parse(text: str) -> Rule:
@@ -115,19 +118,26 @@ class Heuristic(Rule):
 
 @dataclass(frozen=True)
 class Fixed(Rule):
-    """Numbers of your own for the two sides, scaled with the width as the theory says; ``rho`` multiplies both."""
+    """Numbers of your own for the two sides, scaled with the width as the theory says; ``rho`` multiplies both.
+
+    power_a, power_b: of the theory's scale. 1 is right, 0 is the same at every width; others are there to see why.
+    """
 
     usual = (1.0, 1.0)
     a: float
     b: float
     rho: float = 1.0
+    power_a: float = 1.0
+    power_b: float = 1.0
 
     def __call__(self, factors: Mapping[str, Factor], sides: Sides) -> dict[str, Tensor]:
         own = {"A": self.a, "B": self.b, "R": self.a, "L": self.b, "K": self.a * self.b}
-        return {
-            name: factor.trace().new_full(factor.trace().shape, self.rho * own[name] * sides.scales.get(name, 1.0))
-            for name, factor in factors.items()
-        }
+        power = {"A": self.power_a, "B": self.power_b, "R": self.power_a, "L": self.power_b, "K": self.power_a}
+        damping = {}
+        for name, factor in factors.items():
+            number = self.rho * own[name] * sides.scales.get(name, 1.0) ** power[name]
+            damping[name] = factor.trace().new_full(factor.trace().shape, number)
+        return damping
 
 
 @dataclass(frozen=True)

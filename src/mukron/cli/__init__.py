@@ -12,6 +12,7 @@ from mukron.cli.check import check_app
 from mukron.cli.data import data_app
 from mukron.cli.explain import explain
 from mukron.cli.plan import plan
+from mukron.cli.reproduce import reproduce
 from mukron.cli.train import train
 from mukron.cli.transfer import transfer, tune
 
@@ -27,6 +28,7 @@ app.command()(transfer)
 app.command()(tune)
 app.command()(plan)
 app.command()(train)
+app.command()(reproduce)
 app.add_typer(data_app, name="data")
 app.add_typer(bench_app, name="bench")
 

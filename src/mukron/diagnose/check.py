@@ -219,11 +219,15 @@ class Check:
         return written
 
     @classmethod
+    def from_dict(cls, data: object, source: str = "check") -> Check:
+        content = check_stamp(data, KIND, VERSION, source)
+        with damaged(source):
+            return cls(Record.from_dict(content["record"]), content["tolerance"])
+
+    @classmethod
     def load(cls, path: str | Path) -> Check:
         """From a ``check.json``."""
-        content = check_stamp(read_json(path), KIND, VERSION, str(path))
-        with damaged(str(path)):
-            return cls(Record.from_dict(content["record"]), content["tolerance"])
+        return cls.from_dict(read_json(path), str(path))
 
     def __str__(self) -> str:
         return str(self.table())

@@ -18,6 +18,7 @@ from mukron.models import get_model
 from mukron.params import build_without_memory, plain_width
 from mukron.theory import get_method
 from mukron.train import RunConfig, RunError, base_width_of, build, dataset_of, factory_of, loss_of
+from mukron.train.surroundings import precision
 
 # Small enough for the first steps to follow the law, at every width and in every scheme.
 RATES = {"sgd": 0.1, "adam": 0.001, "kfac": 0.01, "foof": 0.02, "shampoo": 0.005, "gauss-newton": 0.01}
@@ -69,7 +70,8 @@ def check_run(
 
     batch = (inputs, dataset.train.targets)
     loss = loss_of(config, dataset.classes)
-    record = run(start, batch, loss, widths=widths, seeds=range(seeds), steps=steps, progress=progress)
+    with precision(config.dtype):
+        record = run(start, batch, loss, widths=widths, seeds=range(seeds), steps=steps, progress=progress)
     setting = f"lr {config.lr:g}, {config.data} ({len(dataset.train)} samples), base width {base_width_of(config):g}"
     about = {"config": config.to_dict(), "mukron": mukron.__version__, "torch": torch.__version__}
     return Check(replace(record, setting=setting, about=about), tolerance)

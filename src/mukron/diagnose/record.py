@@ -24,6 +24,7 @@ from mukron.train.randomness import own_random_numbers
 
 OUTPUT = "output"
 FROZEN, UNUSED = "frozen", "unused"
+CHECKED = ("features", "distance", "spectra")
 
 
 class Row(NamedTuple):
@@ -92,7 +93,7 @@ def run(
     widths: Sequence[float],
     seeds: Sequence[int],
     steps: int,
-    probes: Sequence[str] = tuple(PROBES),
+    probes: Sequence[str] = CHECKED,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> Record:
     """``start(width, seed)`` builds; the same batch is learned for ``steps`` steps; probes are read after each."""

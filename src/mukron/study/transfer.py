@@ -97,6 +97,10 @@ class TransferStudy:
     def _job(self, since: int) -> Job:
         return Job(self.design, self.url, self.name, since, self.data_dir, self.runs, **self.rhythm)
 
+    def job(self) -> Job:
+        """For a worker that begins now."""
+        return self._job(since=len(self.store.entries()))
+
     def run(
         self, workers: int = 1, progress: Callable[[StudyProgress], None] | None = None, command: str = ""
     ) -> StudyRecord:
@@ -109,7 +113,7 @@ class TransferStudy:
         if workers > 1 and self.dataset is not None:
             raise StudyError("workers: other processes do not have this data set; give it as data='module:function'")
         self._check_metric()
-        job = self._job(since=len(self.store.entries()))
+        job = self.job()
         tell = self._teller(workers, progress)
         tell(True)
         with ctrl_c() as stopped, suppress(KeyboardInterrupt):

@@ -72,11 +72,16 @@ class _FellBehindError(Exception):
 
 
 def work(
-    job: Job, store: Store, dataset: Dataset | None, stopped: Callable[[], bool], tell: Callable[[], None]
+    job: Job,
+    store: Store,
+    dataset: Dataset | None,
+    stopped: Callable[[], bool],
+    tell: Callable[[], None],
+    wait: bool = True,
 ) -> bool:
     """Train points until none is left: True; or until ``stopped`` or Ctrl-C: False.
 
-    Points that run elsewhere are waited for: their workers may die.
+    wait: for points that run elsewhere, whose workers may die; without it those are left to them.
     """
     design = job.design
     if design.search is not None:
@@ -95,7 +100,7 @@ def work(
         if claim is not None:
             if _train(job, store, claim, dataset, stopped, tell) == INTERRUPTED:
                 return False
-        elif design.standing(seen)[RUNNING]:
+        elif wait and design.standing(seen)[RUNNING]:
             time.sleep(IDLE)
         else:
             return True

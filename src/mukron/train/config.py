@@ -33,8 +33,13 @@ from mukron.train.schedules import Schedule
 KIND, VERSION = "run_config", 1
 LARGEST_EXPONENT = 1000
 LOSSES = ("cross-entropy", "mse")
-DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.float32}  # of the weights
-RECORDS = ("features", "distance", "spectra", "words")
+DTYPES = {  # of the weights
+    "float32": torch.float32,
+    "float64": torch.float64,
+    "tf32": torch.float32,
+    "bfloat16": torch.float32,
+}
+RECORDS = ("features", "distance", "spectra", "rates", "words")
 
 FIRST_ORDER = ("sgd", "adamw")
 
@@ -73,10 +78,10 @@ class RunConfig:
     epochs: int = 20
     batch: int | None = None  # None: all samples in one
     seed: int = 0  # of the initial weights, the order of samples, augmentations, dropout and K-FAC's draws
-    dtype: str = "float32"  # float64, or bfloat16: autocast over float32 weights
+    dtype: str = "float32"  # float64; on float32 weights tf32 (quicker products on a GPU) or bfloat16 (autocast)
     device: str = "cpu"
     compile: bool = False
-    record: tuple[str, ...] = ()  # features, distance, spectra, words
+    record: tuple[str, ...] = ()  # features, distance, spectra, rates, words
     record_every: int = 1  # epochs
     evaluate_every: int = 1  # epochs; the last one always is
 

@@ -39,7 +39,7 @@ from mukron.train.randomness import (
 )
 from mukron.train.records import DIVERGED, FINISHED, INTERRUPTED, Folder, Row, Run, finite
 from mukron.train.schedules import Schedule
-from mukron.train.surroundings import interruptible, repeatable, tensorboard_writer
+from mukron.train.surroundings import interruptible, precision, repeatable, tensorboard_writer
 from mukron.train.words import Words
 
 PROBED = 64  # samples that probes see
@@ -132,6 +132,7 @@ def train(
         data = dataset_of(config, dataset, data_dir)
         stack.enter_context(own_random_numbers(device_of(config)))
         stack.enter_context(repeatable())
+        stack.enter_context(precision(config.dtype))
         loop = Loop(config, data, files, observe, progress, checkpoint_every, data_dir)
         if files is not None:
             if resume:

@@ -6,6 +6,7 @@ features   features/LAYER  |h_t - h_0|, the size (root mean square) of the chang
 distance   distance/NAME   |W_t - W_0| / |W_0| of a parameter
 spectra    largest/LAYER.X, mean/LAYER.X   eigenvalues of the curvature factor X
            damping/LAYER.X                 what is added to them
+rates      rate/NAME       |W_t+1 - W_t| / |G|, a parameter's step over its gradient: of plain SGD, the learning rate
 """
 
 from __future__ import annotations
@@ -207,10 +208,41 @@ class Spectra:
         return found
 
 
+class Rates:
+    """How far the last step took each parameter, over the size of its gradient. Momentum and decay are part of it."""
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer | None, x: Any) -> None:
+        self.parameters = {clean_name(name): value for name, value in unwrap(model).named_parameters()}
+        self.before: dict[str, Tensor] = {}
+        self.found: dict[str, float] = {}
+        if optimizer is not None:
+            optimizer.register_step_pre_hook(self._remember)
+            optimizer.register_step_post_hook(self._compare)
+
+    def _remember(self, *_: Any) -> None:
+        moving = {name: value for name, value in self.parameters.items() if value.grad is not None}
+        self.before = {name: value.detach().clone() for name, value in moving.items()}
+
+    @torch.no_grad()
+    def _compare(self, *_: Any) -> None:
+        self.found = {}
+        for name, before in self.before.items():
+            value = self.parameters[name]
+            assert value.grad is not None
+            gradient = float(value.grad.norm())
+            if gradient > 0:
+                self.found[f"rate/{name}"] = float((value - before).norm()) / gradient
+        self.before = {}
+
+    def read(self) -> dict[str, float]:
+        return dict(self.found)
+
+
 PROBES: dict[str, Callable[[nn.Module, Optimizer | None, Any], Probe]] = {
     "features": Features,
     "distance": Distance,
     "spectra": Spectra,
+    "rates": Rates,
 }
 
 

@@ -1,0 +1,103 @@
+"""``mukron reproduce``: the paper, figure by figure."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from mukron.cli.common import errors, show
+from mukron.cli.numbers import read_numbers
+from mukron.table import Table
+
+if TYPE_CHECKING:
+    from mukron.paper import Outcome, Progress
+
+
+def reproduce(
+    names: Annotated[list[str] | None, typer.Argument(help="Figures or tables by their names; see --list.")] = None,
+    list_: Annotated[bool, typer.Option("--list", help="Name all recipes and what is kept of each.")] = False,
+    all_: Annotated[bool, typer.Option("--all", help="Every recipe.")] = False,
+    scale: Annotated[
+        str, typer.Option(help="smoke (seconds, digits), small (minutes, two cores) or paper (one GPU).")
+    ] = "small",
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    workers: Annotated[int, typer.Option(min=1, help="Processes that train side by side.")] = 1,
+    epochs: Annotated[int | None, typer.Option(min=1, help="At most so many; the result says so.")] = None,
+    widths: Annotated[str | None, typer.Option(help="Of the recipe's widths only these, as in 1,2,4,8.")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="At most so many.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Where results are kept; reproduction/SCALE if not given.")] = None,
+    page: Annotated[bool, typer.Option("--page", help="Only write the page (README.md) of what --out holds.")] = False,
+    data_dir: Annotated[Path | None, typer.Option(help="Where data sets are kept.")] = None,
+) -> None:
+    """Run figures and tables of the paper, and check what it claims of them.
+
+    Each is kept in a folder of its name: figure.svg, numbers.csv, evidence.json and result.json with the verdict on
+    every claim. The same command goes on where it was stopped. Exit code 1 if a claim does not hold; smoke runs are too
+    small to tell, and end with 0.
+    """
+    with errors():
+        from mukron.paper import RECIPES, Less, Request, Scale, write_page
+        from mukron.paper import reproduce as run
+
+        folder = out if out is not None else Path("reproduction") / scale
+        if scale not in {each.value for each in Scale}:
+            raise ValueError(f"--scale {scale!r}: known: {', '.join(each.value for each in Scale)}")
+        if list_:
+            show(_listed(folder))
+            return
+        if page:
+            print(write_page(folder))
+            return
+        if all_ == bool(names):
+            raise ValueError("name recipes, or say --all; mukron reproduce --list names them")
+        chosen = tuple(RECIPES) if all_ else tuple(dict.fromkeys(names or ()))
+        less = Less(epochs, None if widths is None else tuple(read_numbers(widths, "--widths")), seeds)
+        request = Request(chosen, Scale(scale), str(folder), less, device, None if data_dir is None else str(data_dir))
+        command = shlex.join(["mukron", *sys.argv[1:]])
+        with _shown() as (progress, concluded):
+            found = run(request, workers=workers, command=command, progress=progress, concluded=concluded)
+        print(write_page(folder))
+    fails = any(outcome.verdict in ("does not hold", "holds in part") for outcome in found.values())
+    raise typer.Exit(1 if fails and scale != "smoke" else 0)
+
+
+def _listed(folder: Path) -> Table:
+    from mukron.paper import RECIPES, outcomes
+
+    kept = outcomes(folder) if folder.exists() else {}
+    rows = [
+        (name, recipe.where, recipe.title, f"{kept[name].verdict} ({kept[name].scale})" if name in kept else "-")
+        for name, recipe in RECIPES.items()
+    ]
+    return Table("The paper, figure by figure", ("name", "where", "what", f"in {folder}"), tuple(rows))
+
+
+@contextmanager
+def _shown() -> Iterator[tuple[Callable[[Progress], None], Callable[[Outcome, list[Path]], None]]]:
+    """A bar on a terminal; each outcome as it comes, everywhere."""
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Bar(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("reproduce", total=None)
+
+        def progress(at: Progress) -> None:
+            said = f"part {min(at.parts + 1, at.of_parts)} of {at.of_parts}: {at.now or 'all run'}"
+            bar.update(task, completed=at.runs, total=at.of_runs, description=said)
+
+        def concluded(outcome: Outcome, written: list[Path]) -> None:
+            bar.console.print(f"[bold]{outcome.name}[/]: {outcome.verdict}", highlight=False)
+            for judged in outcome.claims:
+                text = f"  {judged.verdict}: {judged.claim} {judged.measured}"
+                bar.console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+        yield progress, concluded

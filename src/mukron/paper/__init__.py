@@ -1,0 +1,28 @@
+"""The paper, figure by figure: one recipe each, with the claim it must show and a check of it that can fail."""
+
+from mukron.paper import tables, coordinate, nngp, embeddings, wide, transfer, damped  # noqa: F401, I001 (the recipes, as listed)
+from mukron.paper.errors import ReproductionError
+from mukron.paper.outcome import Outcome, load_evidence, outcomes
+from mukron.paper.page import page_of, write_page
+from mukron.paper.recipe import RECIPES, Claim, Evidence, Experiment, Finding, Less, Recipe, Scale
+from mukron.paper.run import Progress, Request, reproduce
+
+__all__ = [
+    "RECIPES",
+    "Claim",
+    "Evidence",
+    "Experiment",
+    "Finding",
+    "Less",
+    "Outcome",
+    "Progress",
+    "Recipe",
+    "ReproductionError",
+    "Request",
+    "Scale",
+    "load_evidence",
+    "outcomes",
+    "page_of",
+    "reproduce",
+    "write_page",
+]

@@ -1,0 +1,177 @@
+"""Are features learned at every width? The paper's plots of the change of h against the width."""
+
+from __future__ import annotations
+
+from mukron.diagnose.configured import usual_rate
+from mukron.paper import drawing
+from mukron.paper.claims import column_exponent, departs, every, fades, learns
+from mukron.paper.drawing import Panel
+from mukron.paper.recipe import Checking, Claim, Experiment, Part, Scale, recipe
+from mukron.paper.settings import FLOOR, heuristic, powers, rescaled, setting, study
+
+SAMPLES, STEPS = 256, 10  # appendix B
+RATE = "Learning rate: not given; small enough for ten steps to follow the law at every width (those of mukron check)."
+SHAMPOO_WIDTHS = "Shampoo: narrower, as the roots of its matrices cost the cube of the width."
+COLUMNS = {  # the paper's, from left to right
+    "K-FAC, SP": ("kfac", "sp", heuristic(1e-3)),
+    "K-FAC, muP, heuristic": ("kfac", "mup", heuristic(1e-3)),
+    "K-FAC, muP, rescaled": ("kfac", "mup", rescaled(1)),
+    "Shampoo, SP": ("shampoo", "sp", None),
+    "Shampoo, muP": ("shampoo", "mup", None),
+}
+
+
+def widths_of(scale: Scale, model: str, method: str) -> tuple[float, ...]:
+    """Wide enough for the law, narrow enough for the machine."""
+    top = {("mlp", "kfac"): 14, ("mlp", "shampoo"): 11, ("myrtle5", "kfac"): 9, ("myrtle5", "shampoo"): 8}
+    low = 9 if model == "mlp" else 6
+    if scale is Scale.SMOKE:
+        return (64, 128) if model == "mlp" else (16, 32)
+    if scale is Scale.SMALL:
+        return powers(low - 1, low + 2) if method == "kfac" and model == "mlp" else powers(low - 2, low)
+    high = top.get((model, method), 11)
+    return powers(low - (method == "shampoo"), high)
+
+
+def check(scale: Scale, model: str, method: str, scheme: str, damping: str | None, **fields: object) -> Checking:
+    samples = scale.choose(32, 64, SAMPLES)
+    config = setting(
+        scale,
+        **{"model": model, "method": method, "scheme": scheme, "damping": damping, "momentum": 0.0},
+        **{"lr": usual_rate(method, scheme), "loss": "cross-entropy", **fields},
+    ).replace(samples=samples)
+    seeds, steps = scale.choose(1, 2, 2), scale.choose(2, STEPS, STEPS)
+    return Checking(config, widths_of(scale, model, method), seeds, steps)
+
+
+@recipe("coordinate", "Figure 1", "muP achieves feature learning across the width")
+def coordinate(scale: Scale) -> Experiment:
+    networks = {"MLP": ("mlp", "mnist"), "Myrtle-5": ("myrtle5", "cifar10")}
+    parts: dict[str, Part] = {
+        f"{title}, {column}": check(scale, model, method, scheme, damping, data=data)
+        for title, (model, data) in networks.items()
+        for column, (method, scheme, damping) in COLUMNS.items()
+    }
+    claims = []
+    for title in networks:
+        kfac, shampoo = f"{title}, K-FAC", f"{title}, Shampoo"
+        claims += [
+            Claim(f"{title}, K-FAC: in SP the change of features depends on the width.", departs(f"{kfac}, SP")),
+            Claim(
+                f"{title}, K-FAC: muP's weights and learning rates with the heuristic damping are not enough: the "
+                "features' change decays.",
+                fades(f"{kfac}, muP, heuristic"),
+            ),
+            Claim(f"{title}, K-FAC: with the rescaled damping it does not.", learns(f"{kfac}, muP, rescaled")),
+            Claim(f"{title}, Shampoo: in SP the change depends on the width.", departs(f"{shampoo}, SP")),
+            Claim(f"{title}, Shampoo: in muP it does not.", learns(f"{shampoo}, muP")),
+        ]
+    panels = [[Panel(f"{title}: {column}", f"{title}, {column}") for column in COLUMNS] for title in networks]
+    choices = (
+        "Data of the MLP: MNIST, as appendix B says; the caption says CIFAR-10.",
+        "Widths: in the paper's plots alone; MLP 512 to 16384, Myrtle-5 64 to 512 channels.",
+        "Heuristic damping: rho is not given for this figure; 0.001, as for the MLP in the transfer figure.",
+        *(RATE, SHAMPOO_WIDTHS, FLOOR),
+    )
+    return Experiment(parts, claims, drawing.checks(panels), choices)
+
+
+@recipe("ema-decay-dh", "Appendix D, figure", "An exponential moving average does not change the order")
+def ema(scale: Scale) -> Experiment:
+    parts: dict[str, Part] = {}
+    decays = (0.9, 0.5)
+    for method, damping in (("kfac", rescaled(1)), ("shampoo", None)):
+        name = {"kfac": "K-FAC", "shampoo": "Shampoo"}[method]
+        for decay in decays:
+            for scheme in ("sp", "mup"):
+                title = f"{name}, {'SP' if scheme == 'sp' else 'muP'}, decay {decay:g}"
+                options = {"memory": f"ema:{decay:g}"}
+                made = check(scale, "mlp", method, scheme, damping, data="cifar10", method_options=options)
+                top = widths_of(scale, "mlp", "kfac")
+                wide = tuple(width for width in top if width <= 4096) if method == "kfac" else made.widths
+                parts[title] = Checking(made.config, wide, made.seeds, made.steps)
+    titles = list(parts)
+    claims = [
+        Claim(
+            "In muP features are learned at every width whatever the average's decay.",
+            every(*(learns(title) for title in titles if "muP" in title)),
+        ),
+        Claim(
+            "In SP the change of features depends on the width whatever the decay.",
+            every(*(departs(title) for title in titles if "SP" in title)),
+        ),
+    ]
+    rows = [[Panel(title, title) for title in titles if title.startswith(name)] for name in ("K-FAC", "Shampoo")]
+    choices = (
+        "Decays: not given; 0.9 and 0.5 of the old statistic are kept.",
+        "K-FAC to width 4096: a running average needs whole matrices, whose inverses cost the cube of the width.",
+        *(RATE, SHAMPOO_WIDTHS, FLOOR),
+    )
+    return Experiment(parts, claims, drawing.checks(rows), choices)
+
+
+@recipe("dh-mlp-tanh", "Appendix D, figure", "muP achieves feature learning with tanh")
+def tanh(scale: Scale) -> Experiment:
+    parts: dict[str, Part] = {
+        column: check(scale, "mlp", method, scheme, damping, data="mnist", model_options={"activation": "tanh"})
+        for column, (method, scheme, damping) in COLUMNS.items()
+    }
+    claims = [
+        Claim("K-FAC: in SP the change of features depends on the width.", departs("K-FAC, SP")),
+        Claim("K-FAC: with the heuristic damping it decays.", fades("K-FAC, muP, heuristic")),
+        Claim("K-FAC: in muP with the rescaled damping it does not.", learns("K-FAC, muP, rescaled")),
+        Claim("Shampoo: in muP it does not.", learns("Shampoo, muP")),
+    ]
+    choices = (RATE, SHAMPOO_WIDTHS, FLOOR)
+    return Experiment(parts, claims, drawing.checks([[Panel(column, column) for column in COLUMNS]]), choices)
+
+
+@recipe("k-fac-precond", "Figure 2", "The parametrization is consistent throughout training")
+def precond(scale: Scale) -> Experiment:
+    config = setting(
+        scale,
+        **{"model": "mlp", "data": "fashion-mnist", "samples": 1024, "loss": "cross-entropy", "method": "kfac"},
+        **{"momentum": 0.0, "epochs": 50, "record": ("rates",), "evaluate_every": 50},
+    )
+    widths = scale.choose(powers(6, 7), powers(7, 10), powers(9, 13))
+    seeds = scale.choose(1, 2, 2)
+    part = study(scale, config, f"mup/{rescaled(1)}", widths=widths, lr=(0.001,), seeds=seeds, metric="train_loss")
+    layers = {
+        "input": ("rate/fc1.weight", 1.0),
+        "hidden": ("rate/fc2.weight", 0.0),
+        "output": ("rate/fc3.weight", -1.0),
+    }
+    claims = [
+        Claim(
+            f"The {name} layer's step over its gradient goes as width^{predicted:g}, from the first epoch to the last.",
+            column_exponent("MLP", column, predicted),
+        )
+        for name, (column, predicted) in layers.items()
+    ]
+    panels = [[Panel(f"{name} layer", "MLP", quantity=column) for name, (column, _) in layers.items()]]
+    choices = (
+        "Samples, epochs and batch: not given; 1,024, 50 and full batch, as for most of the paper. No momentum: a step "
+        "then shows its own preconditioner.",
+        "Loss: not given; cross-entropy.",
+        FLOOR,
+    )
+    return Experiment({"MLP": part}, claims, drawing.over_epochs(panels, label="step / gradient"), choices)
+
+
+@recipe("gauss-newton-coordinate", "Appendix A.4.3", "Gauss-Newton, which the paper derives and does not run: features")
+def gauss_newton(scale: Scale) -> Experiment:
+    parts: dict[str, Part] = {}
+    for scheme, title in (("sp", "SP"), ("mup", "muP")):
+        made = check(scale, "mlp", "gauss-newton", scheme, None, data="mnist", loss="mse")
+        widths = scale.choose((64, 128), powers(7, 10), powers(8, 12))
+        parts[title] = Checking(made.config.replace(samples=scale.choose(8, 16, 32)), widths, made.seeds, made.steps)
+    claims = [
+        Claim("In muP with its damping features are learned at every width.", learns("muP")),
+        Claim("In SP the change of features depends on the width.", departs("SP")),
+    ]
+    choices = (
+        "32 samples: the method solves systems of samples x outputs.",
+        "Loss: mse, for which the paper derives it.",
+        RATE,
+    )
+    return Experiment(parts, claims, drawing.checks([[Panel("SP", "SP"), Panel("muP", "muP")]]), choices)

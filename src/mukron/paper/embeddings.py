@@ -1,0 +1,126 @@
+"""Word embeddings: CBOW on WikiText-2."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mukron.paper import drawing
+from mukron.paper.claims import Of, beats, near, wider_is_better, wider_is_worse
+from mukron.paper.drawing import ExponentPanel, Panel
+from mukron.paper.recipe import Claim, Experiment, Part, Scale, recipe
+from mukron.paper.settings import BASE, FLOOR, MOMENTUM, powers, rescaled, setting, study
+from mukron.study.design import Design
+
+CHOICES = (
+    "Epochs, batch size, window and widths: not given; 5 epochs in batches of 4,096, four words on either side.",
+    "tau is not defined in the paper; 0.1 is read as the weight of the newest batch in the average of the factors.",
+    "Shampoo's roots are renewed every 20 steps; the factors at every step.",
+    *(MOMENTUM, BASE),
+)
+ANALOGY, SIMILARITY = "analogy_accuracy", "similarity"
+EPOCHS, BATCH = 5, 4096
+
+
+def cbow(scale: Scale, method: str, epochs: int = EPOCHS, **fields: Any) -> Any:
+    options = {
+        "shampoo": {"memory": "ema:0.9", "inverse_every": 20, "solver": "eigh"},
+        "kfac": {"memory": "ema:0.9", "inverse_every": 20},
+    }
+    made = setting(
+        scale,
+        **{"model": "cbow", "data": "wikitext2", "loss": "cross-entropy", "method": method, "batch": BATCH},
+        **{"epochs": epochs, "momentum": 0.9, "record": ("words",), "evaluate_every": epochs},
+        **{"method_options": options[method], "test_samples": 16_384, **fields},
+    )
+    return made.replace(samples=131_072, epochs=1) if scale is Scale.SMALL else made
+
+
+def metric_of(scale: Scale) -> str:
+    """A made language has no analogies."""
+    return "test_accuracy" if scale is Scale.SMOKE else ANALOGY
+
+
+@recipe("training_curve-left", "Figure 4, left", "CBOW on WikiText-2 with Shampoo over widths")
+def widths(scale: Scale) -> Experiment:
+    sizes = scale.choose((64, 128), (64, 128, 256), powers(6, 11))
+    parts: dict[str, Part] = {}
+    for title, scheme in (("SP", "sp"), ("muP", "mup")):
+        parts[title] = study(
+            scale,
+            cbow(scale, "shampoo"),
+            f"{scheme}/max-eigenvalue:1e-6",
+            widths=tuple(map(float, sizes)),
+            lr=(0.1,),
+            seeds=scale.choose(1, 1, 2),
+            metric=metric_of(scale),
+        )
+    claims = [
+        Claim("In SP the accuracy of word analogies falls as the width grows.", wider_is_worse("SP")),
+        Claim("In muP it does not fall.", wider_is_better("muP")),
+        Claim("At the widest muP is better than SP.", beats(Of("muP"), Of("SP"))),
+        Claim("In muP the training loss is lower the wider.", wider_is_better("muP", metric="train_loss")),
+    ]
+    if scale is not Scale.SMOKE:
+        claims.append(
+            Claim(
+                "At the widest the correlation with WordSim-353 is higher in muP than in SP.",
+                beats(Of("muP", metric=SIMILARITY), Of("SP", metric=SIMILARITY)),
+            )
+        )
+    second = "train_loss" if scale is Scale.SMOKE else SIMILARITY
+    panels = [
+        [Panel(title, title) for title in parts],
+        [Panel(f"{title}: training loss", title, quantity="train_loss") for title in parts],
+        [Panel(f"{title}: {second}", title, quantity=second) for title in parts],
+    ]
+    return Experiment(parts, claims, drawing.over_epochs(panels), CHOICES)
+
+
+@recipe("word2vec-b", "Appendix E.5, figure", "The effect of b_L on the accuracy of word analogies")
+def output_exponent(scale: Scale) -> Experiment:
+    exponents = scale.choose((0.5, 1.0), (0.5, 1.0, 64.0), (0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 64.0))
+    embeddings, outputs = scale.choose((1.0,), (1.0,), (1.0, 0.1)), scale.choose((1.0,), (1.0,), (1.0, 4.0, 16.0))
+    schemes = {"Shampoo": ("shampoo", "mup/max-eigenvalue:1e-6"), "K-FAC": ("kfac", f"mup/{rescaled(1)}")}
+    parts: dict[str, Part] = {}
+    for title, (method, scheme) in schemes.items():
+        for b in exponents:
+            for embedding in embeddings:
+                for output in outputs:
+                    options = {"embedding": embedding, "output": output}
+                    config = cbow(scale, method, 2, output_exponent=f"{b:g}", model_options=options)
+                    parts[named(title, b, embedding, output)] = _tuned(scale, config, scheme)
+
+    def best_of(title: str, b: float) -> Of:
+        return Of(named(title, b, embeddings[0], outputs[0]), name=f"{title}, b_L = {b:g}:")
+
+    claims = [Claim("K-FAC is better at b_L = 1 than at 0.5.", beats(best_of("K-FAC", 1.0), best_of("K-FAC", 0.5)))]
+    if 64.0 in exponents:
+        claims += [
+            Claim(
+                "K-FAC is better at b_L = 1 than far above it.", beats(best_of("K-FAC", 1.0), best_of("K-FAC", 64.0))
+            ),
+            Claim(
+                "Shampoo is about as good at b_L = 64 as at 1.",
+                near(best_of("Shampoo", 1.0), best_of("Shampoo", 64.0), 0.05),
+            ),
+        ]
+    panels = [
+        ExponentPanel(
+            f"{title}, embedding x {embedding:g}, output x {output:g}",
+            {b: named(title, b, embedding, output) for b in exponents},
+        )
+        for title in schemes
+        for embedding in embeddings
+        for output in outputs
+    ]
+    choices = ("Width 256, base width 64; two epochs.", FLOOR, *CHOICES)
+    return Experiment(parts, claims, drawing.over_exponent(panels), choices)
+
+
+def named(title: str, b: float, embedding: float, output: float) -> str:
+    return f"{title}, b_L = {b:g}, embedding x {embedding:g}, output x {output:g}"
+
+
+def _tuned(scale: Scale, config: Any, scheme: str) -> Design:
+    width = scale.choose(128.0, 128.0, 256.0)
+    return study(scale, config, scheme, widths=(width,), lr=(0.001, 0.01, 0.1), seeds=1, metric=metric_of(scale))

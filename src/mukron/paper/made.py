@@ -1,0 +1,27 @@
+"""Data that is made, not loaded, for smoke runs of networks that digits do not fit."""
+
+from __future__ import annotations
+
+import torch
+
+from mukron.data import Dataset, Split, load
+
+
+def large_digits() -> Dataset:
+    """Digits at 32 x 32 pixels, for networks that pool five times."""
+    digits = load("digits")
+    train, test = (Split(_enlarged(split.inputs), split.targets) for split in (digits.train, digits.test))
+    return Dataset("large_digits", train, test, digits.classes, mean=digits.mean, std=digits.std)
+
+
+def _enlarged(images: torch.Tensor) -> torch.Tensor:
+    return images.repeat_interleave(4, dim=-2).repeat_interleave(4, dim=-1)
+
+
+def sentences(words: int = 16, samples: int = 64) -> Dataset:
+    """Contexts of a made language in which the middle word follows from its first neighbour."""
+    generator = torch.Generator().manual_seed(0)
+    contexts = torch.randint(words, (2 * samples, 8), generator=generator)
+    targets = (contexts[:, 0] + 1) % words
+    train, test = Split(contexts[:samples], targets[:samples]), Split(contexts[samples:], targets[samples:])
+    return Dataset("sentences", train, test, words)

@@ -1,0 +1,299 @@
+"""The variance of the output layer: K-FAC's way into the kernel regime."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mukron.paper import drawing
+from mukron.paper.claims import Of, beats, every, near
+from mukron.paper.drawing import ExponentPanel, Panel
+from mukron.paper.recipe import Claim, Evidence, Experiment, Part, Scale, recipe
+from mukron.paper.settings import BASE, FLOOR, SAMPLES, powers, rescaled, setting, study
+from mukron.study.design import Design
+from mukron.table import Table
+
+EXPONENTS = (0.5, 1.0, 2.0, 4.0, 16.0, 64.0)
+THREE = (0.5, 1.0, 64.0)
+METHODS = {
+    "SGD": ("sgd", "mup"),
+    "Shampoo": ("shampoo", "mup/max-eigenvalue:0.001"),
+    "K-FAC": ("kfac", f"mup/{rescaled(1)}"),
+}
+LARGE, SMALL = (64, 256, 1024), (4, 16)
+WIDTH, BASE_WIDTH = 32, 4
+CHOICES = (
+    f"Width: not given; {WIDTH} channels in the first layer and {2 * WIDTH} in the second, base width {BASE_WIDTH}.",
+    "Learning rates: the paper's 2^z from z = 1 down to -20; every second one for Shampoo and for batches below 256.",
+    BASE,
+    FLOOR,
+)
+Cells = Mapping[tuple[str, float], Sequence[float]]  # by method and b_L: the paper's percentages, batch 4 to 1024
+TABLE: Cells = {
+    ("SGD", 0.5): (82.60, 80.91, 78.86, 74.50, 66.83),
+    ("SGD", 1.0): (83.62, 83.61, 82.10, 77.99, 73.40),
+    ("SGD", 64.0): (83.98, 83.82, 82.60, 79.53, 74.63),
+    ("K-FAC", 0.5): (83.18, 84.17, 83.75, 84.07, 80.25),
+    ("K-FAC", 1.0): (83.84, 84.16, 84.29, 84.33, 83.21),
+    ("K-FAC", 64.0): (81.56, 82.72, 82.63, 79.51, 75.37),
+}
+WITHOUT_MOMENTUM: Cells = {
+    ("SGD", 0.5): (80.52, 78.69, 75.05, 67.94, 49.70),
+    ("SGD", 1.0): (82.85, 80.41, 77.58, 73.12, 64.30),
+    ("SGD", 64.0): (83.59, 81.23, 77.25, 73.63, 70.53),
+    ("K-FAC", 0.5): (77.60, 79.66, 83.94, 82.14, 78.63),
+    ("K-FAC", 1.0): (79.10, 81.69, 83.92, 83.16, 80.27),
+    ("K-FAC", 64.0): (76.06, 76.95, 77.28, 76.04, 75.94),
+}
+
+
+def named(method: str, b: float, batch: int = SAMPLES) -> str:
+    return f"{method}, b_L = {b:g}, batch {batch}"
+
+
+def part(scale: Scale, method: str, b: float, batch: int = SAMPLES, **fields: Any) -> Design:
+    """A three-layer CNN on Fashion-MNIST with b of its output layer set, its learning rate tuned."""
+    optimizer, scheme = METHODS[method]
+    usual = {
+        **{"model": "cnn", "base_width": BASE_WIDTH, "data": "fashion-mnist", "samples": SAMPLES, "loss": "mse"},
+        **{"method": optimizer, "output_exponent": f"{b:g}", "batch": None if batch >= SAMPLES else batch},
+        **{"epochs": 50, "momentum": 0.9, "evaluate_every": 5, "dtype": "tf32" if method != "Shampoo" else "float32"},
+    }
+    config = setting(scale, **{**usual, **fields})
+    width = scale.choose(8, 8, WIDTH)
+    paper = powers(-19, 1, 2) if method == "Shampoo" else powers(-20, 1) if batch >= 256 else powers(-20, 0, 2)
+    rates = scale.choose(powers(-6, -3), powers(-9, 0, 3), paper)
+    if scale is Scale.SMALL:
+        config = config.replace(epochs=20, samples=256, test_samples=2000)
+    return study(scale, config, scheme, widths=(width,), lr=rates, seeds=scale.choose(1, 1, 2))
+
+
+def figure(scale: Scale, **fields: Any) -> tuple[dict[str, Part], list[ExponentPanel]]:
+    """Accuracy against b_L for the three methods, full batch."""
+    exponents = scale.choose((0.5, 64.0), THREE, EXPONENTS)
+    parts: dict[str, Part] = {
+        named(method, b): part(scale, method, b, **fields) for method in METHODS for b in exponents
+    }
+    return parts, [ExponentPanel(method, {b: named(method, b) for b in exponents}) for method in METHODS]
+
+
+def best_at(method: str, b: float, batch: int = SAMPLES) -> Of:
+    return Of(named(method, b, batch), name=f"{method}, b_L = {b:g}:")
+
+
+def one_beats(method: str, other: float, batch: int = SAMPLES) -> Any:
+    return beats(best_at(method, 1.0, batch), best_at(method, other, batch))
+
+
+def trap(scale: Scale) -> list[Claim]:
+    """What the figures of this section claim."""
+    if scale is Scale.SMOKE:
+        return [Claim("K-FAC: b_L = 64 is worse than 0.5.", beats(best_at("K-FAC", 0.5), best_at("K-FAC", 64.0)))]
+    rest = [b for b in scale.choose(THREE, THREE, EXPONENTS) if b > 1]
+    return [
+        Claim("K-FAC is better at b_L = 1 than at 0.5.", one_beats("K-FAC", 0.5)),
+        Claim("K-FAC falls to the kernel's solution where b_L is much above 1.", one_beats("K-FAC", 64.0)),
+        Claim(
+            "K-FAC: no b_L above 1 beats 1.",
+            every(*(beats(best_at("K-FAC", 1.0), best_at("K-FAC", b), True) for b in rest)),
+        ),
+        Claim("SGD is almost the same at b_L = 1 and 64.", near(best_at("SGD", 1.0), best_at("SGD", 64.0), 0.03)),
+        Claim("Shampoo is almost the same at 1 and 64.", near(best_at("Shampoo", 1.0), best_at("Shampoo", 64.0), 0.03)),
+    ]
+
+
+@recipe("nngp", "Figure 3", "K-FAC converges to the NNGP solution when the last layer starts near zero")
+def nngp(scale: Scale) -> Experiment:
+    parts, panels = figure(scale)
+    return Experiment(parts, trap(scale), drawing.over_exponent(panels, second="train_accuracy"), CHOICES)
+
+
+@recipe("k-fac-nngp-cross-entropy", "Appendix E.2, figure", "The same with cross-entropy")
+def cross_entropy(scale: Scale) -> Experiment:
+    parts, panels = figure(scale, loss="cross-entropy")
+    return Experiment(parts, trap(scale), drawing.over_exponent(panels, second="train_accuracy"), CHOICES)
+
+
+@recipe("k-fac-nngp-cross-wo-momentum", "Appendix E.4, figure", "The same with cross-entropy and without momentum")
+def without_momentum(scale: Scale) -> Experiment:
+    parts, panels = figure(scale, loss="cross-entropy", momentum=0.0)
+    return Experiment(parts, trap(scale), drawing.over_exponent(panels, second="train_accuracy"), CHOICES)
+
+
+@recipe("train-curve-cnn-fashion-mnist", "Appendix E.1, figure", "Training curves for different b_L")
+def curves(scale: Scale) -> Experiment:
+    exponents = scale.choose((0.5, 64.0), THREE, THREE)
+    methods = ("SGD", "K-FAC")
+    parts: dict[str, Part] = {named(method, b): part(scale, method, b) for method in methods for b in exponents}
+    first = exponents[0] if scale is Scale.SMOKE else 1.0
+    claims = [
+        Claim(
+            "K-FAC at b_L = 64 has a high test accuracy after the first evaluation already, above that at b_L = 1.",
+            early(named("K-FAC", 64.0), named("K-FAC", first)),
+        ),
+        Claim("In the end it is lower.", beats(best_at("K-FAC", first), best_at("K-FAC", 64.0))),
+    ]
+    rows = [[Panel(f"{method}, b_L = {b:g}", named(method, b)) for b in exponents] for method in methods]
+    choices = ("The runs are those of Figure 3. Test accuracy is read every 5 epochs.", *CHOICES)
+    return Experiment(parts, claims, drawing.over_epochs(rows), choices)
+
+
+def early(above: str, below: str) -> Any:
+    """At the first evaluation, of each part's best setting."""
+
+    def check(evidence: Evidence) -> Any:
+        from mukron.paper.recipe import FAILS, HOLDS, UNTOLD, Finding
+
+        found = {}
+        for name in (above, below):
+            record = evidence.study(name)
+            curves = [[row["test_accuracy"] for row in each.rows if "test_accuracy" in row] for each in record.results]
+            longest = max(map(len, curves), default=0)
+            firsts = [curve[0] for curve in curves if longest > 1 and len(curve) == longest]
+            if not firsts:
+                return Finding(UNTOLD, f"{name}: no curve")
+            found[name] = max(firsts)
+        said = " against ".join(f"{100 * value:.2f}% ({name})" for name, value in found.items())
+        return Finding(HOLDS if found[above] > found[below] else FAILS, f"at the first evaluation {said}")
+
+    return check
+
+
+# Over batch sizes.
+
+
+def table(scale: Scale, batches: Sequence[int], printed: Cells, **fields: Any) -> Experiment:
+    chosen = tuple(scale.choose(batches[-1:], batches, batches))
+    methods = ("SGD", "K-FAC")
+    exponents = scale.choose((0.5, 64.0), THREE, THREE)
+    parts: dict[str, Part] = {
+        named(method, b, batch): part(scale, method, b, batch, **fields)
+        for method in methods
+        for b in exponents
+        for batch in chosen
+    }
+    claims = []
+    for batch in chosen if scale is not Scale.SMOKE else ():
+        column = (4, 16, 64, 256, 1024).index(batch)
+        said = {key: f"{row[column]:g}" for key, row in printed.items()}
+        claims += [
+            Claim(
+                f"K-FAC, batch {batch}: b_L = 1 beats {other:g}.",
+                one_beats("K-FAC", other, batch),
+                f"{said['K-FAC', 1.0]} against {said['K-FAC', other]}",
+            )
+            for other in (0.5, 64.0)
+        ]
+        claims.append(
+            Claim(
+                f"SGD, batch {batch}: b_L = 1 is not better than 64.",
+                beats(best_at("SGD", 64.0, batch), best_at("SGD", 1.0, batch), or_equals=True),
+                f"{said['SGD', 64.0]} against {said['SGD', 1.0]}",
+            )
+        )
+    if scale is Scale.SMOKE:
+        batch = chosen[0]
+        claims = [Claim("K-FAC: 0.5 beats 64.", beats(best_at("K-FAC", 0.5, batch), best_at("K-FAC", 64.0, batch)))]
+
+    def shown(evidence: Evidence) -> Table:
+        rows = []
+        for method in methods:
+            for b in exponents:
+                values = [best_at(method, b, batch).value(evidence).mean for batch in chosen]
+                cells = ["-" if math.isnan(value) else f"{100 * value:.2f}" for value in values]
+                paper = [f"{printed[method, b][(4, 16, 64, 256, 1024).index(batch)]:.2f}" for batch in chosen]
+                rows.append(
+                    (method, f"{b:g}", *(f"{ours} ({theirs})" for ours, theirs in zip(cells, paper, strict=True)))
+                )
+        columns = ("method", "b_L", *(f"batch {batch}" for batch in chosen))
+        return Table("Test accuracy, ours (the paper's)", columns, tuple(rows))
+
+    return Experiment(parts, claims, drawing.table(shown), CHOICES)
+
+
+@recipe("b-output-k-fac", "Table 2", "Test accuracy for different b_L and batch sizes, 64 to 1024")
+def batches(scale: Scale) -> Experiment:
+    return table(scale, LARGE, TABLE)
+
+
+@recipe("b-output-k-fac-small", "Table 2", "The same, batch sizes 4 and 16")
+def small_batches(scale: Scale) -> Experiment:
+    return table(scale, SMALL, TABLE)
+
+
+@recipe("wo-momentum-b-output-k-fac", "Appendix E.4, table", "The same without momentum, 64 to 1024")
+def batches_without_momentum(scale: Scale) -> Experiment:
+    made = table(scale, LARGE, WITHOUT_MOMENTUM, momentum=0.0)
+    choices = (
+        "The caption says accuracy on the training data; the text compares with Table 2, so test accuracy is shown.",
+    )
+    return Experiment(made.parts, made.claims, made.draw, (*made.choices, *choices))
+
+
+@recipe("wo-momentum-b-output-k-fac-small", "Appendix E.4, table", "The same without momentum, 4 and 16")
+def small_batches_without_momentum(scale: Scale) -> Experiment:
+    return table(scale, SMALL, WITHOUT_MOMENTUM, momentum=0.0)
+
+
+# Over architectures.
+
+
+@recipe("k-fac-effective", "Appendix E.3, figure", "b_L = 1 is better than 0.5 in various networks")
+def architectures(scale: Scale) -> Experiment:
+    networks: dict[str, dict[str, Any]] = {
+        "MLP": {"model": "mlp", "data": "mnist", "width": 1024, "base": 64, "epochs": 20, "damping": 1},
+        "CNN": {"model": "cnn", "data": "fashion-mnist", "width": 32, "base": 4, "epochs": 50, "damping": 1},
+        "Myrtle-5": {
+            "model": "myrtle5",
+            "data": "fashion-mnist",
+            "width": 64,
+            "base": 4,
+            "epochs": 20,
+            "batch": 128,
+            "damping": 1,
+        },
+        "ResNet-18": {
+            "model": "resnet18",
+            "data": "fashion-mnist",
+            "width": 4,
+            "base": 1,
+            "epochs": 20,
+            "batch": 128,
+            "damping": 10,
+        },
+    }
+    exponents = scale.choose((0.5, 1.0), THREE, (0.5, 1.0, 2.0, 4.0, 64.0))
+    parts: dict[str, Part] = {}
+    for name, own in networks.items():
+        for b in exponents:
+            config = setting(
+                scale,
+                **{"model": own["model"], "data": own["data"], "samples": SAMPLES, "loss": "mse", "method": "kfac"},
+                **{"base_width": own["base"], "epochs": own["epochs"], "batch": own.get("batch"), "dtype": "tf32"},
+                **{"output_exponent": f"{b:g}", "evaluate_every": own["epochs"]},
+            )
+            small = {"mlp": 256, "cnn": 8, "myrtle5": 8, "resnet18": 2}[own["model"]]
+            width = scale.choose(2 * own["base"], small, own["width"])
+            rates = scale.choose(powers(-6, -3), powers(-9, -1, 4), powers(-10, 0, 2))
+            if scale is Scale.SMALL:
+                config = config.replace(samples=256, test_samples=1000, epochs=5)
+            scheme = f"mup/{rescaled(own['damping'])}"
+            parts[f"{name}, b_L = {b:g}"] = study(
+                scale, config, scheme, widths=(width,), lr=rates, seeds=scale.choose(1, 1, 2)
+            )
+    claims = [
+        Claim(
+            f"{name}: b_L = 1 is better than 0.5.",
+            beats(Of(f"{name}, b_L = 1", name="b_L = 1:"), Of(f"{name}, b_L = 0.5", name="0.5:")),
+        )
+        for name in networks
+    ]
+    panels = [ExponentPanel(name, {b: f"{name}, b_L = {b:g}" for b in exponents}) for name in networks]
+    choices = (
+        "Widths and learning rates: not given; MLP 1024 (base 64), CNN 32 (4), Myrtle-5 64 (4), ResNet-18 4 (1, the "
+        "original network is 4).",
+        "Damping: rescaled, 1; for ResNet-18 10, as in the transfer figure.",
+        FLOOR,
+    )
+    return Experiment(parts, claims, drawing.over_exponent(panels, second="train_accuracy", share=False), choices)

@@ -1,0 +1,409 @@
+"""Run recipes: every part once, by one process or by many, resumable; then judge, draw and keep.
+
+Read downwards:  recipes -> parts -> workers walk along the parts -> a recipe whose parts are all there is concluded.
+
+Parts live in FOLDER/runs/KEY, named by what they run: recipes share them, and a second command goes on where the first
+was stopped. What is concluded lives in FOLDER/NAME.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime, timezone
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mukron.data import Dataset
+from mukron.diagnose.check import Check
+from mukron.diagnose.configured import check_run
+from mukron.paper.errors import ReproductionError
+from mukron.paper.outcome import Outcome, judge, keep, thinned
+from mukron.paper.recipe import RECIPES, Checking, Evidence, Experiment, Found, Less, Part, Scale, key_of
+from mukron.study.design import Design
+from mukron.study.store import ENDED
+from mukron.study.transfer import TransferStudy, machine
+from mukron.study.work import cores, ctrl_c, work
+from mukron.train import RunConfig, dataset_of
+
+RUNS, LOG, CHECK_FILE, OVER = "runs", "workers.log", "check.json", "over"
+IDLE = 1.0  # seconds between two looks
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is to be reproduced, and where."""
+
+    names: tuple[str, ...]
+    scale: Scale
+    folder: str
+    less: Less = field(default_factory=Less)
+    device: str = "cpu"
+    data_dir: str | None = None
+
+    def experiments(self) -> dict[str, Experiment]:
+        if unknown := [name for name in self.names if name not in RECIPES]:
+            raise ReproductionError(f"no recipe is called {', '.join(unknown)}; mukron reproduce --list names them all")
+        return {name: RECIPES[name].experiment(self.scale, self.less, self.device) for name in self.names}
+
+    def parts(self) -> list[Assigned]:
+        """In the order of the recipes; one that several have is there once."""
+        found: dict[str, Assigned] = {}
+        for name, experiment in self.experiments().items():
+            for title, part in experiment.parts.items():
+                key = key_of(part)
+                found.setdefault(key, Assigned(f"{name}: {title}", part, Path(self.folder) / RUNS / key, self.data_dir))
+        return list(found.values())
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "scale": self.scale.value}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Request:
+        less = data["less"]
+        widths = None if less["widths"] is None else tuple(less["widths"])
+        plain = {
+            "names": tuple(data["names"]),
+            "scale": Scale(data["scale"]),
+            "less": Less(**{**less, "widths": widths}),
+        }
+        return cls(**{**data, **plain})
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where it stands."""
+
+    parts: int
+    of_parts: int
+    runs: int
+    of_runs: int
+    now: str  # the first part that is not over
+
+
+@dataclass(frozen=True)
+class Assigned:
+    """A part and its folder."""
+
+    title: str
+    part: Part
+    folder: Path
+    data_dir: str | None
+
+    @property
+    def total(self) -> int:
+        """Runs."""
+        part = self.part
+        return len(part.widths) * part.seeds if isinstance(part, Checking) else part.total
+
+    def study(self, dataset: Dataset | None = None) -> TransferStudy:
+        assert isinstance(self.part, Design)
+        design = self.part
+        return TransferStudy(
+            design.config,
+            widths=design.widths,
+            lr=design.lr,
+            damping=design.damping,
+            schemes=design.schemes,
+            seeds=design.seeds,
+            metric=design.metric,
+            folder=self.folder,
+            dataset=dataset,
+            data_dir=self.data_dir,
+        )
+
+    def over(self) -> bool:
+        """Whether all of it was run; once it was, that is written down."""
+        if isinstance(self.part, Checking):
+            return (self.folder / CHECK_FILE).exists()
+        if (self.folder / OVER).exists():
+            return True
+        if self.done() < self.total:
+            return False
+        (self.folder / OVER).touch()
+        return True
+
+    def done(self) -> int:
+        """Runs that have ended."""
+        if isinstance(self.part, Checking):
+            return self.total if self.over() else 0
+        if (self.folder / OVER).exists():
+            return self.total
+        if not (self.folder / "study.db").exists():
+            return 0
+        return len(self.part.standing(self.study().store.entries())[ENDED])
+
+    def run(self, stopped: Callable[[], bool], tell: Callable[[], None], wait: bool) -> bool:
+        """What nobody else runs; False if it was stopped."""
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="output layer", category=UserWarning)  # it is what is shown
+            return self._run(stopped, tell, wait)
+
+    def _run(self, stopped: Callable[[], bool], tell: Callable[[], None], wait: bool) -> bool:
+        if self.over():
+            return True
+        if isinstance(self.part, Checking):
+            with _alone(self.folder, wait) as ours:
+                if ours and not self.over():
+                    self._check(self.part, tell)
+            return not stopped()
+        study = self.study()
+        job = study.job()
+        if self.part.next(study.store.entries(), job.since) is None and not wait:
+            return True
+        dataset = data_of(self.part.config, self.data_dir)
+        return work(job, study.store, dataset, stopped, tell, wait)
+
+    def _check(self, part: Checking, tell: Callable[[], None]) -> None:
+        dataset = data_of(part.config, self.data_dir)
+        result = check_run(
+            part.config,
+            widths=part.widths,
+            seeds=part.seeds,
+            steps=part.steps,
+            dataset=dataset,
+            progress=lambda *_: tell(),
+        )
+        last = [row for row in result.record.rows if row.step == result.record.steps]
+        kept = replace(result, record=replace(result.record, rows=tuple(last)))
+        temporary = self.folder / f"{CHECK_FILE}.new"
+        temporary.write_text(json.dumps(kept.to_dict()))
+        temporary.replace(self.folder / CHECK_FILE)
+
+    def found(self) -> Found:
+        if isinstance(self.part, Checking):
+            return Check.load(self.folder / CHECK_FILE)
+        return thinned(self.study().record())
+
+
+@lru_cache(maxsize=2)
+def _data(fields: str, data_dir: str | None) -> Dataset:
+    return dataset_of(RunConfig(**json.loads(fields)), None, data_dir)
+
+
+def data_of(config: RunConfig, data_dir: str | None) -> Dataset:
+    """The config's samples; those used last are still there."""
+    content = config.to_dict()
+    fields = {name: content[name] for name in ("data", "data_options", "samples", "test_samples", "device")}
+    return _data(json.dumps(fields, sort_keys=True), data_dir)
+
+
+@contextmanager
+def _alone(folder: Path, wait: bool) -> Iterator[bool]:
+    """Whether no other process is at this check; the lock goes with its process."""
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        import fcntl
+    except ImportError:  # not a Unix
+        yield True
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        yield True
+    except BlockingIOError:
+        yield False
+    finally:
+        os.close(handle)
+
+
+# All of it.
+
+
+def reproduce(
+    request: Request,
+    *,
+    workers: int = 1,
+    command: str = "",
+    progress: Callable[[Progress], None] | None = None,
+    concluded: Callable[[Outcome, list[Path]], None] | None = None,
+) -> dict[str, Outcome]:
+    """Run what is not there yet, conclude every recipe, and return what each found. Ctrl-C stops it; nothing is lost.
+
+    concluded: called with each outcome and its files as soon as the recipe's parts are all there.
+    """
+    if workers < 1:
+        raise ReproductionError(f"workers: at least 1, got {workers}")
+    book = Book(request, command, concluded)
+    tell = _teller(book, progress)
+    with ctrl_c() as stopped:
+        if workers > 1:
+
+            def look() -> None:
+                book.conclude()
+                tell()
+
+            _employ(request, workers, stopped, look)
+        for assigned in book.parts:  # all of them, or what dead workers left
+            if stopped() or not assigned.run(stopped, tell, wait=True):
+                raise KeyboardInterrupt
+            book.conclude()
+    tell(True)
+    missing = [name for name in request.names if name not in book.outcomes]
+    if missing:
+        left = next(assigned for assigned in book.parts if not assigned.over())
+        raise ReproductionError(f"{left.title}: runs are missing, as their workers died every time (out of memory?)")
+    return book.outcomes
+
+
+class Book:
+    """Which parts are there, and what was concluded from them."""
+
+    def __init__(self, request: Request, command: str, concluded: Callable[[Outcome, list[Path]], None] | None) -> None:
+        self.request, self.command, self.concluded = request, command, concluded
+        self.experiments, self.parts = request.experiments(), request.parts()
+        self.by_key = {assigned.folder.name: assigned for assigned in self.parts}
+        self.outcomes: dict[str, Outcome] = {}
+        self.began = time.monotonic()
+        self._over: set[str] = set()
+
+    def over(self, assigned: Assigned) -> bool:
+        key = assigned.folder.name
+        if key not in self._over and assigned.over():
+            self._over.add(key)
+        return key in self._over
+
+    def conclude(self) -> None:
+        """Every recipe whose parts are all there. They are run in order: after a missing one, none is looked at."""
+        for name, experiment in self.experiments.items():
+            if name in self.outcomes:
+                continue
+            mine = [self.by_key[key_of(part)] for part in experiment.parts.values()]
+            if not all(self.over(assigned) for assigned in mine):
+                return
+            evidence = Evidence({title: each.found() for title, each in zip(experiment.parts, mine, strict=True)})
+            self._conclude(name, experiment, evidence)
+
+    def _conclude(self, name: str, experiment: Experiment, evidence: Evidence) -> None:
+        request = self.request
+        made = {"command": self.command, "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")}
+        made |= {**machine(request.device), "runs": _runs(evidence)}
+        outcome = judge(name, request.scale.value, request.less.words(), experiment, evidence, made)
+        self.outcomes[name] = outcome
+        written = keep(outcome, experiment, evidence, Path(request.folder) / name)
+        if self.concluded is not None:
+            self.concluded(outcome, written)
+
+    def standing(self) -> Progress:
+        waiting = [assigned for assigned in self.parts if not self.over(assigned)]
+        left = sum(assigned.total for assigned in waiting)
+        first = waiting[0] if waiting else None
+        total = sum(assigned.total for assigned in self.parts)
+        done = total - left + (first.done() if first else 0)
+        return Progress(len(self.parts) - len(waiting), len(self.parts), done, total, first.title if first else "")
+
+
+def _runs(evidence: Evidence) -> str:
+    """How many there were, and how long they took together."""
+    count: Counter[str] = Counter()
+    seconds = 0.0
+    for found in evidence.values():
+        if isinstance(found, Check):
+            count["steps of a check"] += len({(row.width, row.seed) for row in found.record.rows})
+            continue
+        for result in found.results:
+            count[result.status] += 1
+            seconds += result.seconds
+    said = ", ".join(f"{number} {status}" for status, number in count.items()) or "none: theory alone"
+    return said + (f"; {seconds:.0f} s of training" if seconds else "")
+
+
+def _teller(book: Book, progress: Callable[[Progress], None] | None) -> Callable[..., None]:
+    last = 0.0
+
+    def tell(now: bool = False) -> None:
+        nonlocal last
+        if progress is not None and (now or time.monotonic() - last > IDLE):
+            progress(book.standing())
+            last = time.monotonic()
+
+    return tell
+
+
+# Workers.
+
+
+def _employ(request: Request, workers: int, stopped: Callable[[], bool], look: Callable[[], None]) -> None:
+    """Have the parts run by so many processes. A worker that dies leaves its point to the others."""
+    folder = Path(request.folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    content = {"request": request.to_dict(), "path": sys.path, "parent": os.getpid()}
+    content["threads"] = max(1, cores() // workers)
+    log = folder / LOG
+    said_before = log.stat().st_size if log.exists() else 0
+    command = [sys.executable, "-m", "mukron.paper", json.dumps(content)]
+    processes = []
+    try:
+        for _ in range(workers):
+            with log.open("ab") as file:  # a session of its own: Ctrl-C reaches the foreman alone
+                processes.append(
+                    subprocess.Popen(
+                        command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True
+                    )
+                )
+        while any(process.poll() is None for process in processes) and not stopped():
+            if any(process.returncode in (2, 3) for process in processes):
+                break
+            look()
+            time.sleep(IDLE)
+    finally:
+        for process in processes:
+            with suppress(ProcessLookupError):
+                process.send_signal(signal.SIGINT)
+        for process in processes:
+            _end(process)
+    if any(process.returncode in (2, 3) for process in processes):
+        text = log.read_bytes()[said_before:].decode(errors="replace").strip()
+        if any(process.returncode == 3 for process in processes):
+            raise RuntimeError(f"a worker broke; {log} has all it said:\n{text[-2000:]}")
+        raise ReproductionError(text.rpartition("error: ")[2])
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    try:
+        process.wait(timeout=60)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def main(text: str) -> int:
+    """A worker process: 0 when nothing is left, 130 when it was told to stop, 2 or 3 on an error."""
+    content = json.loads(text)
+    sys.path[:] = list(dict.fromkeys([*content["path"], *sys.path]))
+    torch.set_num_threads(content["threads"])
+
+    def orphaned() -> None:
+        if os.getppid() != content["parent"]:
+            raise KeyboardInterrupt
+
+    try:
+        with ctrl_c() as stopped:
+            parts = Request.from_dict(content["request"]).parts()
+            return 0 if walk(parts, stopped, orphaned) else 130
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    except Exception:
+        traceback.print_exc()
+        return 3
+
+
+def walk(parts: Sequence[Assigned], stopped: Callable[[], bool], tell: Callable[[], None]) -> bool:
+    """Along all parts, taking what nobody else has; then once more, waiting for the others and their deaths."""
+    return all(assigned.run(stopped, tell, wait) for wait in (False, True) for assigned in parts)

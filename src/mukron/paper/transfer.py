@@ -1,0 +1,375 @@
+"""Does the best learning rate stay where it is? The paper's transfer figures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mukron.paper import drawing
+from mukron.paper.claims import Of, beats, moves, stays, wider_is_better, wider_is_worse
+from mukron.paper.drawing import Panel
+from mukron.paper.recipe import Claim, Experiment, Part, Scale, recipe
+from mukron.paper.settings import (
+    BASE,
+    BATCH_128,
+    FLOOR,
+    FULL_BATCH,
+    GRID,
+    MOMENTUM,
+    SAMPLES,
+    SEEDS,
+    heuristic,
+    powers,
+    rescaled,
+    setting,
+    study,
+)
+
+CHOICES = (FULL_BATCH, MOMENTUM, GRID, SEEDS, BASE, FLOOR)
+SEVERAL = 2  # seeds at paper scale; of ResNet-18, whose runs are long, one
+
+
+@dataclass(frozen=True)
+class Network:
+    """A row of a figure: what is trained, and at which widths."""
+
+    name: str
+    fields: Mapping[str, Any]
+    widths: tuple[float, ...]
+    small: tuple[float, ...]  # on two cores
+    smoke: tuple[float, ...]
+
+    def config(self, scale: Scale, **fields: Any) -> Any:
+        epochs = self.fields["epochs"]
+        common = {"samples": SAMPLES, "loss": "mse", "momentum": 0.9, "evaluate_every": max(1, epochs // 2)}
+        made = setting(scale, **{**common, **self.fields, **fields})
+        if scale is Scale.SMALL and self.fields["model"] != "mlp":
+            made = made.replace(samples=256, test_samples=1000, epochs=5, evaluate_every=5)
+        return made
+
+    def of(self, scale: Scale) -> tuple[float, ...]:
+        return scale.choose(self.smoke, self.small, self.widths)
+
+
+MLP = Network("MLP", {"model": "mlp", "data": "mnist", "epochs": 20}, powers(9, 14), powers(6, 9), (64, 128))
+CNN = Network(
+    "CNN",
+    {"model": "cnn", "data": "fashion-mnist", "epochs": 50, "dtype": "tf32"},
+    (16, 32, 64, 128),
+    (16, 32),
+    (16, 32),
+)
+MYRTLE = Network(
+    "Myrtle-5",
+    {"model": "myrtle5", "data": "fashion-mnist", "epochs": 20, "batch": 128, "dtype": "tf32"},
+    *((16, 32, 64, 128), (16, 32), (16, 32)),
+)
+RESNET = Network(
+    "ResNet-18",
+    {"model": "resnet18", "data": "fashion-mnist", "epochs": 20, "batch": 128, "dtype": "tf32"},
+    *((1, 2, 4, 8), (1, 2), (1, 2)),
+)
+
+
+@dataclass(frozen=True)
+class Column:
+    """A panel: a method in a scheme, and the learning rates that are tried."""
+
+    title: str
+    method: str
+    scheme: str
+    rates: tuple[float, ...]
+    fields: Mapping[str, Any] | None = None
+
+
+def part(scale: Scale, network: Network, column: Column, **fields: Any) -> Part:
+    config = network.config(scale, method=column.method, **(column.fields or {}), **fields)
+    rates = column.rates if scale is Scale.PAPER else column.rates[:: scale.choose(1, 2, 1)]
+    seeds = 1 if network.name == "ResNet-18" else SEVERAL
+    return study(scale, config, column.scheme, widths=network.of(scale), lr=rates, seeds=scale.choose(1, 1, seeds))
+
+
+Row = tuple[str, Network, Sequence[Column], Mapping[str, Any]]  # a name, what it trains, how, and with what changes
+
+
+def grid(scale: Scale, rows: Sequence[Row]) -> tuple[dict[str, Part], list[list[Panel]]]:
+    """Parts and panels of rows of networks and columns of methods."""
+    parts: dict[str, Part] = {}
+    panels = []
+    for name, network, columns, fields in rows:
+        panels.append([Panel(f"{name}: {column.title}", f"{name}, {column.title}") for column in columns])
+        for column in columns:
+            parts[f"{name}, {column.title}"] = part(scale, network, column, **fields)
+    return parts, panels
+
+
+def four(rates: Mapping[str, tuple[float, ...]], rho_sp: float, rho_mup: float) -> list[Column]:
+    """SGD and K-FAC, in SP and in muP."""
+    return [
+        Column("SGD, SP", "sgd", "sp", rates["SGD, SP"]),
+        Column("SGD, muP", "sgd", "mup", rates["SGD, muP"]),
+        Column("K-FAC, SP", "kfac", f"sp/{heuristic(rho_sp)}", rates["K-FAC, SP"]),
+        Column("K-FAC, muP", "kfac", f"mup/{rescaled(rho_mup)}", rates["K-FAC, muP"]),
+    ]
+
+
+MLP_RATES = {
+    "SGD, SP": powers(-8, -1),
+    "SGD, muP": powers(-8, -1),
+    "K-FAC, SP": powers(-12, -4),
+    "K-FAC, muP": powers(-9, -2),
+}
+CNN_RATES = {
+    "SGD, SP": powers(-11, -4),
+    "SGD, muP": powers(-10, -3),
+    "K-FAC, SP": powers(-8, 0),
+    "K-FAC, muP": powers(-1, 6),
+}
+RESNET_RATES = {
+    "SGD, SP": powers(-9, -2),
+    "SGD, muP": powers(-9, -2),
+    "K-FAC, SP": powers(-10, 0, 2),
+    "K-FAC, muP": powers(-10, 0, 2),
+}
+
+
+def transfer_claims(name: str, sgd_moves: bool = True) -> list[Claim]:
+    claims = [
+        Claim(
+            f"{name}, SGD: in SP the best learning rate falls with the width.", moves(f"{name}, SGD, SP", direction=-1)
+        )
+    ]
+    return [
+        *(claims if sgd_moves else []),
+        Claim(f"{name}, SGD: in muP it stays.", stays(f"{name}, SGD, muP")),
+        Claim(f"{name}, K-FAC: in SP with the heuristic damping it shifts.", moves(f"{name}, K-FAC, SP")),
+        Claim(f"{name}, K-FAC: in muP with the rescaled damping it stays.", stays(f"{name}, K-FAC, muP")),
+        Claim(f"{name}, K-FAC: in muP wider is better.", wider_is_better(f"{name}, K-FAC, muP")),
+    ]
+
+
+@recipe("zero-transfer", "Figure 6", "muP allows the learning rate to transfer across widths")
+def zero_transfer(scale: Scale) -> Experiment:
+    rows: list[Row] = [
+        ("MLP", MLP, four(MLP_RATES, 0.001, 1), {}),
+        ("CNN", CNN, four(CNN_RATES, 1, 100), {}),
+        ("ResNet-18", RESNET, four(RESNET_RATES, 10, 10), {}),
+    ]
+    parts, panels = grid(scale, rows)
+    claims = [
+        Claim(
+            "MLP, K-FAC: in SP the test accuracy at width 16384 is lower than at 512.", wider_is_worse("MLP, K-FAC, SP")
+        ),
+        *(claim for name in ("MLP", "CNN", "ResNet-18") for claim in transfer_claims(name)),
+    ]
+    return Experiment(parts, claims, drawing.transfer(panels), (*CHOICES, BATCH_128))
+
+
+def _rates(*ends: tuple[int, int]) -> dict[str, tuple[float, ...]]:
+    return {name: powers(*each) for name, each in zip(MLP_RATES, ends, strict=True)}
+
+
+@recipe("zero-transfer-activation", "Appendix F.4, figure", "Learning rate transfer with tanh and with cross-entropy")
+def activation(scale: Scale) -> Experiment:
+    narrower = Network("MLP", MLP.fields, powers(9, 13, 2), MLP.small, MLP.smoke)
+    tanh = {"model_options": {"activation": "tanh"}}
+    rows: list[Row] = [
+        ("tanh, mse", narrower, four(_rates((-9, -1), (-7, 1), (-10, -2), (-6, 1)), 0.001, 1), tanh),
+        (
+            "tanh, cross-entropy",
+            narrower,
+            four(_rates((-7, 1), (-6, 2), (-12, -4), (-11, -3)), 0.001, 1),
+            {**tanh, "loss": "cross-entropy"},
+        ),
+        (
+            "ReLU, cross-entropy",
+            narrower,
+            four(_rates((-9, -1), (-8, 0), (-13, -5), (-12, -5)), 0.001, 1),
+            {"loss": "cross-entropy"},
+        ),
+    ]
+    parts, panels = grid(scale, rows)
+    claims = [claim for name, *_ in rows for claim in transfer_claims(name)]
+    choices = ("Widths: 512, 2048 and 8192.", *CHOICES)
+    return Experiment(parts, claims, drawing.transfer(panels), choices)
+
+
+@recipe("zero-transfer-full", "Appendix F.3, figure", "The same on the whole of Fashion-MNIST")
+def full(scale: Scale) -> Experiment:
+    whole = {"samples": None, "batch": 1024, "data": "fashion-mnist"}
+    mlp = Network("MLP", {**MLP.fields, **whole}, powers(9, 12), powers(6, 7), MLP.smoke)
+    cnn = Network("CNN", {**CNN.fields, **whole, "epochs": 20}, (16, 32, 64), (16,), CNN.smoke)
+    few = {name: rates[::2] for name, rates in MLP_RATES.items()}
+    few_cnn = {name: rates[::2] for name, rates in CNN_RATES.items()}
+    parts, panels = grid(scale, [("MLP", mlp, four(few, 0.001, 1), {}), ("CNN", cnn, four(few_cnn, 1, 100), {})])
+    claims = [
+        Claim(f"{name}, {method}: in muP the best learning rate stays.", stays(f"{name}, {method}, muP"))
+        for name in ("MLP", "CNN")
+        for method in ("SGD", "K-FAC")
+    ]
+    choices = ("Epochs and batch size: not given; 20 and 1,024.", MOMENTUM, GRID, SEEDS, BASE, FLOOR)
+    return Experiment(parts, claims, drawing.transfer(panels), choices)
+
+
+@recipe("shampoo-lr-transfer", "Appendix F.1, figure", "muP for Shampoo: learning rate transfer")
+def shampoo(scale: Scale) -> Experiment:
+    def columns(low: int, high: int, step: int) -> list[Column]:
+        return [
+            Column(title, "shampoo", f"{scheme}/max-eigenvalue:1e-6", powers(low, high, step))
+            for title, scheme in (("SP", "sp"), ("muP", "mup"))
+        ]
+
+    exact = {"dtype": "float32"}
+    mlp = Network("MLP", MLP.fields, powers(7, 10), MLP.small, MLP.smoke)
+    cnn = Network("CNN", {**CNN.fields, **exact}, (16, 32, 64), CNN.small, CNN.smoke)
+    myrtle = Network("Myrtle-5", {**MYRTLE.fields, **exact}, (16, 32, 64), MYRTLE.small, MYRTLE.smoke)
+    resnet = Network("ResNet-18", {**RESNET.fields, **exact}, (1, 2, 4), RESNET.small, RESNET.smoke)
+    rows: list[Row] = [
+        ("MLP", mlp, columns(-10, -2, 1), {}),
+        ("CNN", cnn, columns(-10, -3, 1), {}),
+        ("Myrtle-5", myrtle, columns(-9, -1, 2), {}),
+        ("ResNet-18", resnet, columns(-10, -2, 2), {}),
+    ]
+    parts, panels = grid(scale, rows)
+    claims = [
+        claim
+        for name, *_ in rows
+        for claim in (
+            Claim(f"{name}: in muP the best learning rate stays.", stays(f"{name}, muP")),
+            Claim(f"{name}: in muP wider is better.", wider_is_better(f"{name}, muP")),
+            Claim(
+                f"{name}: at the widest muP is at least as good as SP.",
+                beats(Of(f"{name}, muP"), Of(f"{name}, SP"), or_equals=True),
+            ),
+        )
+    ]
+    choices = (
+        "Damping: not given for this figure; 1e-6 times the largest eigenvalue, as for CBOW.",
+        "Widths: the roots of Shampoo's matrices cost the cube of the width: MLP to 1024, convolutions to 64 channels, "
+        "ResNet-18 to the original network (4).",
+        *(FULL_BATCH, BATCH_128, MOMENTUM, GRID, SEEDS, BASE),
+    )
+    return Experiment(parts, claims, drawing.transfer(panels), choices)
+
+
+@recipe("foof-lr-transfer", "Appendix F.2, figure", "muP for FOOF: learning rate transfer")
+def foof(scale: Scale) -> Experiment:
+    def columns(rho: float, sp: tuple[float, ...], mup: tuple[float, ...]) -> list[Column]:
+        return [
+            Column("SP", "foof", f"sp/{rescaled(rho)}", sp),
+            Column("muP", "foof", f"mup/{rescaled(rho)}", mup),
+        ]
+
+    mlp = Network("MLP", MLP.fields, powers(9, 13), MLP.small, MLP.smoke)
+    rows: list[Row] = [
+        ("MLP", mlp, columns(1, powers(-6, 1), powers(-8, -1)), {}),
+        ("CNN", CNN, columns(1, powers(-12, -5), powers(-12, -5)), {}),
+    ]
+    parts, panels = grid(scale, rows)
+    claims = [
+        claim
+        for name, *_ in rows
+        for claim in (
+            Claim(f"{name}: in muP the best learning rate stays.", stays(f"{name}, muP")),
+            Claim(f"{name}: at the widest muP is better than SP.", beats(Of(f"{name}, muP"), Of(f"{name}, SP"))),
+        )
+    ]
+    choices = ("Damping: not given; the rescaled rule with 1.", *CHOICES)
+    return Experiment(parts, claims, drawing.transfer(panels), choices)
+
+
+@recipe("zero-transfer-up", "Appendix I, figure", "The uniform parametrization transfers, and is worse than muP")
+def uniform(scale: Scale) -> Experiment:
+    mlp = Network("MLP", MLP.fields, powers(9, 13), MLP.small, MLP.smoke)
+    columns = [
+        Column("SGD, UP", "sgd", "ntk", powers(-6, 1)),
+        Column("SGD, muP", "sgd", "mup", MLP_RATES["SGD, muP"]),
+        Column("K-FAC, UP", "kfac", f"ntk/{rescaled(1)}", powers(-9, -2)),
+        Column("K-FAC, muP", "kfac", f"mup/{rescaled(1)}", MLP_RATES["K-FAC, muP"]),
+    ]
+    parts, panels = grid(scale, [("MLP", mlp, columns, {})])
+    claims = [
+        Claim(f"{method}: in UP the best learning rate stays.", stays(f"MLP, {method}, UP"))
+        for method in ("SGD", "K-FAC")
+    ] + [
+        Claim(
+            f"{method}: at the widest UP is worse than muP.",
+            beats(Of(f"MLP, {method}, muP"), Of(f"MLP, {method}, UP")),
+        )
+        for method in ("SGD", "K-FAC")
+    ]
+    choices = ("UP: r = 1/2, the NTK parametrization, with the rescaled damping for K-FAC.", *CHOICES)
+    return Experiment(parts, claims, drawing.transfer(panels), choices)
+
+
+@recipe("gauss-newton-transfer", "Appendix A.4.3", "Gauss-Newton, which the paper derives and does not run: transfer")
+def gauss_newton(scale: Scale) -> Experiment:
+    fields = {**MLP.fields, "samples": 128, "test_samples": 2000}
+    mlp = Network("MLP", fields, powers(7, 11), powers(6, 8), MLP.smoke)
+    columns = [
+        Column("SP", "gauss-newton", "sp/rescaled", powers(-9, 0)),
+        Column("muP", "gauss-newton", "mup/rescaled", powers(-9, 0)),
+    ]
+    parts, panels = grid(scale, [("MLP", mlp, columns, {})])
+    claims = [
+        Claim("In muP the best learning rate stays.", stays("MLP, muP")),
+        Claim("In muP wider is better.", wider_is_better("MLP, muP")),
+        Claim("At the widest muP is at least as good as SP.", beats(Of("MLP, muP"), Of("MLP, SP"), or_equals=True)),
+    ]
+    choices = (
+        "The paper has no experiment: 128 samples of MNIST, 20 epochs, full batch; mukron's own damping.",
+        MOMENTUM,
+    )
+    return Experiment(parts, claims, drawing.transfer(panels), choices)
+
+
+# ImageNet.
+
+
+def imagenet(scale: Scale, epochs: int = 55) -> dict[str, Any]:
+    return {
+        **{
+            "model": "resnet50",
+            "data": "imagenet",
+            "data_options": {"size": 224},
+            "loss": "cross-entropy",
+            "batch": 1024,
+        },
+        **{"label_smoothing": 0.1, "augment": ("crop", "flip", "cutout"), "epochs": epochs, "schedule": "cosine"},
+        **{"method": "kfac", "kl_clip": 1e-3, "method_options": {"memory": "ema:0.95"}, "dtype": "tf32"},
+    }
+
+
+IMAGENET = (
+    "tau is not defined in the paper; 0.05 is read as the weight of the newest batch in the average of the factors.",
+    "Batch, schedule and the constant of the clipping: not given; 1,024, cosine and 0.001.",
+    "Widths count as elsewhere: the original network is 4.",
+)
+
+
+@recipe("k-fac-mup-lr", "Figure 5", "muP has the higher accuracy at every learning rate (ResNet-50 on ImageNet)")
+def mup_lr(scale: Scale) -> Experiment:
+    rates = (0.025, 0.05, 0.1, 0.2, 0.4)
+    config = setting(scale, **imagenet(scale))
+    schemes = (f"sp/{heuristic(0.001)}", f"mup/{rescaled(0.001)}")
+    parts: dict[str, Part] = {
+        name: study(scale, config, scheme, widths=(scale.choose(1.0, 1.0, 4.0),), lr=rates, seeds=1)
+        for name, scheme in zip(("SP", "muP"), schemes, strict=True)
+    }
+    claims = [Claim("The best of muP is better than the best of SP.", beats(Of("muP"), Of("SP")))]
+    panels = [[Panel("SP", "SP"), Panel("muP", "muP")]]
+    return Experiment(parts, claims, drawing.transfer(panels), IMAGENET)
+
+
+@recipe("imagenet-lr-width", "Appendix F.3, table", "The best learning rate does not shift (ResNet-50 on ImageNet)")
+def lr_width(scale: Scale) -> Experiment:
+    rates = (0.025, 0.05, 0.1, 0.2, 0.4)
+    config = setting(scale, **imagenet(scale))
+    widths = scale.choose((1, 2), (1, 2), (2, 4, 8))
+    part = study(scale, config, f"mup/{rescaled(0.001)}", widths=tuple(map(float, widths)), lr=rates, seeds=1)
+    claims = [
+        Claim("In muP the best learning rate is 0.2 at every width.", stays("muP"), "0.2 at 0.5, 1 and 2"),
+        Claim("In muP wider is better.", wider_is_better("muP"), "70.56, 75.92, 78.79"),
+    ]
+    return Experiment({"muP": part}, claims, drawing.transfer([[Panel("muP", "muP")]]), IMAGENET)
