@@ -10,8 +10,9 @@ METHOD ?= kfac
 demo: $(BIN)/.ready
 	$(BIN)/mukron transfer --method $(METHOD) --loss mse --samples 1024 --widths 64:1024 --workers 2 --out demo/$(METHOD)
 
+# As many processes as there are cores, up to eight; whoever is done takes tests over from another.
 test: $(BIN)/.ready
-	$(BIN)/pytest
+	$(BIN)/pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 
 check: $(BIN)/.ready
 	$(BIN)/ruff check

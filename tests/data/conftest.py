@@ -14,18 +14,8 @@ from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-import torch
 
 from mukron.data import DATASETS, Download, File, Source
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Images this small only wait for each other's threads."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @dataclass

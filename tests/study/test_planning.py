@@ -18,16 +18,6 @@ FEW = {"samples": 24, "test_samples": 8, "epochs": 3}
 OWN = {"model": "own_network:make", "base_width": 16, "width": 16, "momentum": 0.5}
 
 
-@pytest.fixture(autouse=True)
-def _one_thread(monkeypatch):
-    """Sums come in one order here and in the processes that are started."""
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def tuned(**fields) -> RunConfig:
     return RunConfig(**{"width": 32, "base_width": 32, "lr": 0.02, **FEW, **fields})
 

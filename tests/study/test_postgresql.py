@@ -35,8 +35,6 @@ def machine(folder, address, name, **options) -> subprocess.Popen:
     import sys
     sys.path[:0] = {sys.path!r}
     from pathlib import Path
-    import torch
-    torch.set_num_threads(1)
     from mukron.train import RunConfig
     from small_studies import tiny_study
     config = RunConfig.from_dict({SLOW.to_dict()!r})
@@ -62,9 +60,9 @@ def test_machines_share_a_study_and_train_every_point_once(tmp_path, address):
 
 
 def test_a_machine_that_dies_is_noticed_by_the_others(tmp_path, address):
-    rhythm = {"beat": 1, "grace": 2}
-    study = tiny_study(tmp_path / "here", SLOW, storage=address, name="dying", **rhythm)
-    dying = machine(tmp_path / "there", address, "dying", **rhythm)
+    options = {"beat": 1, "grace": 2, "seeds": 1}
+    study = tiny_study(tmp_path / "here", SLOW, storage=address, name="dying", **options)
+    dying = machine(tmp_path / "there", address, "dying", **options)
     end = time.monotonic() + 60
     while not (running := study.design.standing(study.store.entries())[RUNNING]):
         assert time.monotonic() < end

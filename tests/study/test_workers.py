@@ -18,7 +18,8 @@ from mukron.study.store import ENDED, INTERRUPTED, RUNNING, WORKER_DIED
 from mukron.train import train
 
 SLOW = TINY.replace(epochs=40, samples=512)  # long enough to be caught in the middle of
-FEW = {"lr": (0.01, 0.02), "seeds": 1}  # 8 points
+EIGHT = {"lr": (0.01, 0.02), "seeds": 1}
+FOUR = {**EIGHT, "schemes": ("mup",)}
 
 
 def until(happens: Callable[[], object], patience: float = 60.0) -> object:
@@ -50,6 +51,11 @@ def running(study):
     return study.design.standing(study.store.entries())[RUNNING]
 
 
+def two_running(study):
+    found = running(study)
+    return found if len(found) == 2 else None
+
+
 def worker_of(study, entry) -> int:
     return int(study.store.study.trials[entry.number].user_attrs["worker"].rpartition(":")[2])
 
@@ -78,9 +84,9 @@ def test_four_workers_train_every_point_once(tmp_path):
 
 
 def test_a_worker_killed_loses_its_trial_alone_and_another_takes_it_up(tmp_path):
-    study = tiny_study(tmp_path, SLOW, **FEW)
-    foreman = command(tmp_path, workers=2, **FEW)
-    victim = until(lambda: running(study) and running(study)[0])
+    study = tiny_study(tmp_path, SLOW, **FOUR)
+    foreman = command(tmp_path, workers=2, **FOUR)
+    victim = until(lambda: running(study))[0]
     os.kill(worker_of(study, victim), signal.SIGKILL)
     assert foreman.wait(120) == 0, (tmp_path / "said").read_text()
     assert times_ended(study) == dict.fromkeys(wanted(study), 1)
@@ -89,13 +95,12 @@ def test_a_worker_killed_loses_its_trial_alone_and_another_takes_it_up(tmp_path)
 
 def test_a_machine_that_dies_loses_its_trials_alone_and_another_command_takes_them_up(tmp_path):
     """Foreman and workers are killed at once: nobody is left to say so, but hearts stop."""
-    study = tiny_study(tmp_path, SLOW, **FEW, beat=1, grace=2)
-    foreman = command(tmp_path, workers=2, **FEW, beat=1, grace=2)
-    until(lambda: len(running(study)) == 2)
-    victims = running(study)
-    foreman.kill()
-    for victim in victims:
-        os.kill(worker_of(study, victim), signal.SIGKILL)
+    study = tiny_study(tmp_path, SLOW, **FOUR, beat=1, grace=2)
+    foreman = command(tmp_path, workers=2, **FOUR, beat=1, grace=2)
+    victims = until(lambda: two_running(study))
+    pids = [worker_of(study, victim) for victim in victims]
+    for pid in (foreman.pid, *pids):
+        os.kill(pid, signal.SIGKILL)
     foreman.wait()
     study.run()
     assert times_ended(study) == dict.fromkeys(wanted(study), 1)
@@ -103,8 +108,8 @@ def test_a_machine_that_dies_loses_its_trials_alone_and_another_command_takes_th
 
 
 def test_ctrl_c_ends_cleanly_and_the_same_command_goes_on(tmp_path):
-    study = tiny_study(tmp_path, SLOW, **FEW)
-    foreman = command(tmp_path, workers=2, **FEW)
+    study = tiny_study(tmp_path, SLOW, **EIGHT)
+    foreman = command(tmp_path, workers=2, **EIGHT)
     until(lambda: sum(times_ended(study).values()) >= 2 and running(study))
     foreman.send_signal(signal.SIGINT)
     assert foreman.wait(60) != 0
@@ -119,10 +124,9 @@ def test_ctrl_c_ends_cleanly_and_the_same_command_goes_on(tmp_path):
 
 
 def test_workers_whose_foreman_is_killed_stop_by_themselves(tmp_path):
-    study = tiny_study(tmp_path, SLOW, **FEW)
-    foreman = command(tmp_path, workers=2, **FEW)
-    until(lambda: len(running(study)) == 2)
-    pids = [worker_of(study, entry) for entry in running(study)]
+    study = tiny_study(tmp_path, SLOW, **EIGHT)
+    foreman = command(tmp_path, workers=2, **EIGHT)
+    pids = [worker_of(study, entry) for entry in until(lambda: two_running(study))]
     foreman.kill()
     foreman.wait()
     until(lambda: not running(study))
@@ -149,8 +153,8 @@ def test_what_breaks_in_a_worker_is_shown_whole(tmp_path, monkeypatch):
 
 
 def test_being_told_to_end_is_ctrl_c(tmp_path):
-    study = tiny_study(tmp_path, SLOW, **FEW)
-    foreman = command(tmp_path, workers=1, **FEW)
+    study = tiny_study(tmp_path, SLOW, **EIGHT)
+    foreman = command(tmp_path, workers=1, **EIGHT)
     until(lambda: running(study))
     foreman.terminate()
     assert foreman.wait(60) != 0

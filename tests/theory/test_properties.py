@@ -6,7 +6,7 @@ from dataclasses import replace
 from fractions import Fraction
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mukron.theory import (
@@ -25,6 +25,9 @@ from mukron.theory import (
     uniform,
     update_exponent,
 )
+
+settings.register_profile("any pace", deadline=None)  # other processes may hold the cores
+settings.load_profile("any pace")
 
 exponents = st.fractions(min_value=0, max_value=2, max_denominator=12)
 rs = st.fractions(min_value=0, max_value=Fraction(1, 2), max_denominator=12)

@@ -57,11 +57,8 @@ def kill_in(folder: Path, config: RunConfig, where: str) -> None:
     """A process of its own trains in that folder until it stands at a given place; there it is killed."""
     config.save(folder.parent / "killed.json")
     code = f"""
-    import os, sys, time
-    import torch
+    import os, time
     from mukron.train import RunConfig, train
-
-    torch.set_num_threads(1)
 
     def stand():
         print("here", flush=True)

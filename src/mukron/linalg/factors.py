@@ -15,10 +15,11 @@ from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 from mukron.linalg.cholesky import FactorizationError, factorize, inverse
 from mukron.linalg.operators import Diagonal, Matrix, Operator, SampleSpace
-from mukron.linalg.roots import inverse_root_eigh, inverse_root_newton
+from mukron.linalg.roots import inverse_root_eigh, inverse_root_newton, largest_by_squaring
 
 ONE = Fraction(1)
 SOLVERS = ("cholesky", "eigh", "newton")
+LARGE = 256  # from this size on a decomposition on a GPU costs many times what products do
 
 
 class Factor:
@@ -60,6 +61,9 @@ class MatrixFactor(Factor):
         return values.to(self.M), vectors.to(self.M), "float64 on the CPU"
 
     def largest_eigenvalue(self) -> Tensor:
+        """From the decomposition; of a large matrix on a GPU, where that is slow, by squaring."""
+        if self.M.is_cuda and self.d >= LARGE and "eigh" not in self.__dict__:
+            return largest_by_squaring(self.M)
         return self.eigh[0][..., -1].clamp_min(0)
 
     def prepare(self, rho: Tensor, e: Fraction = ONE, solver: str = "cholesky") -> tuple[Operator, str]:

@@ -11,13 +11,16 @@ from mukron.paper.settings import FLOOR, heuristic, powers, rescaled, setting, s
 
 SAMPLES, STEPS = 256, 10  # appendix B
 RATE = "Learning rate: not given; small enough for ten steps to follow the law at every width (those of mukron check)."
-SHAMPOO_WIDTHS = "Shampoo: narrower, as the roots of its matrices cost the cube of the width."
+SHAMPOO_WIDTHS = (
+    "Shampoo: narrower, as the roots of its matrices cost the cube of the width; damping 0.001 times the largest "
+    "eigenvalue, as for Figure 3; roots by Newton's iteration."
+)
 COLUMNS = {  # the paper's, from left to right
     "K-FAC, SP": ("kfac", "sp", heuristic(1e-3)),
     "K-FAC, muP, heuristic": ("kfac", "mup", heuristic(1e-3)),
     "K-FAC, muP, rescaled": ("kfac", "mup", rescaled(1)),
-    "Shampoo, SP": ("shampoo", "sp", None),
-    "Shampoo, muP": ("shampoo", "mup", None),
+    "Shampoo, SP": ("shampoo", "sp", "max-eigenvalue:0.001"),
+    "Shampoo, muP": ("shampoo", "mup", "max-eigenvalue:0.001"),
 }
 
 
@@ -35,6 +38,8 @@ def widths_of(scale: Scale, model: str, method: str) -> tuple[float, ...]:
 
 def check(scale: Scale, model: str, method: str, scheme: str, damping: str | None, **fields: object) -> Checking:
     samples = scale.choose(32, 64, SAMPLES)
+    if method == "shampoo":
+        fields.setdefault("method_options", {"solver": "newton"})
     config = setting(
         scale,
         **{"model": model, "method": method, "scheme": scheme, "damping": damping, "momentum": 0.0},
@@ -80,12 +85,12 @@ def coordinate(scale: Scale) -> Experiment:
 def ema(scale: Scale) -> Experiment:
     parts: dict[str, Part] = {}
     decays = (0.9, 0.5)
-    for method, damping in (("kfac", rescaled(1)), ("shampoo", None)):
+    for method, damping in (("kfac", rescaled(1)), ("shampoo", "max-eigenvalue:0.001")):
         name = {"kfac": "K-FAC", "shampoo": "Shampoo"}[method]
         for decay in decays:
             for scheme in ("sp", "mup"):
                 title = f"{name}, {'SP' if scheme == 'sp' else 'muP'}, decay {decay:g}"
-                options = {"memory": f"ema:{decay:g}"}
+                options = {"memory": f"ema:{decay:g}", **({"solver": "newton"} if method == "shampoo" else {})}
                 made = check(scale, "mlp", method, scheme, damping, data="cifar10", method_options=options)
                 top = widths_of(scale, "mlp", "kfac")
                 wide = tuple(width for width in top if width <= 4096) if method == "kfac" else made.widths

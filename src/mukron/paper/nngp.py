@@ -25,7 +25,10 @@ LARGE, SMALL = (64, 256, 1024), (4, 16)
 WIDTH, BASE_WIDTH = 32, 4
 CHOICES = (
     f"Width: not given; {WIDTH} channels in the first layer and {2 * WIDTH} in the second, base width {BASE_WIDTH}.",
-    "Learning rates: the paper's 2^z from z = 1 down to -20; every second one for Shampoo and for batches below 256.",
+    "Learning rates: the paper's 2^z from z = 1 down to -20; every second one for Shampoo, and 2^-16 to 1 of those "
+    "for smaller batches.",
+    "Seeds: not given; 2 for b_L = 0.5, 1 and 64 with all samples in one batch, else 1.",
+    "Shampoo's roots by Newton's iteration.",
     BASE,
     FLOOR,
 )
@@ -60,13 +63,22 @@ def part(scale: Scale, method: str, b: float, batch: int = SAMPLES, **fields: An
         **{"method": optimizer, "output_exponent": f"{b:g}", "batch": None if batch >= SAMPLES else batch},
         **{"epochs": 50, "momentum": 0.9, "evaluate_every": 5, "dtype": "tf32" if method != "Shampoo" else "float32"},
     }
+    if method == "Shampoo":
+        usual["method_options"] = {"solver": "newton"}
     config = setting(scale, **{**usual, **fields})
     width = scale.choose(8, 8, WIDTH)
-    paper = powers(-19, 1, 2) if method == "Shampoo" else powers(-20, 1) if batch >= 256 else powers(-20, 0, 2)
+    paper = (
+        powers(-20, 1)
+        if batch == SAMPLES and method != "Shampoo"
+        else powers(-19, 1, 2)
+        if batch == SAMPLES
+        else powers(-16, 0, 2)
+    )
     rates = scale.choose(powers(-6, -3), powers(-9, 0, 3), paper)
     if scale is Scale.SMALL:
         config = config.replace(epochs=20, samples=256, test_samples=2000)
-    return study(scale, config, scheme, widths=(width,), lr=rates, seeds=scale.choose(1, 1, 2))
+    several = 2 if b in THREE and batch == SAMPLES and method != "Shampoo" else 1
+    return study(scale, config, scheme, widths=(width,), lr=rates, seeds=scale.choose(1, 1, several))
 
 
 def figure(scale: Scale, **fields: Any) -> tuple[dict[str, Part], list[ExponentPanel]]:
