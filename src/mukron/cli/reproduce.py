@@ -33,7 +33,9 @@ def reproduce(
     widths: Annotated[str | None, typer.Option(help="Of the recipe's widths only these, as in 1,2,4,8.")] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="At most so many.")] = None,
     out: Annotated[Path | None, typer.Option(help="Where results are kept; reproduction/SCALE if not given.")] = None,
-    page: Annotated[bool, typer.Option("--page", help="Only write the page (README.md) of what --out holds.")] = False,
+    page: Annotated[
+        bool, typer.Option("--page", help="Run nothing: judge and draw again what --out holds, and write its page.")
+    ] = False,
     data_dir: Annotated[Path | None, typer.Option(help="Where data sets are kept.")] = None,
 ) -> None:
     """Run figures and tables of the paper, and check what it claims of them.
@@ -43,7 +45,7 @@ def reproduce(
     small to tell, and end with 0.
     """
     with errors():
-        from mukron.paper import RECIPES, Less, Request, Scale, write_page
+        from mukron.paper import RECIPES, Less, Request, Scale, judge_again, outcomes, write_page
         from mukron.paper import reproduce as run
 
         folder = out if out is not None else Path("reproduction") / scale
@@ -53,6 +55,8 @@ def reproduce(
             show(_listed(folder))
             return
         if page:
+            for name in outcomes(folder):
+                judge_again(folder / name)
             print(write_page(folder))
             return
         if all_ == bool(names):

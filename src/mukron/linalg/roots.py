@@ -53,8 +53,8 @@ def largest_by_squaring(M: Tensor, squarings: int = 6) -> Tensor:
     """The largest eigenvalue of a positive semi-definite M by matrix products alone, never above it.
 
     Of M^k, k = 2^squarings, the column with the largest entry on the diagonal is all but an eigenvector. Its Rayleigh
-    quotient falls short by 0.3 percent at most where two eigenvalues compete (k = 64), by less than 1 percent in spectra
-    of a thousand made to be hard; ln(d) / 2k bounds it.
+    quotient falls short by 0.3 percent at most where two eigenvalues compete (k = 64), and by less than 1 percent in
+    spectra of 800 made to be hard; ln(d) / 2k bounds it.
     """
     trace = M.diagonal(dim1=-2, dim2=-1).sum(-1)
     P = M / trace.clamp_min(torch.finfo(M.dtype).tiny)[..., None, None]

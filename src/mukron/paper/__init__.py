@@ -2,7 +2,7 @@
 
 from mukron.paper import tables, coordinate, nngp, embeddings, wide, transfer, damped  # noqa: F401, I001 (the recipes, as listed)
 from mukron.paper.errors import ReproductionError
-from mukron.paper.outcome import Outcome, load_evidence, outcomes
+from mukron.paper.outcome import Outcome, judge_again, load_evidence, outcomes
 from mukron.paper.page import page_of, write_page
 from mukron.paper.recipe import RECIPES, Claim, Evidence, Experiment, Finding, Less, Recipe, Scale
 from mukron.paper.run import Progress, Request, reproduce
@@ -20,6 +20,7 @@ __all__ = [
     "ReproductionError",
     "Request",
     "Scale",
+    "judge_again",
     "load_evidence",
     "outcomes",
     "page_of",

@@ -167,13 +167,33 @@ def _bests(record: StudyRecord, scheme: str, axis: str) -> list[tuple[float, flo
 
 
 def _setting_words(bests: Sequence[tuple[float, float]]) -> str:
-    def power(value: float) -> str:
-        z = math.log2(value)
-        return f"2^{z:.0f}" if abs(z - round(z)) < 1e-6 else f"{value:.3g}"
-
     if len({value for _, value in bests}) == 1:
-        return f"best at {power(bests[0][1])} at every width from {bests[0][0]:g} to {bests[-1][0]:g}"
-    return "best at " + ", ".join(f"{power(value)} (width {width:g})" for width, value in bests)
+        return f"best at {_power(bests[0][1])} at every width from {bests[0][0]:g} to {bests[-1][0]:g}"
+    return "best at " + ", ".join(f"{_power(value)} (width {width:g})" for width, value in bests)
+
+
+def _power(value: float) -> str:
+    z = math.log2(value)
+    return f"2^{z:.0f}" if abs(z - round(z)) < 1e-6 else f"{value:.3g}"
+
+
+def _common(record: StudyRecord, scheme: str, axis: str) -> float | None:
+    """A setting that no width's own best beats beyond the noise of the seeds; None with one seed."""
+    sign = -1.0 if lowest_is_best(record.metric) else 1.0
+    tried: dict[float, list[bool]] = {}
+    for width in record.widths:
+        found = [each for each in settings(record, scheme, width) if each.whole and len(each.values) > 1]
+        top = max(found, key=lambda each: sign * each.mean, default=None)
+        for each in found:
+            assert top is not None
+            alike = differ(_signed(top, sign), _signed(each, sign)) != "above"
+            tried.setdefault(each.at(axis), []).append(alike)
+    serve = [setting for setting, alike in tried.items() if len(alike) == len(record.widths) and all(alike)]
+    return serve[0] if serve else None
+
+
+def _signed(setting: Setting, sign: float) -> Value:
+    return Value(sign * setting.mean, stdev(setting.values) / math.sqrt(len(setting.values)))
 
 
 def stays(part: str, scheme: str | None = None, axis: str = "lr") -> Check:
@@ -202,14 +222,17 @@ def _location(part: str, scheme: str | None, axis: str, stays: bool, direction: 
             said += f"; at {', '.join(f'{width:g}' for width in lost)} every run diverged"
         said += f"; certificate: {judged.verdict}"
         same = len({value for _, value in bests}) == 1 and not lost
+        common = None if same or lost else _common(record, who, axis)
+        if common is not None:
+            said += f"; {_power(common)} is as good at every width, within the noise of the seeds"
         if stays:
-            verdict = HOLDS if same or judged.verdict == TRANSFERS else FAILS if judged.verdict == MOVES else UNTOLD
-            return Finding(verdict, said)
+            good = same or common is not None or judged.verdict == TRANSFERS
+            return Finding(HOLDS if good else FAILS if judged.verdict == MOVES else UNTOLD, said)
         went = math.log2(bests[-1][1] / bests[0][1])
         wrong_way = direction * went < 0 and not lost
-        if judged.verdict == MOVES and not wrong_way:
+        if judged.verdict == MOVES and not wrong_way and common is None:
             verdict = HOLDS
-        elif wrong_way or judged.verdict == TRANSFERS or same:
+        elif wrong_way or judged.verdict == TRANSFERS or same or common is not None:
             verdict = FAILS
         else:
             verdict = IN_PART if judged.verdict == CANNOT_TELL and direction * went > 0 else UNTOLD
@@ -260,6 +283,35 @@ def wider_is_worse(part: str, scheme: str | None = None) -> Check:
         return beats(narrow, wide)(evidence)
 
     return check
+
+
+def worse_somewhere(part: str, scheme: str | None = None) -> Check:
+    """At some learning rate the widest network is worse than the narrowest, which learns there."""
+
+    def check(evidence: Evidence) -> Finding:
+        record = evidence.study(part)
+        who = scheme_of(record, scheme)
+        narrow, wide = ({each.lr: each for each in settings(record, who, width)} for width in _ends(record))
+        sign = -1.0 if lowest_is_best(record.metric) else 1.0
+        worse = {
+            lr: (there.mean, wide[lr].mean)
+            for lr, there in narrow.items()
+            if lr in wide and there.whole and not sign * (wide[lr].mean - there.mean) >= 0
+        }
+        ends = " and ".join(f"{width:g}" for width in _ends(record))
+        if not worse:
+            return Finding(FAILS, f"{part}: at none of {len(narrow)} learning rates (widths {ends})")
+        said = ", ".join(
+            f"2^{math.log2(lr):.0f}: {_shown(a, record.metric)} and {_shown(b, record.metric)}"
+            for lr, (a, b) in worse.items()
+        )
+        return Finding(HOLDS, f"{part}, widths {ends}: at {said}")
+
+    return check
+
+
+def _ends(record: StudyRecord) -> tuple[float, float]:
+    return record.widths[0], record.widths[-1]
 
 
 # Features.

@@ -37,7 +37,7 @@ def widths_of(scale: Scale, model: str, method: str) -> tuple[float, ...]:
 
 
 def check(scale: Scale, model: str, method: str, scheme: str, damping: str | None, **fields: object) -> Checking:
-    samples = scale.choose(32, 64, SAMPLES)
+    samples = scale.choose(8, 64, SAMPLES)
     if method == "shampoo":
         fields.setdefault("method_options", {"solver": "newton"})
     config = setting(

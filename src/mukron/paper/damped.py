@@ -93,7 +93,7 @@ def mlp_damping(scale: Scale) -> Experiment:
 @recipe("k-fac-d-scale", "Appendix H.1, figure", "Damping needs to be scaled as d_A = -1 and d_B = 1")
 def d_scale(scale: Scale) -> Experiment:
     narrow, wide = scale.choose((64, 128), (64, 256), (64, 1024))
-    numbers = scale.choose((0, 5), (0, 5, 10), (0, 2, 4, 6, 8, 10))
+    numbers = scale.choose((0,), (0, 5, 10), (0, 2, 4, 6, 8, 10))
     config = setting(
         scale,
         **{"model": "mlp", "data": "mnist", "samples": SAMPLES, "loss": "mse", "method": "kfac", "epochs": 20},

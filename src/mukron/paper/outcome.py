@@ -11,7 +11,7 @@ from typing import Any
 from mukron import figures
 from mukron.diagnose.check import Check
 from mukron.paper.errors import ReproductionError
-from mukron.paper.recipe import RECIPES, Claim, Evidence, Experiment, Finding, Found, verdict_of
+from mukron.paper.recipe import RECIPES, Claim, Evidence, Experiment, Finding, Found, Scale, verdict_of
 from mukron.params.storage import check_stamp, damaged, read_json, stamp, write_json
 from mukron.study.errors import StudyError
 from mukron.study.points import Result
@@ -156,6 +156,18 @@ def _numbers(found: Found) -> Iterator[tuple[object, ...]]:
         point = result.point
         value = result.value(found.metric)
         yield point.scheme, point.width, point.lr, point.damping, point.seed, result.status, found.metric, value
+
+
+def judge_again(folder: str | os.PathLike[str]) -> Outcome:
+    """Claims and figure anew from the evidence that is kept, after they were changed; what was run stays as it was."""
+    before, evidence = Outcome.load(folder), load_evidence(folder)
+    experiment = RECIPES[before.name].make(Scale(before.scale))
+    missing = [name for name in experiment.parts if name not in evidence]
+    if missing:
+        raise ReproductionError(f"{folder}: has no {missing[0]!r}, which the recipe now asks for; run it again")
+    after = judge(before.name, before.scale, before.less, experiment, evidence, before.made)
+    keep(after, experiment, evidence, folder)
+    return after
 
 
 def outcomes(folder: str | os.PathLike[str]) -> dict[str, Outcome]:

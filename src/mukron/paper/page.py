@@ -98,7 +98,7 @@ def _size(outcome: Outcome) -> str:
 
 
 def _command(recipe: Recipe) -> str:
-    return f"mukron reproduce {recipe.name}"
+    return f"mukron reproduce {recipe.name} --scale paper --device cuda"
 
 
 def _anchor(recipe: Recipe) -> str:

@@ -39,7 +39,7 @@ from mukron.study.transfer import TransferStudy, machine
 from mukron.study.work import cores, ctrl_c, work
 from mukron.train import RunConfig, dataset_of
 
-RUNS, LOG, CHECK_FILE, OVER = "runs", "workers.log", "check.json", "over"
+RUNS, LOG, CHECK_FILE, OVER = "runs", "workers.log", "check.json", "over.json"
 IDLE = 1.0  # seconds between two looks
 
 
@@ -127,14 +127,25 @@ class Assigned:
 
     def over(self) -> bool:
         """Whether all of it was run; once it was, that is written down."""
-        if isinstance(self.part, Checking):
-            return (self.folder / CHECK_FILE).exists()
         if (self.folder / OVER).exists():
             return True
+        if isinstance(self.part, Checking):
+            return False
         if self.done() < self.total:
             return False
-        (self.folder / OVER).touch()
+        self._write_down()
         return True
+
+    def _write_down(self) -> None:
+        """That it is over, and on which machine it was run."""
+        made = machine(self.part.config.device)
+        made["date"] = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
+        _write(self.folder / OVER, made)
+
+    def made(self) -> dict[str, str]:
+        """Where and when it was run."""
+        made: dict[str, str] = json.loads((self.folder / OVER).read_text())
+        return made
 
     def done(self) -> int:
         """Runs that have ended."""
@@ -179,14 +190,20 @@ class Assigned:
         )
         last = [row for row in result.record.rows if row.step == result.record.steps]
         kept = replace(result, record=replace(result.record, rows=tuple(last)))
-        temporary = self.folder / f"{CHECK_FILE}.new"
-        temporary.write_text(json.dumps(kept.to_dict()))
-        temporary.replace(self.folder / CHECK_FILE)
+        _write(self.folder / CHECK_FILE, kept.to_dict())
+        self._write_down()
 
     def found(self) -> Found:
         if isinstance(self.part, Checking):
             return Check.load(self.folder / CHECK_FILE)
         return thinned(self.study().record())
+
+
+def _write(path: Path, content: Mapping[str, Any]) -> None:
+    """Whole or not at all."""
+    temporary = path.with_suffix(".new")
+    temporary.write_text(json.dumps(content))
+    temporary.replace(path)
 
 
 @lru_cache(maxsize=2)
@@ -247,6 +264,7 @@ def reproduce(
                 tell()
 
             _employ(request, workers, stopped, look)
+        book.conclude()
         for assigned in book.parts:  # all of them, or what dead workers left
             if stopped() or not assigned.run(stopped, tell, wait=True):
                 raise KeyboardInterrupt
@@ -285,12 +303,11 @@ class Book:
             if not all(self.over(assigned) for assigned in mine):
                 return
             evidence = Evidence({title: each.found() for title, each in zip(experiment.parts, mine, strict=True)})
-            self._conclude(name, experiment, evidence)
+            self._conclude(name, experiment, evidence, _made(mine, self.request.device))
 
-    def _conclude(self, name: str, experiment: Experiment, evidence: Evidence) -> None:
+    def _conclude(self, name: str, experiment: Experiment, evidence: Evidence, made: dict[str, str]) -> None:
         request = self.request
-        made = {"command": self.command, "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")}
-        made |= {**machine(request.device), "runs": _runs(evidence)}
+        made = {"command": self.command, **made, "runs": _runs(evidence)}
         outcome = judge(name, request.scale.value, request.less.words(), experiment, evidence, made)
         self.outcomes[name] = outcome
         written = keep(outcome, experiment, evidence, Path(request.folder) / name)
@@ -304,6 +321,14 @@ class Book:
         total = sum(assigned.total for assigned in self.parts)
         done = total - left + (first.done() if first else 0)
         return Progress(len(self.parts) - len(waiting), len(self.parts), done, total, first.title if first else "")
+
+
+def _made(parts: Sequence[Assigned], device: str) -> dict[str, str]:
+    """Where and when the parts were run: several machines may have had their share."""
+    found = [assigned.made() for assigned in parts] or [machine(device)]
+    dates = [each["date"] for each in found if "date" in each]
+    said = {name: "; ".join(dict.fromkeys(each[name] for each in found)) for name in ("machine", "versions")}
+    return {**said, "date": max(dates, default=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"))}
 
 
 def _runs(evidence: Evidence) -> str:

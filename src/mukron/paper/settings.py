@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from mukron.paper.recipe import Scale
@@ -10,6 +11,8 @@ from mukron.train import RunConfig
 
 SAMPLES = 1024  # of nearly all of the paper's experiments
 HEURISTIC, RESCALED = "heuristic", "rescaled"
+DEEP = ("resnet18", "resnet50", "vgg19")  # whose steps take long
+MADE = {"vgg19": "mukron.paper.made:large_digits", "cbow": "mukron.paper.made:sentences"}  # where digits do not fit
 
 FULL_BATCH = "Batch size: not given; all samples in one batch."
 BATCH_128 = "Batch size: not given for this figure; 128, as the paper has it for ResNet-18 elsewhere."
@@ -38,15 +41,19 @@ def heuristic(rho: float) -> str:
 
 
 def setting(scale: Scale, **fields: Any) -> RunConfig:
-    """The paper's run; for smoke the same one on a few digits, for two steps or so."""
-    if scale is Scale.SMOKE:
-        data = "mukron.paper.made:large_digits" if fields.get("model") == "vgg19" else "digits"
-        data = "mukron.paper.made:sentences" if fields.get("model") == "cbow" else data
-        batch = fields.get("batch")
-        fields |= {"data": data, "data_options": {}, "samples": 32, "test_samples": 32, "epochs": 2, "warmup": 0.0}
-        fields |= {"batch": None if batch is None else min(batch, 16), "augment": (), "evaluate_every": 1}
-        fields["record"] = tuple(each for each in fields.get("record", ()) if each != "words")
-    return RunConfig(**fields)
+    """The paper's run; for smoke the same one on a few digits, for a few steps."""
+    return RunConfig(**fields if scale is not Scale.SMOKE else _smoke(fields))
+
+
+def _smoke(fields: Mapping[str, Any]) -> dict[str, Any]:
+    model, batch = fields["model"], fields.get("batch")
+    record = tuple(each for each in fields.get("record", ()) if each != "words")  # a made language has no word lists
+    made: dict[str, Any] = {"data": MADE.get(model, "digits"), "data_options": {}, "samples": 8, "test_samples": 8}
+    made |= {"epochs": 1 if model in DEEP and not record else 2, "warmup": 0.0, "evaluate_every": 1}
+    made |= {"batch": None if batch is None else min(batch, 4), "augment": (), "record": record}
+    if fields["method"] == "shampoo":  # of long sides the diagonal: no roots of large matrices
+        made["method_options"] = {**fields.get("method_options", {}), "max_size": 64}
+    return {**fields, **made}
 
 
 def study(
@@ -60,12 +67,15 @@ def study(
     seeds: int = 2,
     metric: str = "test_accuracy",
 ) -> Design:
-    """A part: of what is given for the paper's scale, smoke takes two ends and one seed."""
+    """A part: of what is given for the paper's scale, smoke takes two settings, two widths (deep networks one), and
+    one seed."""
     if scale is Scale.SMOKE:
-        widths, lr, damping, seeds = widths[:2], _ends(lr), _ends(damping), 1
+        few = 1 if config.model in DEEP else 2
+        widths, lr, damping, seeds = widths[:few], _few(lr, few), _few(damping, few), 1
     schemes = (scheme,) if isinstance(scheme, str) else scheme
     return Design(config, tuple(widths), schemes, tuple(lr), tuple(damping), tuple(range(seeds)), None, metric)
 
 
-def _ends(values: tuple[float, ...]) -> tuple[float, ...]:
-    return values[:1] if len(values) == 1 else (values[0], values[len(values) // 2])
+def _few(values: tuple[float, ...], few: int) -> tuple[float, ...]:
+    """The first and the middle one."""
+    return (values[0], values[len(values) // 2])[: min(few, len(values))]
