@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
-from mukron.damping import Constant, Fixed, Heuristic, MaxEigenvalue, Rescaled, Rule
+from mukron.damping import Constant, Fixed, Heuristic, MaxEigenvalue, Rescaled, Rule, Sides
+from mukron.linalg import MatrixFactor
 
 
 @pytest.mark.parametrize(
@@ -17,6 +19,7 @@ from mukron.damping import Constant, Fixed, Heuristic, MaxEigenvalue, Rescaled, 
         ("max-eigenvalue", MaxEigenvalue(1e-6)),
         ("constant:3", Constant(3.0)),
         ("fixed:1,0.1", Fixed(a=1.0, b=0.1)),
+        ("fixed:1,0.0009765625,1,0.5,2", Fixed(a=1.0, b=2.0**-10, power_a=0.5, power_b=2.0)),
     ],
 )
 def test_a_rule_from_text(text, rule):
@@ -37,3 +40,11 @@ def test_a_rule_from_text(text, rule):
 def test_text_that_is_no_rule(text, message):
     with pytest.raises(ValueError, match=message):
         Rule.parse(text)
+
+
+def test_fixed_damping_by_other_powers_of_the_theorys_scale():
+    factors = {name: MatrixFactor(torch.eye(3).unsqueeze(0)) for name in ("A", "B")}
+    sides = Sides(growth={"A": 16.0, "B": 16.0}, scales={"A": 16.0, "B": 1 / 16})
+    for power, expected in ((1.0, (32.0, 0.25)), (0.0, (2.0, 4.0)), (0.5, (8.0, 1.0))):
+        rho = Fixed(2.0, 4.0, power_a=power, power_b=power)(factors, sides)
+        assert (rho["A"].item(), rho["B"].item()) == pytest.approx(expected)

@@ -20,6 +20,7 @@ from mukron.linalg import (
     inverse_root_eigh,
     inverse_root_newton,
 )
+from mukron.linalg.roots import largest_by_squaring
 
 GROUPS, N, D_IN, D_OUT, SAMPLES = 2, 7, 12, 9, 5
 
@@ -141,3 +142,26 @@ def test_roots_agree_with_float64(e, dtype, condition, limit):
 def test_newton_says_when_it_fails():
     with pytest.raises(FactorizationError, match="left an error"):
         inverse_root_newton(torch.eye(3)[None], torch.tensor([1.0]), Fraction(1, 2), torch.tensor([9.0]), steps=1)
+
+
+HARD = {
+    "spread evenly": lambda d: torch.linspace(0, 1, d),
+    "over decades": lambda d: torch.logspace(-12, 0, d),
+    "two that compete": lambda d: torch.cat([torch.tensor([1.0, 0.992]), torch.zeros(d - 2)]),
+    "one among many": lambda d: torch.cat([torch.ones(1), torch.full((d - 1,), 0.992)]),
+    "all alike": torch.ones,
+}
+
+
+@pytest.mark.parametrize("kind", HARD)
+@pytest.mark.parametrize("scale", [1e-12, 1.0, 1e8])
+def test_the_largest_eigenvalue_by_squaring(kind, scale):
+    """Short of it by less than 1 percent, never above; at any scale and in float32."""
+    d = 300
+    Q = torch.linalg.qr(torch.randn(d, d, generator=torch.Generator().manual_seed(0))).Q
+    values = HARD[kind](d)
+    M = ((Q * values) @ Q.mT * scale).float()
+    found = largest_by_squaring(torch.stack([M, 2 * M, torch.zeros_like(M)]))
+    assert found[2] == 0
+    for share in (found[0] / scale, found[1] / (2 * scale)):
+        assert 0.99 < share < 1 + 1e-5

@@ -104,6 +104,15 @@ def test_cbow_does_not_see_the_order_of_words():
     assert torch.allclose(model(words), model(words.flip(1)), atol=1e-6)
 
 
+def test_cbow_multiplies_its_initial_weights():
+    torch.manual_seed(0)
+    plain = CBOW(8, vocabulary=5)
+    torch.manual_seed(0)
+    scaled = CBOW(8, vocabulary=5, embedding=0.1, output=4.0)
+    assert torch.equal(scaled.embedding.weight, 0.1 * plain.embedding.weight)
+    assert torch.equal(scaled.head.weight, 4.0 * plain.head.weight)
+
+
 def test_wrong_requests():
     with pytest.raises(ValueError, match="unknown activation 'rleu'; known: relu"):
         MLP(4, activation="rleu")

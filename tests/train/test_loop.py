@@ -405,3 +405,13 @@ def test_wrong_arguments():
         train(SMALL, tensorboard=True)
     with pytest.raises(RunError, match="checkpoint_every counts epochs: at least 1, got 0"):
         train(SMALL, checkpoint_every=0)
+
+
+def test_tf32_is_set_for_the_run_alone():
+    seen = []
+    before = torch.get_float32_matmul_precision()
+    for dtype in ("tf32", "float32"):
+        config = RunConfig(samples=32, test_samples=8, epochs=1, width=64, dtype=dtype)
+        train(config, dataset=DIGITS, observe=[lambda moment: seen.append(torch.get_float32_matmul_precision()) or {}])
+    assert seen == ["high", before]
+    assert torch.get_float32_matmul_precision() == before

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 import mukron
 from mukron.linalg import MatrixFactor, RowsFactor
 from mukron.models import MLP, ResNet18
-from mukron.train.probes import PROBES, Distance, Features, Spectra, first_tensor, largest_eigenvalue
+from mukron.train.probes import PROBES, Distance, Features, Rates, Spectra, first_tensor, largest_eigenvalue
 
 
 def rms(x: torch.Tensor) -> float:
@@ -230,3 +230,27 @@ def test_first_tensor():
     x = torch.ones(2)
     assert first_tensor((None, {"ids": torch.ones(2, dtype=torch.long), "logits": x})) is x
     assert first_tensor("none") is None
+
+
+def test_rates_of_plain_sgd_are_its_learning_rates():
+    torch.manual_seed(0)
+    model = MLP(16, inputs=5, classes=3)
+    plan = mukron.parametrize(model, mukron.base_shapes(lambda width: MLP(width, inputs=5, classes=3), 8))
+    optimizer = torch.optim.SGD(plan.param_groups("sgd", lr=0.1))
+    rates = Rates(model, optimizer, None)
+    assert rates.read() == {}
+    model.fc3.weight.requires_grad_(False)
+    F.mse_loss(model(torch.randn(4, 5)), torch.zeros(4, 3)).backward()
+    optimizer.step()
+    assert rates.read() == pytest.approx({"rate/fc1.weight": 0.2, "rate/fc2.weight": 0.1}, rel=1e-4)
+
+
+def test_rates_show_the_preconditioner():
+    """(B + rho)^-1 G (A + rho)^-1 over G, for factors that are all but their damping: 1 / rho^2."""
+    torch.manual_seed(0)
+    model = MLP(16, inputs=5, classes=3)
+    optimizer = mukron.KFAC(model, lr=1e3, damping=mukron.Constant(1e3), momentum=0.0)
+    rates = Rates(model, optimizer, None)
+    F.cross_entropy(model(torch.randn(4, 5)), torch.tensor([0, 1, 2, 0])).backward()
+    optimizer.step()
+    assert rates.read()["rate/fc2.weight"] == pytest.approx(1e-3, rel=0.02)
