@@ -88,15 +88,10 @@ def _others(record: StudyRecord, setting: Setting, metric: str) -> tuple[float, 
 
 
 def differ(a: Value, b: Value) -> str:
-    """Whether a is "above" b, "below" it, or "alike" within the noise of the seeds."""
-    if math.isnan(a.mean) or math.isnan(b.mean):
-        return (
-            "above"
-            if math.isnan(b.mean) and not math.isnan(a.mean)
-            else "below"
-            if math.isnan(b.mean) is False
-            else "alike"
-        )
+    """Whether a is "above" b, "below" it, or "alike" within the noise of the seeds. What did not finish is below."""
+    lost = math.isnan(a.mean), math.isnan(b.mean)
+    if any(lost):
+        return "alike" if all(lost) else "below" if lost[0] else "above"
     noise = ERRORS * math.hypot(a.error or 0.0, b.error or 0.0)
     return "above" if a.mean - b.mean > noise else "below" if b.mean - a.mean > noise else "alike"
 
@@ -120,7 +115,8 @@ def beats(better: Of, worse: Of, or_equals: bool = False) -> Check:
             found = {"above": "below", "below": "above"}.get(found, found)
         seeds = "" if a.error is not None else " (one seed)"
         measured = f"{better.words(evidence)} against {worse.words(evidence)}{seeds}"
-        verdict = {"above": HOLDS, "alike": HOLDS if or_equals else UNTOLD, "below": FAILS}[found]
+        lost = math.isnan(a.mean) and math.isnan(b.mean)
+        verdict = {"above": HOLDS, "alike": HOLDS if or_equals and not lost else UNTOLD, "below": FAILS}[found]
         return Finding(verdict, measured + (", alike within noise" if found == "alike" else ""))
 
     return check
@@ -133,7 +129,7 @@ def near(a: Of, b: Of, within: float) -> Check:
         first, second = a.value(evidence), b.value(evidence)
         measured = f"{a.words(evidence)} against {b.words(evidence)}"
         if math.isnan(first.mean) or math.isnan(second.mean):
-            return Finding(FAILS, measured)
+            return Finding(UNTOLD if math.isnan(first.mean) and math.isnan(second.mean) else FAILS, measured)
         return Finding(HOLDS if abs(first.mean - second.mean) <= within else FAILS, measured)
 
     return check
@@ -299,6 +295,8 @@ def worse_somewhere(part: str, scheme: str | None = None) -> Check:
             if lr in wide and there.whole and not sign * (wide[lr].mean - there.mean) >= 0
         }
         ends = " and ".join(f"{width:g}" for width in _ends(record))
+        if len(record.widths) < 2 or not any(each.whole for each in narrow.values()):
+            return Finding(UNTOLD, f"{part}: too little was run to tell")
         if not worse:
             return Finding(FAILS, f"{part}: at none of {len(narrow)} learning rates (widths {ends})")
         said = ", ".join(

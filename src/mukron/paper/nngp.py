@@ -74,7 +74,7 @@ def part(scale: Scale, method: str, b: float, batch: int = SAMPLES, **fields: An
         if batch == SAMPLES
         else powers(-16, 0, 2)
     )
-    rates = scale.choose(powers(-6, -3), powers(-9, 0, 3), paper)
+    rates = scale.choose((2.0**-4,), powers(-9, 0, 3), paper)
     if scale is Scale.SMALL:
         config = config.replace(epochs=20, samples=256, test_samples=2000)
     several = 2 if b in THREE and batch == SAMPLES and method != "Shampoo" else 1
@@ -287,7 +287,7 @@ def architectures(scale: Scale) -> Experiment:
             )
             small = {"mlp": 256, "cnn": 8, "myrtle5": 8, "resnet18": 2}[own["model"]]
             width = scale.choose(2 * own["base"], small, own["width"])
-            rates = scale.choose(powers(-6, -3), powers(-9, -1, 4), powers(-10, 0, 2))
+            rates = scale.choose((2.0**-4,), powers(-9, -1, 4), powers(-10, 0, 2))
             if scale is Scale.SMALL:
                 config = config.replace(samples=256, test_samples=1000, epochs=5)
             scheme = f"mup/{rescaled(own['damping'])}"

@@ -165,6 +165,7 @@ def judge_again(folder: str | os.PathLike[str]) -> Outcome:
     missing = [name for name in experiment.parts if name not in evidence]
     if missing:
         raise ReproductionError(f"{folder}: has no {missing[0]!r}, which the recipe now asks for; run it again")
+    evidence = Evidence({name: evidence[name] for name in experiment.parts})
     after = judge(before.name, before.scale, before.less, experiment, evidence, before.made)
     keep(after, experiment, evidence, folder)
     return after

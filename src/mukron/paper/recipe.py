@@ -129,9 +129,12 @@ class Less:
         return asked if len(asked) >= least else part.widths[:least]
 
     def words(self) -> str:
-        said = [f"{self.epochs} epochs at most"] if self.epochs is not None else []
+        def most(count: int, what: str) -> str:
+            return f"{count} {what}{'s' if count > 1 else ''} at most"
+
+        said = [most(self.epochs, "epoch")] if self.epochs is not None else []
         said += [f"widths {', '.join(f'{width:g}' for width in self.widths)}"] if self.widths is not None else []
-        said += [f"{self.seeds} seed{'s' if self.seeds > 1 else ''} at most"] if self.seeds is not None else []
+        said += [most(self.seeds, "seed")] if self.seeds is not None else []
         return ", ".join(said)
 
 

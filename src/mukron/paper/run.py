@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +34,9 @@ from mukron.paper.errors import ReproductionError
 from mukron.paper.outcome import Outcome, judge, keep, thinned
 from mukron.paper.recipe import RECIPES, Checking, Evidence, Experiment, Found, Less, Part, Scale, key_of
 from mukron.study.design import Design
+from mukron.study.record import StudyRecord
 from mukron.study.store import ENDED
-from mukron.study.transfer import TransferStudy, machine
+from mukron.study.transfer import DATABASE, RECORD, TransferStudy, machine
 from mukron.study.work import cores, ctrl_c, work
 from mukron.train import RunConfig, dataset_of
 
@@ -109,7 +110,9 @@ class Assigned:
         part = self.part
         return len(part.widths) * part.seeds if isinstance(part, Checking) else part.total
 
-    def study(self, dataset: Dataset | None = None) -> TransferStudy:
+    @cached_property
+    def study(self) -> TransferStudy:
+        """Opened once, until it is over."""
         assert isinstance(self.part, Design)
         design = self.part
         return TransferStudy(
@@ -121,20 +124,12 @@ class Assigned:
             seeds=design.seeds,
             metric=design.metric,
             folder=self.folder,
-            dataset=dataset,
             data_dir=self.data_dir,
         )
 
     def over(self) -> bool:
-        """Whether all of it was run; once it was, that is written down."""
-        if (self.folder / OVER).exists():
-            return True
-        if isinstance(self.part, Checking):
-            return False
-        if self.done() < self.total:
-            return False
-        self._write_down()
-        return True
+        """Whether all of it was run, and what it found is kept."""
+        return (self.folder / OVER).exists()
 
     def _write_down(self) -> None:
         """That it is over, and on which machine it was run."""
@@ -151,16 +146,17 @@ class Assigned:
         """Runs that have ended."""
         if isinstance(self.part, Checking):
             return self.total if self.over() else 0
-        if (self.folder / OVER).exists():
+        if self.over():
             return self.total
-        if not (self.folder / "study.db").exists():
+        if not (self.folder / DATABASE).exists():
             return 0
-        return len(self.part.standing(self.study().store.entries())[ENDED])
+        return len(self.part.standing(self.study.store.entries())[ENDED])
 
     def run(self, stopped: Callable[[], bool], tell: Callable[[], None], wait: bool) -> bool:
         """What nobody else runs; False if it was stopped."""
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="output layer", category=UserWarning)  # it is what is shown
+            warnings.filterwarnings("ignore", message="layer .* factorized with", category=RuntimeWarning)  # so is this
             return self._run(stopped, tell, wait)
 
     def _run(self, stopped: Callable[[], bool], tell: Callable[[], None], wait: bool) -> bool:
@@ -171,12 +167,15 @@ class Assigned:
                 if ours and not self.over():
                     self._check(self.part, tell)
             return not stopped()
-        study = self.study()
-        job = study.job()
-        if self.part.next(study.store.entries(), job.since) is None and not wait:
+        job, store = self.study.job(), self.study.store
+        if self.part.next(store.entries(), job.since) is None and not wait:
             return True
-        dataset = data_of(self.part.config, self.data_dir)
-        return work(job, study.store, dataset, stopped, tell, wait)
+        on = work(job, store, data_of(self.part.config, self.data_dir), stopped, tell, wait)
+        if self.done() == self.total:  # whoever ends the last run
+            self.study.record()
+            self._write_down()
+            vars(self).pop("study")  # and its connections
+        return on
 
     def _check(self, part: Checking, tell: Callable[[], None]) -> None:
         dataset = data_of(part.config, self.data_dir)
@@ -196,7 +195,7 @@ class Assigned:
     def found(self) -> Found:
         if isinstance(self.part, Checking):
             return Check.load(self.folder / CHECK_FILE)
-        return thinned(self.study().record())
+        return thinned(StudyRecord.load(self.folder / RECORD))
 
 
 def _write(path: Path, content: Mapping[str, Any]) -> None:

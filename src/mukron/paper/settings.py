@@ -47,10 +47,11 @@ def setting(scale: Scale, **fields: Any) -> RunConfig:
 
 def _smoke(fields: Mapping[str, Any]) -> dict[str, Any]:
     model, batch = fields["model"], fields.get("batch")
+    steps = 1 if model in DEEP else 2  # an epoch, where there are batches; and epochs
     record = tuple(each for each in fields.get("record", ()) if each != "words")  # a made language has no word lists
     made: dict[str, Any] = {"data": MADE.get(model, "digits"), "data_options": {}, "samples": 8, "test_samples": 8}
-    made |= {"epochs": 1 if model in DEEP and not record else 2, "warmup": 0.0, "evaluate_every": 1}
-    made |= {"batch": None if batch is None else min(batch, 4), "augment": (), "record": record}
+    made |= {"epochs": steps, "batch": None if batch is None else min(batch, 8 // steps), "evaluate_every": 1}
+    made |= {"warmup": 0.0, "augment": (), "record": record}
     if fields["method"] == "shampoo":  # of long sides the diagonal: no roots of large matrices
         made["method_options"] = {**fields.get("method_options", {}), "max_size": 64}
     return {**fields, **made}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from statistics import fmean
 from typing import Any
 
 from mukron.paper import drawing
@@ -73,19 +74,19 @@ def plus(sp: tuple[float, ...], more: tuple[float, ...]) -> tuple[Numbers, Numbe
     )
 
 
-def mup_wins(sp: str, mup: str, metric: str | None = None) -> Check:
-    """At the widest of the widths, and how many of all."""
+def mup_wins(sp: str, mup: str) -> Check:
+    """At the widest of the widths; and at how many of all, in words."""
 
     def check(evidence: Evidence) -> Finding:
         widths = evidence.study(mup).widths
         better, said = 0, []
         for width in widths:
-            a, b = (Of(part, width, metric=metric).value(evidence) for part in (mup, sp))
+            a, b = (Of(part, width).value(evidence) for part in (mup, sp))
             better += differ(a, b) == "above"
             said.append(f"{100 * (a.mean - b.mean):+.2f} at {width:g}")
         widest = beats(Of(mup, widths[-1]), Of(sp, widths[-1]))(evidence)
-        verdict = widest.verdict if widest.verdict != HOLDS or better == len(widths) else HOLDS
-        return Finding(verdict, f"muP against SP, points: {', '.join(said)}; {widest.measured}")
+        counted = f"better at {better} of {len(widths)} widths"
+        return Finding(widest.verdict, f"muP against SP, points: {', '.join(said)}; {counted}; {widest.measured}")
 
     return check
 
@@ -245,9 +246,9 @@ def early_distance(title: str) -> Check:
             record = evidence.study(f"{title}, {scheme}")
             means = {}
             for result in record.results:
-                if result.rows:
-                    values = [value for name, value in result.rows[0].items() if name.startswith("distance/") and value]
-                    means[result.point.width] = sum(values) / max(1, len(values))
+                first = next((row for row in result.rows if row["epoch"] == 1), {})
+                if values := [value for name, value in first.items() if name.startswith("distance/") and value]:
+                    means[result.point.width] = fmean(values)
             if len(means) < 2:
                 return Finding(UNTOLD, f"{title}: too little was run")
             ratios[scheme] = means[max(means)] / means[min(means)]
