@@ -136,10 +136,11 @@ def numbers_axis(axes: Axes, low: float, high: float) -> None:
 
 
 @styled
-def save(figure: Figure, path: str | Path) -> list[Path]:
+def save(figure: Figure, path: str | Path, endings: Sequence[str] = (".svg", ".png")) -> list[Path]:
     """PATH.svg and PATH.png."""
     written = []
-    for ending, options in ((".svg", {"metadata": {"Date": None}}), (".png", {"dpi": 150})):
+    for ending in endings:
+        options: dict[str, Any] = {"metadata": {"Date": None}} if ending == ".svg" else {"dpi": 150}
         target = Path(path).with_suffix(ending)
         figure.savefig(target, bbox_inches="tight", pad_inches=0.05, **options)
         written.append(target)

@@ -80,7 +80,7 @@ def test_one_that_was_not_run_is_listed_with_its_command(recipes):
     page = page_of(every_verdict())
     (row,) = [line for line in page.splitlines() if "The title of five" in line]
     assert "not run yet" in row
-    assert "`mukron reproduce five`" in row
+    assert "`mukron reproduce five --scale paper --device cuda`" in row
     assert '<a id="five">' not in page
 
 

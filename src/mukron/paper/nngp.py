@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mukron.paper import drawing
-from mukron.paper.claims import Of, beats, every, near
+from mukron.paper.claims import Check, Of, beats, every, near
 from mukron.paper.drawing import ExponentPanel, Panel
-from mukron.paper.recipe import Claim, Evidence, Experiment, Part, Scale, recipe
+from mukron.paper.recipe import FAILS, HOLDS, UNTOLD, Claim, Evidence, Experiment, Finding, Part, Scale, recipe
 from mukron.paper.settings import BASE, FLOOR, SAMPLES, powers, rescaled, setting, study
 from mukron.study.design import Design
 from mukron.table import Table
@@ -28,7 +28,7 @@ CHOICES = (
     "Learning rates: the paper's 2^z from z = 1 down to -20; every second one for Shampoo, and 2^-16 to 1 of those "
     "for smaller batches.",
     "Seeds: not given; 2 for b_L = 0.5, 1 and 64 with all samples in one batch, else 1.",
-    "Shampoo's roots by Newton's iteration.",
+    "Shampoo's roots by Newton's iteration, renewed every 5 steps.",
     BASE,
     FLOOR,
 )
@@ -59,14 +59,20 @@ def part(scale: Scale, method: str, b: float, batch: int = SAMPLES, **fields: An
     """A three-layer CNN on Fashion-MNIST with b of its output layer set, its learning rate tuned."""
     optimizer, scheme = METHODS[method]
     usual = {
-        **{"model": "cnn", "base_width": BASE_WIDTH, "data": "fashion-mnist", "samples": SAMPLES, "loss": "mse"},
+        **{
+            "model": "cnn",
+            "base_width": scale.choose(4, 2, BASE_WIDTH),
+            "data": "fashion-mnist",
+            "samples": SAMPLES,
+            "loss": "mse",
+        },
         **{"method": optimizer, "output_exponent": f"{b:g}", "batch": None if batch >= SAMPLES else batch},
         **{"epochs": 50, "momentum": 0.9, "evaluate_every": 5, "dtype": "tf32" if method != "Shampoo" else "float32"},
     }
     if method == "Shampoo":
-        usual["method_options"] = {"solver": "newton"}
+        usual["method_options"] = {"solver": "newton", "inverse_every": 5}
     config = setting(scale, **{**usual, **fields})
-    width = scale.choose(8, 8, WIDTH)
+    width = scale.choose(8, 16, WIDTH)  # at 8 times the base width b_L = 64 is zero in float32
     paper = (
         powers(-20, 1)
         if batch == SAMPLES and method != "Shampoo"
@@ -94,7 +100,7 @@ def best_at(method: str, b: float, batch: int = SAMPLES) -> Of:
     return Of(named(method, b, batch), name=f"{method}, b_L = {b:g}:")
 
 
-def one_beats(method: str, other: float, batch: int = SAMPLES) -> Any:
+def one_beats(method: str, other: float, batch: int = SAMPLES) -> Check:
     return beats(best_at(method, 1.0, batch), best_at(method, other, batch))
 
 
@@ -151,16 +157,16 @@ def curves(scale: Scale) -> Experiment:
     return Experiment(parts, claims, drawing.over_epochs(rows), choices)
 
 
-def early(above: str, below: str) -> Any:
+def early(above: str, below: str) -> Check:
     """At the first evaluation, of each part's best setting."""
 
-    def check(evidence: Evidence) -> Any:
-        from mukron.paper.recipe import FAILS, HOLDS, UNTOLD, Finding
-
+    def check(evidence: Evidence) -> Finding:
         found = {}
         for name in (above, below):
-            record = evidence.study(name)
-            curves = [[row["test_accuracy"] for row in each.rows if "test_accuracy" in row] for each in record.results]
+            curves = [
+                [row["test_accuracy"] for row in each.rows if "test_accuracy" in row]
+                for each in evidence.study(name).results
+            ]
             longest = max(map(len, curves), default=0)
             firsts = [curve[0] for curve in curves if longest > 1 and len(curve) == longest]
             if not firsts:

@@ -89,7 +89,7 @@ def keep(outcome: Outcome, experiment: Experiment, evidence: Evidence, folder: s
     if columns_and_rows := numbers(evidence):
         written.append(figures.write_csv(target / NUMBERS, *columns_and_rows))
     if figures.available():
-        written += figures.save(experiment.draw(evidence), target / FIGURE)
+        written += figures.save(experiment.draw(evidence), target / FIGURE, (".svg",))
     return written
 
 

@@ -33,6 +33,7 @@ from mukron.diagnose.configured import check_run
 from mukron.paper.errors import ReproductionError
 from mukron.paper.outcome import Outcome, judge, keep, thinned
 from mukron.paper.recipe import RECIPES, Checking, Evidence, Experiment, Found, Less, Part, Scale, key_of
+from mukron.params.storage import write_json
 from mukron.study.design import Design
 from mukron.study.record import StudyRecord
 from mukron.study.store import ENDED
@@ -135,7 +136,7 @@ class Assigned:
         """That it is over, and on which machine it was run."""
         made = machine(self.part.config.device)
         made["date"] = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
-        _write(self.folder / OVER, made)
+        write_json(self.folder / OVER, made)
 
     def made(self) -> dict[str, str]:
         """Where and when it was run."""
@@ -189,20 +190,13 @@ class Assigned:
         )
         last = [row for row in result.record.rows if row.step == result.record.steps]
         kept = replace(result, record=replace(result.record, rows=tuple(last)))
-        _write(self.folder / CHECK_FILE, kept.to_dict())
+        write_json(self.folder / CHECK_FILE, kept.to_dict())
         self._write_down()
 
     def found(self) -> Found:
         if isinstance(self.part, Checking):
             return Check.load(self.folder / CHECK_FILE)
         return thinned(StudyRecord.load(self.folder / RECORD))
-
-
-def _write(path: Path, content: Mapping[str, Any]) -> None:
-    """Whole or not at all."""
-    temporary = path.with_suffix(".new")
-    temporary.write_text(json.dumps(content))
-    temporary.replace(path)
 
 
 @lru_cache(maxsize=2)

@@ -26,6 +26,7 @@ from mukron.paper.settings import (
     setting,
     study,
 )
+from mukron.train import RunConfig
 
 CHOICES = (MOMENTUM, GRID, SEEDS, BASE, FLOOR)
 SEVERAL = 2  # seeds at paper scale; of ResNet-18, whose runs are long, one
@@ -370,19 +371,17 @@ def gauss_newton(scale: Scale) -> Experiment:
 # ImageNet.
 
 
-def imagenet(scale: Scale, epochs: int = 55) -> dict[str, Any]:
-    return {
-        **{
-            "model": "resnet50",
-            "model_options": {"stem": "imagenet"},
-            "data": "imagenet",
-            "data_options": {"size": 224},
-            "loss": "cross-entropy",
-            "batch": 1024,
-        },
-        **{"label_smoothing": 0.1, "augment": ("crop", "flip", "cutout"), "epochs": epochs, "schedule": "cosine"},
-        **{"method": "kfac", "kl_clip": 1e-3, "method_options": {"memory": "ema:0.95"}, "dtype": "tf32"},
-    }
+def imagenet(scale: Scale) -> RunConfig:
+    """ResNet-50 by K-FAC, 55 epochs."""
+    made = setting(
+        scale,
+        **{"model": "resnet50", "model_options": {"stem": "imagenet"}, "data": "imagenet", "batch": 1024},
+        **{"data_options": {"size": 224}, "augment": ("crop", "flip", "cutout"), "epochs": 55, "schedule": "cosine"},
+        **{"loss": "cross-entropy", "label_smoothing": 0.1, "method": "kfac", "kl_clip": 1e-3, "dtype": "tf32"},
+        **{"method_options": {"memory": "ema:0.95"}},
+    )
+    few: dict[str, Any] = {"samples": 512, "test_samples": 500, "epochs": 2, "batch": 128, "data_options": {"size": 64}}
+    return made.replace(**few) if scale is Scale.SMALL else made
 
 
 IMAGENET = (
@@ -395,7 +394,7 @@ IMAGENET = (
 @recipe("k-fac-mup-lr", "Figure 5", "muP has the higher accuracy at every learning rate (ResNet-50 on ImageNet)")
 def mup_lr(scale: Scale) -> Experiment:
     rates = (0.025, 0.05, 0.1, 0.2, 0.4)
-    config = setting(scale, **imagenet(scale))
+    config = imagenet(scale)
     schemes = (f"sp/{heuristic(0.001)}", f"mup/{rescaled(0.001)}")
     parts: dict[str, Part] = {
         name: study(scale, config, scheme, widths=(scale.choose(1.0, 1.0, 4.0),), lr=rates, seeds=1)
@@ -409,7 +408,7 @@ def mup_lr(scale: Scale) -> Experiment:
 @recipe("imagenet-lr-width", "Appendix F.3, table", "The best learning rate does not shift (ResNet-50 on ImageNet)")
 def lr_width(scale: Scale) -> Experiment:
     rates = (0.025, 0.05, 0.1, 0.2, 0.4)
-    config = setting(scale, **imagenet(scale))
+    config = imagenet(scale)
     widths = scale.choose((1, 2), (1, 2), (2, 4, 8))
     part = study(scale, config, f"mup/{rescaled(0.001)}", widths=tuple(map(float, widths)), lr=rates, seeds=1)
     claims = [
