@@ -193,7 +193,10 @@ def _signed(setting: Setting, sign: float) -> Value:
 
 
 def stays(part: str, scheme: str | None = None, axis: str = "lr") -> Check:
-    """The best setting is the same at every width: on the grid, or by the study's certificate."""
+    """The best setting is the same at every width, on the grid or by the study's certificate.
+
+    In part: one is as good as each width's best within noise, but not the one that the narrowest would have chosen.
+    """
     return _location(part, scheme, axis, stays=True)
 
 
@@ -222,8 +225,11 @@ def _location(part: str, scheme: str | None, axis: str, stays: bool, direction: 
         if common is not None:
             said += f"; {_power(common)} is as good at every width, within the noise of the seeds"
         if stays:
-            good = same or common is not None or judged.verdict == TRANSFERS
-            return Finding(HOLDS if good else FAILS if judged.verdict == MOVES else UNTOLD, said)
+            if same or judged.verdict == TRANSFERS:
+                return Finding(HOLDS, said)
+            if judged.verdict == MOVES:
+                return Finding(FAILS if common is None else IN_PART, said)
+            return Finding(UNTOLD if common is None else HOLDS, said)
         went = math.log2(bests[-1][1] / bests[0][1])
         wrong_way = direction * went < 0 and not lost
         if judged.verdict == MOVES and not wrong_way and common is None:

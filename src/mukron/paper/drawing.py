@@ -299,7 +299,7 @@ def _fill_column(
     places: Any, records: Sequence[StudyRecord], content: Sequence[Sequence[Line]], columns: Sequence[str], label: str
 ) -> None:
     """A metric has its axis; what probes recorded, QUANTITY/LAYER, is a size."""
-    if all("/" in column for column in columns):
+    if all("/" in column and not column.startswith("words/") for column in columns):
         fill_sizes(places, content, label or words(columns[0].strip("/*")))
     else:
         fill(places, [replace(record, metric=column) for record, column in zip(records, columns, strict=True)], content)

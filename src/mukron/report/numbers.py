@@ -108,4 +108,4 @@ def subject(record: StudyRecord) -> str:
 
 
 def words(metric: str) -> str:
-    return metric.replace("_", " ")
+    return metric.removeprefix("words/").replace("_", " ")
