@@ -113,6 +113,13 @@ def test_cbow_multiplies_its_initial_weights():
     assert torch.equal(scaled.head.weight, 4.0 * plain.head.weight)
 
 
+def test_resnet_multiplies_its_last_layers_initial_weights():
+    torch.manual_seed(0)
+    plain = ResNet18(1)
+    torch.manual_seed(0)
+    assert torch.equal(ResNet18(1, output=1 / 16).head.weight, plain.head.weight / 16)
+
+
 def test_wrong_requests():
     with pytest.raises(ValueError, match="unknown activation 'rleu'; known: relu"):
         MLP(4, activation="rleu")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -71,3 +72,13 @@ def test_row_one_of_the_transfer_figure() -> None:
     record = load_evidence(KEPT / "zero-transfer").study("MLP, K-FAC, muP")
     assert record.widths[0] == 512
     assert record.widths[-1] == 16384
+
+
+def test_nothing_of_the_machine_that_it_was_made_on() -> None:
+    """Commands run anywhere: no absolute path is in them, or anywhere else."""
+    for path in KEPT.rglob("*"):
+        if path.suffix in (".json", ".md", ".csv"):
+            text = path.read_text(encoding="utf-8")
+            assert not re.search(r"""["' =](/[a-z]+){2,}""", text), path
+    for name, kept in OUTCOMES.items():
+        assert kept.made["command"].startswith(f"mukron reproduce {name} --scale {kept.scale}")

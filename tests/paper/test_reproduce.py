@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from mukron.cli import app
-from mukron.paper import RECIPES, Finding, Less, Outcome, Request, Scale, load_evidence, reproduce
+from mukron.paper import RECIPES, Finding, Less, Outcome, ReproductionError, Request, Scale, load_evidence, reproduce
 from mukron.paper import run as running
 from mukron.paper.recipe import FAILS
 from mukron.study import work
@@ -150,8 +150,10 @@ def test_less_of_a_part_is_less_of_everything_that_it_has():
     assert (part.config.epochs, part.widths, part.seeds) == (3, (512, 1024), (0,))
     check = RECIPES["coordinate"].experiment(Scale.PAPER, less).parts["MLP, K-FAC, SP"]
     assert (check.widths, check.seeds, check.steps) == ((512, 1024), 1, 10)
-    narrow = RECIPES["coordinate"].experiment(Scale.PAPER, Less(widths=(7,))).parts["MLP, K-FAC, SP"]
+    narrow = RECIPES["coordinate"].experiment(Scale.PAPER, Less(widths=(512,))).parts["MLP, K-FAC, SP"]
     assert narrow.widths == (512, 1024)  # a check takes two
+    with pytest.raises(ReproductionError, match="zero-transfer: has none of the widths asked for; its own: 512, 1024"):
+        RECIPES["zero-transfer"].experiment(Scale.PAPER, Less(widths=(7,)))
     longer = RECIPES["zero-transfer"].experiment(Scale.PAPER, Less(epochs=1000, seeds=9)).parts
     assert longer == RECIPES["zero-transfer"].experiment(Scale.PAPER).parts
 
@@ -263,3 +265,21 @@ def test_the_exit_code_tells_a_claim_that_does_not_hold_but_not_of_a_smoke_run(t
     monkeypatch.setitem(RECIPES, name, dataclasses.replace(whole, make=make))
     assert invoke("reproduce", name, "--scale", "smoke", "--out", tmp_path / "a").exit_code == 0
     assert invoke("reproduce", name, "--scale", "small", "--out", tmp_path / "b").exit_code == 1
+
+
+def test_a_result_of_another_size_is_not_overwritten(tmp_path):
+    assert invoke("reproduce", "abc-parametrization", "--scale", "paper", "--out", tmp_path).exit_code == 0
+    said = invoke("reproduce", "abc-parametrization", "--scale", "smoke", "--out", tmp_path)
+    assert said.exit_code == 2
+    assert "holds a result of another size (paper); choose another folder" in " ".join(said.output.split())
+    assert Outcome.load(tmp_path / "abc-parametrization").scale == "paper"
+
+
+def test_the_page_of_nothing_and_of_names(tmp_path):
+    for words, message in (
+        (["--page", "--out", str(tmp_path / "none")], "there is no folder"),
+        (["abc-parametrization", "--page", "--out", str(tmp_path)], "leave the names out"),
+    ):
+        said = invoke("reproduce", *words)
+        assert said.exit_code == 2
+        assert message in " ".join(said.output.split())

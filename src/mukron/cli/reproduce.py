@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -41,12 +39,13 @@ def reproduce(
     """Run figures and tables of the paper, and check what it claims of them.
 
     Each is kept in a folder of its name: figure.svg, numbers.csv, evidence.json and result.json with the verdict on
-    every claim. The same command goes on where it was stopped. Exit code 1 if a claim does not hold; smoke runs are too
-    small to tell, and end with 0.
+    every claim. The same command goes on where it was stopped. Exit code 0: all claims hold, 1: one does not, 4: one
+    cannot be told; smoke runs, too small to tell anything, end with 0.
     """
     with errors():
         from mukron.paper import RECIPES, Less, Request, Scale, judge_again, outcomes, write_page
         from mukron.paper import reproduce as run
+        from mukron.paper.recipe import FAILS, IN_PART, UNTOLD
 
         folder = out if out is not None else Path("reproduction") / scale
         if scale not in {each.value for each in Scale}:
@@ -55,6 +54,10 @@ def reproduce(
             show(_listed(folder))
             return
         if page:
+            if names or all_:
+                raise ValueError("--page is of all that --out holds; leave the names out")
+            if not folder.is_dir():
+                raise ValueError(f"--page: there is no folder {folder}; say where results are kept (--out)")
             for name in outcomes(folder):
                 judge_again(folder / name)
             print(write_page(folder))
@@ -64,12 +67,12 @@ def reproduce(
         chosen = tuple(RECIPES) if all_ else tuple(dict.fromkeys(names or ()))
         less = Less(epochs, None if widths is None else tuple(read_numbers(widths, "--widths")), seeds)
         request = Request(chosen, Scale(scale), str(folder), less, device, None if data_dir is None else str(data_dir))
-        command = shlex.join(["mukron", *sys.argv[1:]])
         with _shown() as (progress, concluded):
-            found = run(request, workers=workers, command=command, progress=progress, concluded=concluded)
+            found = run(request, workers=workers, progress=progress, concluded=concluded)
         print(write_page(folder))
-    fails = any(outcome.verdict in ("does not hold", "holds in part") for outcome in found.values())
-    raise typer.Exit(1 if fails and scale != "smoke" else 0)
+    verdicts = {judged.verdict for outcome in found.values() for judged in outcome.claims}
+    code = 1 if verdicts & {FAILS, IN_PART} else 4 if UNTOLD in verdicts else 0
+    raise typer.Exit(0 if scale == "smoke" else code)
 
 
 def _listed(folder: Path) -> Table:

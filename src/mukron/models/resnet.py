@@ -76,12 +76,15 @@ class ResNet(nn.Module):
     """Four stages of blocks, each stage twice as wide and half as large as the one before.
 
     stem: "cifar", one 3x3 convolution for small images; "imagenet", a 7x7 one and max-pooling, each halving the size.
+    output: what the initial weights of the last layer are multiplied by.
     """
 
     block: ClassVar[type[Block]]
     depths: ClassVar[tuple[int, ...]]
 
-    def __init__(self, width: int, channels: int = 3, classes: int = 10, stem: str = "cifar") -> None:
+    def __init__(
+        self, width: int, channels: int = 3, classes: int = 10, stem: str = "cifar", output: float = 1.0
+    ) -> None:
         super().__init__()
         if stem not in STEMS:
             raise ValueError(f"unknown stem {stem!r}; known: {', '.join(STEMS)}")
@@ -98,6 +101,8 @@ class ResNet(nn.Module):
                 last = self.block.expansion * size
         self.blocks = nn.Sequential(*blocks)
         self.head = nn.Linear(last, classes)
+        with torch.no_grad():
+            self.head.weight.mul_(output)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.blocks(self.pool(F.relu(self.bn(self.stem(x)))))

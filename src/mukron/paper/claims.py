@@ -1,7 +1,8 @@
 """Checks of claims: each function here returns one, from what the claim is about to what the evidence says of it.
 
-A difference counts if it is larger than the noise over seeds: the standard error of the difference of the two means,
-twice. With one seed there is no noise to tell, and every difference counts; the words then say "one seed".
+A difference counts if it is larger than twice its standard error. The noise of one run is one number a study, from the
+median over its settings of the spread over seeds: a seed that collapsed in one place hides no difference there. With
+one seed there is no noise to tell, and a difference counts from 1 point of accuracy (5 percent of anything else) on.
 """
 
 from __future__ import annotations
@@ -9,18 +10,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from statistics import fmean, stdev
+from statistics import fmean, median, variance
 
 from mukron.diagnose.readings import FEATURES
 from mukron.exponents import fit_exponent
 from mukron.paper.recipe import FAILS, HOLDS, IN_PART, UNTOLD, Evidence, Finding
 from mukron.report.numbers import Setting, best, settings
-from mukron.study.certificate import CANNOT_TELL, MOVES, TRANSFERS, Judgement
+from mukron.study.certificate import MOVES, TRANSFERS, Judgement
 from mukron.study.points import lowest_is_best
 from mukron.study.record import StudyRecord
 
 Check = Callable[[Evidence], Finding]
 ERRORS = 2.0  # standard errors that a difference must exceed
+POINT, SHARE = 0.01, 0.05  # with one seed: of an accuracy, and of the larger of two other numbers
 
 
 @dataclass(frozen=True)
@@ -29,10 +31,10 @@ class Value:
 
     mean: float
     error: float | None  # of the mean; None with one seed
-    setting: Setting | None = None
+    accuracy: bool = True
 
-    def __str__(self) -> str:
-        return "none finished" if math.isnan(self.mean) else f"{self.mean:.4g}"
+    def __neg__(self) -> Value:
+        return Value(-self.mean, self.error, self.accuracy)
 
 
 @dataclass(frozen=True)
@@ -68,23 +70,42 @@ def best_value(record: StudyRecord, scheme: str, width: float, metric: str | Non
     found = best(settings(record, scheme, width), record.metric)
     if found is None:
         return Value(math.nan, None)
-    values = found.values if metric in (None, record.metric) else _others(record, found, str(metric))
+    return value_of(record, found, metric)
+
+
+def value_of(record: StudyRecord, setting: Setting, metric: str | None = None) -> Value:
+    """The mean of a setting's seeds; of another column than the study's metric, if one is named."""
+    by = metric or record.metric
+    values = _seeds(record, setting, by)
     if not values:
-        return Value(math.nan, None, found)
-    error = stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
-    return Value(fmean(values), error, found)
+        return Value(math.nan, None)
+    noise = noise_of(record, by)
+    error = None if noise is None else noise / math.sqrt(len(values))
+    return Value(fmean(values), error, by.endswith("accuracy"))
 
 
-def _others(record: StudyRecord, setting: Setting, metric: str) -> tuple[float, ...]:
-    """Another column of the same runs."""
+def _seeds(record: StudyRecord, setting: Setting, metric: str) -> tuple[float, ...]:
+    if not setting.whole:
+        return ()
+    if metric == record.metric:
+        return setting.values
     same = (setting.scheme, setting.width, setting.lr, setting.damping)
-    points = [
-        each
+    found = [
+        each.value(metric)
         for each in record.results
         if (each.point.scheme, each.point.width, each.point.lr, each.point.damping) == same
     ]
-    found = [each.value(metric) for each in points]
     return tuple(value for value in found if value is not None)
+
+
+def noise_of(record: StudyRecord, metric: str) -> float | None:
+    """The standard deviation of one run: from the median of the variances over seeds; None with one seed."""
+    several = [values for each in settings(record) if len(values := _seeds(record, each, metric)) > 1]
+    if not several:
+        return None
+    freedom = median(len(values) - 1 for values in several)
+    shrinks = (1 - 2 / (9 * freedom)) ** 3  # the median of chi^2 over its mean (Wilson and Hilferty 1931)
+    return math.sqrt(median(map(variance, several)) / shrinks)
 
 
 def differ(a: Value, b: Value) -> str:
@@ -92,8 +113,11 @@ def differ(a: Value, b: Value) -> str:
     lost = math.isnan(a.mean), math.isnan(b.mean)
     if any(lost):
         return "alike" if all(lost) else "below" if lost[0] else "above"
-    noise = ERRORS * math.hypot(a.error or 0.0, b.error or 0.0)
-    return "above" if a.mean - b.mean > noise else "below" if b.mean - a.mean > noise else "alike"
+    if a.error is None or b.error is None:
+        least = POINT if a.accuracy else SHARE * max(abs(a.mean), abs(b.mean))
+    else:
+        least = ERRORS * math.hypot(a.error, b.error)
+    return "above" if a.mean - b.mean > least else "below" if b.mean - a.mean > least else "alike"
 
 
 def _shown(value: float, metric: str) -> str:
@@ -110,9 +134,8 @@ def beats(better: Of, worse: Of, or_equals: bool = False) -> Check:
 
     def check(evidence: Evidence) -> Finding:
         a, b = better.value(evidence), worse.value(evidence)
-        found = differ(a, b)
-        if lowest_is_best(better.metric or evidence.study(better.part).metric) and not math.isnan(a.mean + b.mean):
-            found = {"above": "below", "below": "above"}.get(found, found)
+        down = lowest_is_best(better.metric or evidence.study(better.part).metric)
+        found = differ(-a, -b) if down else differ(a, b)
         seeds = "" if a.error is not None else " (one seed)"
         measured = f"{better.words(evidence)} against {worse.words(evidence)}{seeds}"
         lost = math.isnan(a.mean) and math.isnan(b.mean)
@@ -175,21 +198,58 @@ def _power(value: float) -> str:
 
 def _common(record: StudyRecord, scheme: str, axis: str) -> float | None:
     """A setting that no width's own best beats beyond the noise of the seeds; None with one seed."""
-    sign = -1.0 if lowest_is_best(record.metric) else 1.0
     tried: dict[float, list[bool]] = {}
     for width in record.widths:
-        found = [each for each in settings(record, scheme, width) if each.whole and len(each.values) > 1]
-        top = max(found, key=lambda each: sign * each.mean, default=None)
+        found = [each for each in settings(record, scheme, width) if each.whole]
+        top = best(found, record.metric)
         for each in found:
             assert top is not None
-            alike = differ(_signed(top, sign), _signed(each, sign)) != "above"
+            alike = differ(value_of(record, top), value_of(record, each)) == "alike"
             tried.setdefault(each.at(axis), []).append(alike)
     serve = [setting for setting, alike in tried.items() if len(alike) == len(record.widths) and all(alike)]
-    return serve[0] if serve else None
+    return serve[0] if serve and noise_of(record, record.metric) is not None else None
 
 
-def _signed(setting: Setting, sign: float) -> Value:
-    return Value(sign * setting.mean, stdev(setting.values) / math.sqrt(len(setting.values)))
+@dataclass(frozen=True)
+class Located:
+    """Where the best settings of a scheme are."""
+
+    bests: Sequence[tuple[float, float]]  # width and best setting on the grid
+    judged: Judgement
+    common: float | None  # one that is as good everywhere, where they are not the same
+    lost: Sequence[float]  # widths at which every run diverged
+    beyond: Sequence[float]  # widths whose best may lie beyond the grid
+
+    @property
+    def same(self) -> bool:
+        return len({setting for _, setting in self.bests}) == 1 and not self.lost
+
+    def words(self, part: str) -> str:
+        said = [f"{part}: {_setting_words(self.bests)}"]
+        if self.judged.drift is not None:
+            said.append(f"drift {self.judged.drift} per doubling")
+        if self.lost:
+            said.append(f"at {_listed(self.lost)} every run diverged")
+        if self.beyond:
+            said.append(f"at {_listed(self.beyond)} the best may lie beyond the grid")
+        said.append(f"certificate: {self.judged.verdict}")
+        if self.common is not None:
+            said.append(f"{_power(self.common)} is as good at every width, within the noise of the seeds")
+        return "; ".join(said)
+
+
+def _listed(widths: Sequence[float]) -> str:
+    return ", ".join(f"{width:g}" for width in widths)
+
+
+def locate(record: StudyRecord, scheme: str, axis: str) -> Located | None:
+    judged, bests = _judgement(record, scheme, axis), _bests(record, scheme, axis)
+    if judged is None or not bests:
+        return None
+    lost = [width for width in record.widths if width not in dict(bests)]
+    same = len({setting for _, setting in bests}) == 1
+    common = None if same or lost else _common(record, scheme, axis)
+    return Located(bests, judged, common, lost, [each.width for each in judged.optima if each.open])
 
 
 def stays(part: str, scheme: str | None = None, axis: str = "lr") -> Check:
@@ -197,80 +257,65 @@ def stays(part: str, scheme: str | None = None, axis: str = "lr") -> Check:
 
     In part: one is as good as each width's best within noise, but not the one that the narrowest would have chosen.
     """
-    return _location(part, scheme, axis, stays=True)
 
-
-def moves(part: str, scheme: str | None = None, axis: str = "lr", direction: int = 0) -> Check:
-    """The best setting goes with the width; down (-1) or up (+1) if that is claimed."""
-    return _location(part, scheme, axis, stays=False, direction=direction)
-
-
-def _location(part: str, scheme: str | None, axis: str, stays: bool, direction: int = 0) -> Check:
     def check(evidence: Evidence) -> Finding:
         record = evidence.study(part)
-        who = scheme_of(record, scheme)
-        judged, bests = _judgement(record, who, axis), _bests(record, who, axis)
-        if not bests or judged is None:
+        found = locate(record, scheme_of(record, scheme), axis)
+        if found is None:
             return Finding(UNTOLD, f"{part}: too little was run to tell")
-        drift = judged.drift
-        said = f"{part}: {_setting_words(bests)}"
-        if drift is not None:
-            said += f"; drift {drift} per doubling"
-        lost = [width for width in record.widths if width not in dict(bests)]
-        if lost:
-            said += f"; at {', '.join(f'{width:g}' for width in lost)} every run diverged"
-        said += f"; certificate: {judged.verdict}"
-        same = len({value for _, value in bests}) == 1 and not lost
-        common = None if same or lost else _common(record, who, axis)
-        if common is not None:
-            said += f"; {_power(common)} is as good at every width, within the noise of the seeds"
-        if stays:
-            if same or judged.verdict == TRANSFERS:
-                return Finding(HOLDS, said)
-            if judged.verdict == MOVES:
-                return Finding(FAILS if common is None else IN_PART, said)
-            return Finding(UNTOLD if common is None else HOLDS, said)
-        went = math.log2(bests[-1][1] / bests[0][1])
-        wrong_way = direction * went < 0 and not lost
-        if judged.verdict == MOVES and not wrong_way and common is None:
-            verdict = HOLDS
-        elif wrong_way or judged.verdict == TRANSFERS or same or common is not None:
-            verdict = FAILS
-        else:
-            verdict = IN_PART if judged.verdict == CANNOT_TELL and direction * went > 0 else UNTOLD
-        return Finding(verdict, said)
+        said = found.words(part)
+        if found.judged.verdict == TRANSFERS or (found.same and not found.beyond):
+            return Finding(HOLDS, said)
+        if found.beyond and not found.lost:
+            return Finding(UNTOLD, said)
+        if found.judged.verdict == MOVES:
+            return Finding(FAILS if found.common is None else IN_PART, said)
+        return Finding(UNTOLD if found.common is None else HOLDS, said)
 
     return check
 
 
-def wider_is_better(part: str, scheme: str | None = None, metric: str | None = None) -> Check:
-    """At every width's best setting, none is worse than a narrower one beyond noise, and the widest is better."""
+def moves(part: str, scheme: str | None = None, axis: str = "lr", direction: int = 0) -> Check:
+    """The best setting goes with the width, by the certificate; down (-1) or up (+1) if that is claimed."""
+
+    def check(evidence: Evidence) -> Finding:
+        record = evidence.study(part)
+        found = locate(record, scheme_of(record, scheme), axis)
+        if found is None:
+            return Finding(UNTOLD, f"{part}: too little was run to tell")
+        said = found.words(part)
+        if found.judged.verdict == TRANSFERS:
+            return Finding(FAILS, said)
+        if found.judged.verdict == MOVES and found.common is None:
+            went = math.log2(found.bests[-1][1] / found.bests[0][1])
+            return Finding(FAILS if direction * went < 0 and not found.lost else HOLDS, said)
+        return Finding(FAILS if found.same and not found.beyond else UNTOLD, said)
+
+    return check
+
+
+def wider_is_better(part: str, scheme: str | None = None, metric: str | None = None, strictly: bool = True) -> Check:
+    """Each width at its best setting: none is worse than a narrower one beyond noise, and the widest is better.
+
+    strictly: False if it is claimed only that none is worse.
+    """
 
     def check(evidence: Evidence) -> Finding:
         record = evidence.study(part)
         who = scheme_of(record, scheme)
         by = metric or record.metric
-        sign = -1.0 if lowest_is_best(by) else 1.0
         values = {width: best_value(record, who, width, metric) for width in record.widths}
         said = f"{part}: " + ", ".join(f"{_shown(value.mean, by)} at {width:g}" for width, value in values.items())
-        if len(values) < 2:
+        signed = [-value if lowest_is_best(by) else value for value in values.values()]
+        if len(signed) < 2 or math.isnan(signed[0].mean):
             return Finding(UNTOLD, said)
-        signed = [Value(sign * value.mean, value.error) for value in values.values()]
-        top, worse = signed[0], False
-        for value in signed[1:]:
-            worse = worse or differ(value, top) == "below"
-            top = value if value.mean > top.mean or math.isnan(top.mean) else top
         rises = differ(signed[-1], signed[0])
-        verdict = (
-            HOLDS
-            if rises == "above" and not worse
-            else FAILS
-            if rises == "below"
-            else IN_PART
-            if rises == "above"
-            else UNTOLD
-        )
-        return Finding(verdict, said)
+        falls = any(differ(wide, narrow) == "below" for n, wide in enumerate(signed) for narrow in signed[:n])
+        if rises == "below" or (falls and not strictly):
+            return Finding(FAILS, said)
+        if rises == "above":
+            return Finding(IN_PART if falls else HOLDS, said)
+        return Finding(UNTOLD if strictly else HOLDS, said)
 
     return check
 
@@ -287,35 +332,48 @@ def wider_is_worse(part: str, scheme: str | None = None) -> Check:
     return check
 
 
-def worse_somewhere(part: str, scheme: str | None = None) -> Check:
-    """At some learning rate the widest network is worse than the narrowest, which learns there."""
+def wider_is_worse_there(part: str, scheme: str | None = None) -> Check:
+    """With the setting that is best for the narrowest, the widest is worse than it."""
 
     def check(evidence: Evidence) -> Finding:
         record = evidence.study(part)
         who = scheme_of(record, scheme)
-        narrow, wide = ({each.lr: each for each in settings(record, who, width)} for width in _ends(record))
-        sign = -1.0 if lowest_is_best(record.metric) else 1.0
-        worse = {
-            lr: (there.mean, wide[lr].mean)
-            for lr, there in narrow.items()
-            if lr in wide and there.whole and not sign * (wide[lr].mean - there.mean) >= 0
-        }
-        ends = " and ".join(f"{width:g}" for width in _ends(record))
-        if len(record.widths) < 2 or not any(each.whole for each in narrow.values()):
+        narrow, wide = record.widths[0], record.widths[-1]
+        there = best(settings(record, who, narrow), record.metric)
+        same = [
+            each
+            for each in settings(record, who, wide)
+            if there and (each.lr, each.damping) == (there.lr, there.damping)
+        ]
+        if there is None or not same or narrow == wide:
             return Finding(UNTOLD, f"{part}: too little was run to tell")
-        if not worse:
-            return Finding(FAILS, f"{part}: at none of {len(narrow)} learning rates (widths {ends})")
-        said = ", ".join(
-            f"2^{math.log2(lr):.0f}: {_shown(a, record.metric)} and {_shown(b, record.metric)}"
-            for lr, (a, b) in worse.items()
-        )
-        return Finding(HOLDS, f"{part}, widths {ends}: at {said}")
+        a, b = value_of(record, there), value_of(record, same[0])
+        shown = [_shown(value.mean, record.metric) for value in (a, b)]
+        said = f"{part}, learning rate {_power(there.lr)}: {shown[0]} at {narrow:g}, {shown[1]} at {wide:g}"
+        found = differ(-b, -a) if lowest_is_best(record.metric) else differ(b, a)
+        return Finding({"below": HOLDS, "above": FAILS, "alike": UNTOLD}[found], said)
 
     return check
 
 
-def _ends(record: StudyRecord) -> tuple[float, float]:
-    return record.widths[0], record.widths[-1]
+def beats_everywhere(better: str, worse: str) -> Check:
+    """At every learning rate that both were run at, at the widest; some make it hold in part."""
+
+    def check(evidence: Evidence) -> Finding:
+        records = evidence.study(better), evidence.study(worse)
+        ours, theirs = ({each.lr: each for each in settings(record, width=record.widths[-1])} for record in records)
+        found, said = [], []
+        for lr in sorted(set(ours) & set(theirs)):
+            a, b = value_of(records[0], ours[lr]), value_of(records[1], theirs[lr])
+            found.append(differ(a, b))
+            said.append(f"{_shown(a.mean, records[0].metric)} against {_shown(b.mean, records[1].metric)} at {lr:g}")
+        above = found.count("above")
+        verdict = (
+            HOLDS if found and above == len(found) else IN_PART if above else FAILS if "below" in found else UNTOLD
+        )
+        return Finding(verdict, "; ".join(said) or "nothing was run at the same rate")
+
+    return check
 
 
 # Features.

@@ -10,7 +10,10 @@ from mukron.paper.recipe import Checking, Claim, Experiment, Part, Scale, recipe
 from mukron.paper.settings import FLOOR, heuristic, powers, rescaled, setting, study
 
 SAMPLES, STEPS = 256, 10  # appendix B
-RATE = "Learning rate: not given; small enough for ten steps to follow the law at every width (those of mukron check)."
+RATE = (
+    "Learning rate: not given; small enough for ten steps to follow the law at every width (those of mukron check). No "
+    "momentum."
+)
 SHAMPOO_WIDTHS = (
     "Shampoo: narrower, as the roots of its matrices cost the cube of the width; damping 0.001 times the largest "
     "eigenvalue, as for Figure 3; roots by Newton's iteration."
@@ -115,8 +118,8 @@ def ema(scale: Scale) -> Experiment:
             every(*(learns(title) for title in titles if "muP" in title)),
         ),
         Claim(
-            "In SP the change of features depends on the width whatever the decay.",
-            every(*(departs(title) for title in titles if "SP" in title)),
+            "In SP it decays in the input and hidden layers whatever the decay.",
+            every(*(fades(title, "fc1", "fc2") for title in titles if "SP" in title)),
         ),
     ]
     rows = [[Panel(title, title) for title in titles if title.startswith(name)] for name in ("K-FAC", "Shampoo")]

@@ -59,7 +59,9 @@ def _counts(outcomes: Mapping[str, Outcome]) -> str:
     if shown:
         found = ", ".join(f"{verdicts[verdict]} {words}" for verdict, words in MANY.items())
         sizes = ", ".join(f"{scales[scale.value]} {scale.value}" for scale in Scale if scales[scale.value])
-        said += f" Of these {found}. By scale: {sizes}."
+        claims = Counter(judged.verdict for each in shown for judged in each.claims)
+        counted = ", ".join(f"{claims[verdict]} {words}" for verdict, words in MANY.items())
+        said += f" Of these {found}. Of their {sum(claims.values())} claims {counted}. By scale: {sizes}."
     return said
 
 

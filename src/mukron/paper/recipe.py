@@ -128,6 +128,12 @@ class Less:
         least = 2 if isinstance(part, Checking) else 1
         return asked if len(asked) >= least else part.widths[:least]
 
+    def options(self) -> list[str]:
+        """As the command takes them."""
+        widths = None if self.widths is None else ",".join(f"{width:g}" for width in self.widths)
+        given = {"--epochs": self.epochs, "--widths": widths, "--seeds": self.seeds}
+        return [part for name, value in given.items() if value is not None for part in (name, str(value))]
+
     def words(self) -> str:
         def most(count: int, what: str) -> str:
             return f"{count} {what}{'s' if count > 1 else ''} at most"
@@ -149,6 +155,11 @@ class Recipe:
 
     def experiment(self, scale: Scale, less: Less | None = None, device: str = "cpu") -> Experiment:
         made = self.make(scale)
+        if less is not None and less.widths is not None:
+            there = sorted({width for part in made.parts.values() for width in part.widths})
+            if made.parts and not set(there) & set(less.widths):
+                shown = ", ".join(f"{width:g}" for width in there)
+                raise ReproductionError(f"{self.name}: has none of the widths asked for; its own: {shown}")
         parts = {name: _on(device, part if less is None else less.of(part)) for name, part in made.parts.items()}
         return dataclasses.replace(made, parts=parts)
 

@@ -31,7 +31,7 @@ from mukron.data import Dataset
 from mukron.diagnose.check import Check
 from mukron.diagnose.configured import check_run
 from mukron.paper.errors import ReproductionError
-from mukron.paper.outcome import Outcome, judge, keep, thinned
+from mukron.paper.outcome import RESULT_FILE, Outcome, judge, keep, thinned
 from mukron.paper.recipe import RECIPES, Checking, Evidence, Experiment, Found, Less, Part, Scale, key_of
 from mukron.params.storage import write_json
 from mukron.study.design import Design
@@ -59,7 +59,25 @@ class Request:
     def experiments(self) -> dict[str, Experiment]:
         if unknown := [name for name in self.names if name not in RECIPES]:
             raise ReproductionError(f"no recipe is called {', '.join(unknown)}; mukron reproduce --list names them all")
-        return {name: RECIPES[name].experiment(self.scale, self.less, self.device) for name in self.names}
+        found = {name: RECIPES[name].experiment(self.scale, self.less, self.device) for name in self.names}
+        for name in self.names:
+            self._refuse_another(name)
+        return found
+
+    def _refuse_another(self, name: str) -> None:
+        """A result of the same recipe, but of another size, is not overwritten."""
+        folder = Path(self.folder) / name
+        if not (folder / RESULT_FILE).exists():
+            return
+        there = Outcome.load(folder)
+        if (there.scale, there.less) != (self.scale.value, self.reduced(name)):
+            size = there.scale + (f", reduced: {there.less}" if there.less else "")
+            raise ReproductionError(f"{folder}: holds a result of another size ({size}); choose another folder (--out)")
+
+    def reduced(self, name: str) -> str:
+        """How the recipe is smaller than its scale, in words; nothing where it is not."""
+        whole, less = (RECIPES[name].experiment(self.scale, each, self.device).parts for each in (None, self.less))
+        return "" if whole == less else self.less.words()
 
     def parts(self) -> list[Assigned]:
         """In the order of the recipes; one that several have is there once."""
@@ -69,6 +87,12 @@ class Request:
                 key = key_of(part)
                 found.setdefault(key, Assigned(f"{name}: {title}", part, Path(self.folder) / RUNS / key, self.data_dir))
         return list(found.values())
+
+    def command(self, name: str) -> str:
+        """What runs one of the recipes again, wherever data and results are kept."""
+        said = ["mukron", "reproduce", name, "--scale", self.scale.value]
+        said += ["--device", self.device] if self.device != "cpu" else []
+        return " ".join([*said, *self.less.options()])
 
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "scale": self.scale.value}
@@ -237,7 +261,6 @@ def reproduce(
     request: Request,
     *,
     workers: int = 1,
-    command: str = "",
     progress: Callable[[Progress], None] | None = None,
     concluded: Callable[[Outcome, list[Path]], None] | None = None,
 ) -> dict[str, Outcome]:
@@ -247,7 +270,7 @@ def reproduce(
     """
     if workers < 1:
         raise ReproductionError(f"workers: at least 1, got {workers}")
-    book = Book(request, command, concluded)
+    book = Book(request, concluded)
     tell = _teller(book, progress)
     with ctrl_c() as stopped:
         if workers > 1:
@@ -273,8 +296,8 @@ def reproduce(
 class Book:
     """Which parts are there, and what was concluded from them."""
 
-    def __init__(self, request: Request, command: str, concluded: Callable[[Outcome, list[Path]], None] | None) -> None:
-        self.request, self.command, self.concluded = request, command, concluded
+    def __init__(self, request: Request, concluded: Callable[[Outcome, list[Path]], None] | None) -> None:
+        self.request, self.concluded = request, concluded
         self.experiments, self.parts = request.experiments(), request.parts()
         self.by_key = {assigned.folder.name: assigned for assigned in self.parts}
         self.outcomes: dict[str, Outcome] = {}
@@ -300,8 +323,8 @@ class Book:
 
     def _conclude(self, name: str, experiment: Experiment, evidence: Evidence, made: dict[str, str]) -> None:
         request = self.request
-        made = {"command": self.command, **made, "runs": _runs(evidence)}
-        outcome = judge(name, request.scale.value, request.less.words(), experiment, evidence, made)
+        made = {"command": request.command(name), **made, "runs": _runs(evidence)}
+        outcome = judge(name, request.scale.value, request.reduced(name), experiment, evidence, made)
         self.outcomes[name] = outcome
         written = keep(outcome, experiment, evidence, Path(request.folder) / name)
         if self.concluded is not None:

@@ -18,7 +18,7 @@ FULL_BATCH = "Batch size: not given; all samples in one batch."
 BATCH_128 = "Batch size: not given for this figure; 128, as the paper has it for ResNet-18 elsewhere."
 MOMENTUM = "Momentum: not given; 0.9, since the appendix names the figures without momentum."
 GRID = "Learning rates and widths: the paper shows them in its plots alone; these are ours."
-SEEDS = "Seeds: not given; 2, and 1 of ResNet-18."
+SEEDS = "Seeds: not given; 2 at the paper's scale, and 1 of ResNet-18."
 BASE = (
     "Base width: muP says how settings change with the width, not what they are; the paper's constants are those at "
     "the base width."
