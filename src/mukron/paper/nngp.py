@@ -10,7 +10,7 @@ from mukron.paper import drawing
 from mukron.paper.claims import Check, Of, beats, every, near
 from mukron.paper.drawing import ExponentPanel, Panel
 from mukron.paper.recipe import FAILS, HOLDS, UNTOLD, Claim, Evidence, Experiment, Finding, Part, Scale, recipe
-from mukron.paper.settings import BASE, FLOOR, MOMENTUM, SAMPLES, powers, rescaled, setting, study
+from mukron.paper.settings import BASE, FLOOR, MOMENTUM, SAMPLES, powers, rescaled, roots, setting, study
 from mukron.study.design import Design
 from mukron.table import Table
 
@@ -72,7 +72,7 @@ def part(scale: Scale, method: str, b: float, batch: int = SAMPLES, **fields: An
         **{"epochs": 50, "momentum": 0.9, "evaluate_every": 5, "dtype": "tf32" if method != "Shampoo" else "float32"},
     }
     if method == "Shampoo":
-        usual["method_options"] = {"solver": "newton", "inverse_every": 5}
+        usual["method_options"] = {"solver": roots(scale), "inverse_every": 5}
     config = setting(scale, **{**usual, **fields})
     width = scale.choose(8, 16, WIDTH)  # at 8 times the base width b_L = 64 is zero in float32
     paper = (

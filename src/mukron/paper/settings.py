@@ -40,6 +40,11 @@ def heuristic(rho: float) -> str:
     return f"{HEURISTIC}:{rho:g}"
 
 
+def roots(scale: Scale) -> str:
+    """How Shampoo's are computed: by matrix products on a GPU, by eigenvalues on cores."""
+    return scale.choose("eigh", "eigh", "newton")
+
+
 def setting(scale: Scale, **fields: Any) -> RunConfig:
     """The paper's run; for smoke the same one on a few digits, for a few steps."""
     return RunConfig(**fields if scale is not Scale.SMOKE else _smoke(fields))

@@ -32,6 +32,7 @@ from mukron.paper.settings import (
     heuristic,
     powers,
     rescaled,
+    roots,
     setting,
     study,
 )
@@ -266,7 +267,7 @@ def shampoo(
     scale: Scale, network: Network, widths: tuple[float, ...], rates: tuple[float, ...], every: int = 1
 ) -> Experiment:
     """SP and muP; the roots renewed ``every`` so many steps."""
-    newton = {"method_options": {"solver": "newton", "inverse_every": every}}
+    newton = {"method_options": {"solver": roots(scale), "inverse_every": every}}
     exact = Network(network.name, {**network.fields, "dtype": "float32"}, widths, network.small, network.smoke)
     columns = [
         Column(title, "shampoo", f"{scheme}/max-eigenvalue:0.001", rates, newton)

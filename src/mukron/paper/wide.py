@@ -10,7 +10,7 @@ from mukron.paper import drawing
 from mukron.paper.claims import Check, Of, beats, differ, wider_is_better
 from mukron.paper.drawing import Panel, WidthLine, WidthPanel
 from mukron.paper.recipe import FAILS, HOLDS, IN_PART, UNTOLD, Claim, Evidence, Experiment, Finding, Part, Scale, recipe
-from mukron.paper.settings import BASE, FLOOR, MOMENTUM, heuristic, rescaled, setting, study
+from mukron.paper.settings import BASE, FLOOR, MOMENTUM, heuristic, rescaled, roots, setting, study
 from mukron.paper.transfer import IMAGENET, imagenet
 from mukron.study.design import Design
 
@@ -30,7 +30,7 @@ Numbers = Mapping[float, float]
 def cifar(scale: Scale, model: str, data: str, method: str, **fields: Any) -> Any:
     options = {"memory": "ema:0.5", "factor_every": 20, "inverse_every": 20}
     if method == "shampoo":
-        options |= {"inverse_every": 100, "solver": "newton"}
+        options |= {"inverse_every": 100, "solver": roots(scale)}
     made = setting(
         scale,
         **{"model": model, "data": data, "loss": "cross-entropy", "label_smoothing": 0.1, "method": method},
