@@ -283,3 +283,21 @@ def test_the_page_of_nothing_and_of_names(tmp_path):
         said = invoke("reproduce", *words)
         assert said.exit_code == 2
         assert message in " ".join(said.output.split())
+
+
+def test_a_worker_that_is_killed_is_replaced(tmp_path, monkeypatch):
+    """The only worker of two that is left alone would do; here both are killed as soon as they are there."""
+    started = []
+    plain = running.subprocess.Popen
+
+    def start(command, **options):
+        process = plain(command, **options)
+        started.append(process)
+        if len(started) <= 2:
+            process.kill()
+        return process
+
+    monkeypatch.setattr(running.subprocess, "Popen", start)
+    found = reproduce(request(tmp_path, CHECKS), workers=2)
+    assert set(found) == {CHECKS}
+    assert len(started) > 2

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +18,8 @@ from mukron.table import Table
 
 if TYPE_CHECKING:
     from mukron.paper import Outcome, Progress
+
+MINUTE = 60.0
 
 
 def reproduce(
@@ -97,9 +101,15 @@ def _shown() -> Iterator[tuple[Callable[[Progress], None], Callable[[Outcome, li
     with Bar(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("reproduce", total=None)
 
+        told = time.monotonic()
+
         def progress(at: Progress) -> None:
+            nonlocal told
             said = f"part {min(at.parts + 1, at.of_parts)} of {at.of_parts}: {at.now or 'all run'}"
             bar.update(task, completed=at.runs, total=at.of_runs, description=said)
+            if not console.is_terminal and time.monotonic() - told > MINUTE:  # for who reads a log
+                told = time.monotonic()
+                print(f"{at.runs} of {at.of_runs} runs; {said}", file=sys.stderr, flush=True)
 
         def concluded(outcome: Outcome, written: list[Path]) -> None:
             bar.console.print(f"[bold]{outcome.name}[/]: {outcome.verdict}", highlight=False)

@@ -43,6 +43,7 @@ from mukron.train import RunConfig, dataset_of
 
 RUNS, LOG, CHECK_FILE, OVER = "runs", "workers.log", "check.json", "over.json"
 IDLE = 1.0  # seconds between two looks
+DEATHS = 10  # workers that are replaced; what is left then is run by this process
 
 
 @dataclass(frozen=True)
@@ -378,7 +379,7 @@ def _teller(book: Book, progress: Callable[[Progress], None] | None) -> Callable
 
 
 def _employ(request: Request, workers: int, stopped: Callable[[], bool], look: Callable[[], None]) -> None:
-    """Have the parts run by so many processes. A worker that dies leaves its point to the others."""
+    """Have the parts run by so many processes. One that is killed is replaced; an error of one ends all."""
     folder = Path(request.folder)
     folder.mkdir(parents=True, exist_ok=True)
     content = {"request": request.to_dict(), "path": sys.path, "parent": os.getpid()}
@@ -386,18 +387,25 @@ def _employ(request: Request, workers: int, stopped: Callable[[], bool], look: C
     log = folder / LOG
     said_before = log.stat().st_size if log.exists() else 0
     command = [sys.executable, "-m", "mukron.paper", json.dumps(content)]
-    processes = []
+    processes: list[subprocess.Popen[bytes]] = []
+
+    def hire() -> None:
+        with log.open("ab") as file:  # a session of its own: Ctrl-C reaches the foreman alone
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True
+            )
+        processes.append(process)
+
     try:
         for _ in range(workers):
-            with log.open("ab") as file:  # a session of its own: Ctrl-C reaches the foreman alone
-                processes.append(
-                    subprocess.Popen(
-                        command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True
-                    )
-                )
-        while any(process.poll() is None for process in processes) and not stopped():
-            if any(process.returncode in (2, 3) for process in processes):
+            hire()
+        while not stopped():
+            codes = [process.poll() for process in processes]
+            killed = min(sum(code not in (None, 0, 130) for code in codes), DEATHS)
+            if set(codes) & {2, 3} or (None not in codes and len(processes) == workers + killed):
                 break
+            if len(processes) < workers + killed:
+                hire()
             look()
             time.sleep(IDLE)
     finally:
