@@ -17,7 +17,9 @@ from mukron.paper.claims import (
     departs,
     every,
     fades,
+    gap_grows,
     learns,
+    lower_rate,
     moves,
     near,
     noise_of,
@@ -25,6 +27,7 @@ from mukron.paper.claims import (
     wider_is_better,
     wider_is_worse,
     wider_is_worse_there,
+    wider_throughout,
 )
 from mukron.paper.errors import ReproductionError
 from mukron.paper.recipe import FAILS, HOLDS, IN_PART, UNTOLD, Evidence, Finding, verdict_of
@@ -272,6 +275,48 @@ def test_better_at_every_learning_rate():
     assert verdict(check, a=study({(64, 0.5): 0.7}), b=low) == UNTOLD
 
 
+def test_the_lower_of_two_best_rates():
+    low, high = study({(64, 0.125): 0.9, (64, 0.25): 0.8}), study({(64, 0.125): 0.8, (64, 0.25): 0.9})
+    check = lower_rate(Of("a"), Of("b"))
+    assert (verdict(check, a=low, b=high), verdict(check, a=high, b=low)) == (HOLDS, FAILS)
+    assert verdict(check, a=low, b=low) == FAILS
+    assert verdict(check, a=low, b=LOST) == UNTOLD
+    assert found(check, a=low, b=high).measured == "a best at 2^-3, b at 2^-2"
+
+
+def test_a_gap_that_grows():
+    def gaps(*values):
+        parts = {f"top{n}": at(0.5 + value, widths=(64,)) for n, value in enumerate(values)}
+        parts |= {f"low{n}": at(0.5, widths=(64,)) for n in range(len(values))}
+        pairs = [(f"batch {n}", Of(f"top{n}"), Of(f"low{n}")) for n in range(len(values))]
+        return verdict(gap_grows(pairs), **parts)
+
+    assert gaps(0.0, 0.1, 0.2) == HOLDS
+    assert gaps(0.1, 0.0, 0.2) == IN_PART
+    assert gaps(0.2, 0.1, 0.0) == FAILS
+    assert gaps(0.1, 0.1) == UNTOLD
+    assert gaps(0.1) == UNTOLD
+
+
+def test_wider_is_better_throughout_training():
+    def curves(*finals, start=3.0):
+        def rows(width, value):
+            final = dict(zip(WIDTHS, finals, strict=True))[width]
+            return [
+                {"epoch": 1, "train_loss": start + 0.01 * width * (final > 1), "x": value},
+                {"epoch": 2, "train_loss": final, "x": value},
+            ]
+
+        return at(*(0.5 for _ in finals), metric="x", rows=rows)
+
+    check = wider_throughout("a", "train_loss")
+    assert verdict(check, a=curves(0.9, 0.8, 0.7)) == HOLDS
+    assert verdict(check, a=curves(0.7, 0.8, 0.9)) == IN_PART  # worse at the second epoch alone
+    assert verdict(check, a=curves(2.0, 2.5, 3.0)) == FAILS
+    assert verdict(wider_throughout("a", "none"), a=curves(0.9, 0.8, 0.7)) == UNTOLD
+    assert verdict(check, a=at(0.9, widths=(64,))) == UNTOLD
+
+
 def test_with_one_seed_a_point_counts():
     one = {"noise": (0.0,), "widths": (64,)}
     for gain, expected in ((0.02, HOLDS), (0.005, UNTOLD), (-0.02, FAILS)):
@@ -417,6 +462,11 @@ def test_eigenvalues_and_damping_vary_over_the_epochs():
     assert verdict(check, a=spectra(1.1, 1.1)) == FAILS
     assert verdict(check, a=spectra(2.0, 2.0, epochs=1)) == UNTOLD
     assert verdict(check, a=at(None, widths=(1,))) == UNTOLD
+    follows = damped.follows("a")
+    assert verdict(follows, a=spectra(2.0, 2.0)) == HOLDS
+    assert verdict(follows, a=spectra(2.0, 0.5)) == FAILS
+    assert verdict(follows, a=spectra(2.0, 2.0, epochs=2)) == UNTOLD
+    assert verdict(follows, a=at(None, widths=(1,))) == UNTOLD
 
 
 def test_early_compares_the_first_evaluation():

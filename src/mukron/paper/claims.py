@@ -53,6 +53,11 @@ class Of:
         width = self.width if self.width is not None else record.widths[-1]
         return best_value(record, scheme, width, self.metric)
 
+    def best(self, evidence: Evidence) -> Setting | None:
+        record = evidence.study(self.part)
+        width = self.width if self.width is not None else record.widths[-1]
+        return best(settings(record, scheme_of(record, self.scheme), width), record.metric)
+
     def words(self, evidence: Evidence) -> str:
         value = self.value(evidence)
         return f"{self.name or self.part} {_shown(value.mean, self.metric or evidence.study(self.part).metric)}"
@@ -154,6 +159,41 @@ def near(a: Of, b: Of, within: float) -> Check:
         if math.isnan(first.mean) or math.isnan(second.mean):
             return Finding(UNTOLD if math.isnan(first.mean) and math.isnan(second.mean) else FAILS, measured)
         return Finding(HOLDS if abs(first.mean - second.mean) <= within else FAILS, measured)
+
+    return check
+
+
+def lower_rate(lower: Of, higher: Of) -> Check:
+    """The best learning rate of one is below that of the other."""
+
+    def check(evidence: Evidence) -> Finding:
+        found = [each.best(evidence) for each in (lower, higher)]
+        if None in found:
+            return Finding(UNTOLD, "none finished")
+        a, b = (each.lr for each in found if each is not None)
+        said = f"{lower.name or lower.part} best at {_power(a)}, {higher.name or higher.part} at {_power(b)}"
+        return Finding(HOLDS if a < b else FAILS, said)
+
+    return check
+
+
+def gap_grows(pairs: Sequence[tuple[str, Of, Of]]) -> Check:
+    """The difference of two bests is larger in each pair than in the one before, beyond noise from first to last."""
+
+    def check(evidence: Evidence) -> Finding:
+        gaps, errors, said = [], [], []
+        for name, better, worse in pairs:
+            a, b = better.value(evidence), worse.value(evidence)
+            gaps.append(a.mean - b.mean)
+            errors.append(math.hypot(a.error or 0.0, b.error or 0.0))
+            said.append(f"{100 * gaps[-1]:+.2f} ({name})")
+        words = "points: " + ", ".join(said)
+        if len(gaps) < 2 or any(map(math.isnan, gaps)):
+            return Finding(UNTOLD, words)
+        found = differ(Value(gaps[-1], errors[-1] or None), Value(gaps[0], errors[0] or None))
+        if found == "above":
+            return Finding(HOLDS if gaps == sorted(gaps) else IN_PART, words)
+        return Finding(FAILS if found == "below" else UNTOLD, words)
 
     return check
 
@@ -318,6 +358,44 @@ def wider_is_better(part: str, scheme: str | None = None, metric: str | None = N
         return Finding(UNTOLD if strictly else HOLDS, said)
 
     return check
+
+
+def wider_throughout(part: str, metric: str, scheme: str | None = None) -> Check:
+    """At the best setting of each width: at every epoch that all have, none is worse than a narrower one by SHARE."""
+
+    def check(evidence: Evidence) -> Finding:
+        record = evidence.study(part)
+        who = scheme_of(record, scheme)
+        curves = {width: _curve(record, who, width, metric) for width in record.widths}
+        epochs = sorted(set.intersection(*(set(curve) for curve in curves.values()))) if curves else []
+        if len(curves) < 2 or len(epochs) < 2:
+            return Finding(UNTOLD, f"{part}: {metric} was not read at two epochs of every width")
+        sign = -1.0 if lowest_is_best(metric) else 1.0
+        off = []
+        for epoch in epochs:
+            values = [sign * curves[width][epoch] for width in record.widths]
+            worst = max(top - value for n, value in enumerate(values) for top in values[: n + 1])
+            if worst > SHARE * max(map(abs, values)):
+                off.append(epoch)
+        said = f"{part}: {metric} at {len(epochs) - len(off)} of {len(epochs)} epochs"
+        return Finding(HOLDS if not off else FAILS if len(off) == len(epochs) else IN_PART, said)
+
+    return check
+
+
+def _curve(record: StudyRecord, scheme: str, width: float, metric: str) -> dict[int, float]:
+    """By epoch, the mean over the seeds of the best setting."""
+    top = best(settings(record, scheme, width), record.metric)
+    if top is None:
+        return {}
+    same = (top.scheme, top.width, top.lr, top.damping)
+    values: dict[int, list[float]] = {}
+    for each in record.results:
+        if (each.point.scheme, each.point.width, each.point.lr, each.point.damping) == same:
+            for row in each.rows:
+                if row.get(metric) is not None:
+                    values.setdefault(row["epoch"], []).append(row[metric])
+    return {epoch: fmean(found) for epoch, found in values.items()}
 
 
 def wider_is_worse(part: str, scheme: str | None = None) -> Check:

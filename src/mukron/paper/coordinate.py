@@ -141,6 +141,7 @@ def tanh(scale: Scale) -> Experiment:
         Claim("K-FAC: in SP the change of features depends on the width.", departs("K-FAC, SP")),
         Claim("K-FAC: with the heuristic damping it decays.", fades("K-FAC, muP, heuristic")),
         Claim("K-FAC: in muP with the rescaled damping it does not.", learns("K-FAC, muP, rescaled")),
+        Claim("Shampoo: in SP it depends on the width.", departs("Shampoo, SP")),
         Claim("Shampoo: in muP it does not.", learns("Shampoo, muP")),
     ]
     choices = (RATE, SHAMPOO_WIDTHS, FLOOR)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from statistics import correlation
 
 from mukron.paper import drawing
 from mukron.paper.claims import Check, Value, best_value, differ, moves, stays
@@ -199,6 +200,7 @@ def mean_eigenvalues(scale: Scale) -> Experiment:
         )
         for data in parts
     ]
+    claims += [Claim(f"{data}: the damping follows the mean eigenvalues.", follows(data)) for data in parts]
     rows = [
         [
             Panel(f"{data}: mean eigenvalues of A", data, quantity="mean/*.A"),
@@ -235,5 +237,27 @@ def varies(part: str, times: float = 2.0) -> Check:
         )
         right = [share >= 0.5 for share in shares.values()]
         return Finding(HOLDS if all(right) else IN_PART if any(right) else FAILS, f"{part}: {said}")
+
+    return check
+
+
+def follows(part: str, least: float = 0.5) -> Check:
+    """Over the epochs a factor's damping and its mean eigenvalue are correlated, in logarithms and in most factors."""
+
+    def check(evidence: Evidence) -> Finding:
+        rows = max((result.rows for result in evidence.study(part).results), key=len)
+        found = []
+        for column in (name for name in (rows[-1] if rows else ()) if name.startswith("mean/")):
+            damping = column.replace("mean/", "damping/", 1)
+            pairs = [
+                (math.log(row[column]), math.log(row[damping])) for row in rows if row.get(column) and row.get(damping)
+            ]
+            if len(pairs) > 2 and all(len(set(side)) > 1 for side in zip(*pairs, strict=True)):
+                found.append(correlation(*zip(*pairs, strict=True)))
+        if not found:
+            return Finding(UNTOLD, f"{part}: not read at three epochs")
+        share = sum(each > least for each in found) / len(found)
+        said = f"{part}: correlation above {least:g} in {100 * share:.0f}% of {len(found)} factors"
+        return Finding(HOLDS if share > 0.5 else FAILS, said)
 
     return check

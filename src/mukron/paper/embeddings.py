@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mukron.paper import drawing
-from mukron.paper.claims import Of, beats, near, wider_is_better, wider_is_worse
+from mukron.paper.claims import Of, beats, near, wider_is_better, wider_is_worse, wider_throughout
 from mukron.paper.drawing import ExponentPanel, Panel
 from mukron.paper.recipe import Claim, Experiment, Part, Scale, recipe
 from mukron.paper.settings import BASE, FLOOR, MOMENTUM, powers, rescaled, setting, study
@@ -59,7 +59,7 @@ def widths(scale: Scale) -> Experiment:
         Claim("In SP the accuracy of word analogies falls as the width grows.", wider_is_worse("SP")),
         Claim("In muP it does not fall.", wider_is_better("muP", strictly=False)),
         Claim("At the widest muP is better than SP.", beats(Of("muP"), Of("SP"))),
-        Claim("In muP the training loss is lower the wider.", wider_is_better("muP", metric="train_loss")),
+        Claim("In muP the training loss is lower the wider, throughout.", wider_throughout("muP", "train_loss")),
     ]
     if scale is not Scale.SMOKE:
         claims.append(

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mukron.paper import drawing
-from mukron.paper.claims import Check, Of, beats, every, near
+from mukron.paper.claims import Check, Of, beats, every, gap_grows, lower_rate, near
 from mukron.paper.drawing import ExponentPanel, Panel
 from mukron.paper.recipe import FAILS, HOLDS, UNTOLD, Claim, Evidence, Experiment, Finding, Part, Scale, recipe
 from mukron.paper.settings import BASE, FLOOR, MOMENTUM, SAMPLES, powers, rescaled, roots, setting, study
@@ -22,6 +22,7 @@ METHODS = {
     "K-FAC": ("kfac", f"mup/{rescaled(1)}"),
 }
 LARGE, SMALL = (64, 256, 1024), (4, 16)
+SIZES = (*SMALL, *LARGE)
 WIDTH, BASE_WIDTH = 32, 4
 CHOICES = (
     f"Width: not given; {WIDTH} channels in the first layer and {2 * WIDTH} in the second, base width {BASE_WIDTH}.",
@@ -102,6 +103,10 @@ def best_at(method: str, b: float, batch: int = SAMPLES) -> Of:
     return Of(named(method, b, batch), name=f"{method}, b_L = {b:g}:")
 
 
+def trained(method: str, b: float) -> Of:
+    return Of(named(method, b), name=f"{method}, b_L = {b:g}:", metric="train_accuracy")
+
+
 def one_beats(method: str, other: float, batch: int = SAMPLES) -> Check:
     return beats(best_at(method, 1.0, batch), best_at(method, other, batch))
 
@@ -114,6 +119,10 @@ def trap(scale: Scale) -> list[Claim]:
     return [
         Claim("K-FAC is better at b_L = 1 than at 0.5.", one_beats("K-FAC", 0.5)),
         Claim("K-FAC falls to the kernel's solution where b_L is much above 1.", one_beats("K-FAC", 64.0)),
+        Claim(
+            "K-FAC: the training accuracy is highest at b_L = 1 alone.",
+            every(*(beats(trained("K-FAC", 1.0), trained("K-FAC", b)) for b in (0.5, *rest))),
+        ),
         Claim(
             "K-FAC: no b_L above 1 beats 1.",
             every(*(beats(best_at("K-FAC", 1.0), best_at("K-FAC", b), True) for b in rest)),
@@ -159,6 +168,10 @@ def curves(scale: Scale) -> Experiment:
             early(named("K-FAC", 64.0), named("K-FAC", first)),
         ),
         Claim("In the end it is lower.", beats(best_at("K-FAC", first), best_at("K-FAC", 64.0))),
+        Claim(
+            "The best learning rate of b_L = 64 is smaller than that of the others.",
+            every(*(lower_rate(best_at("K-FAC", 64.0), best_at("K-FAC", b)) for b in exponents if b < 64)),
+        ),
     ]
     rows = [[Panel(f"{method}, b_L = {b:g}", named(method, b)) for b in exponents] for method in methods]
     choices = ("The runs are those of Figure 3. Test accuracy is read every 5 epochs.", MOMENTUM, *CHOICES)
@@ -201,7 +214,7 @@ def table(scale: Scale, batches: Sequence[int], printed: Cells, **fields: Any) -
     }
     claims = []
     for batch in chosen if scale is not Scale.SMOKE else ():
-        column = (4, 16, 64, 256, 1024).index(batch)
+        column = SIZES.index(batch)
         said = {key: f"{row[column]:g}" for key, row in printed.items()}
         claims += [
             Claim(
@@ -218,6 +231,11 @@ def table(scale: Scale, batches: Sequence[int], printed: Cells, **fields: Any) -
                 f"{said['SGD', 64.0]} against {said['SGD', 1.0]}",
             )
         )
+    if len(chosen) > 1:
+        pairs = [(f"batch {batch}", best_at("K-FAC", 1.0, batch), best_at("K-FAC", 64.0, batch)) for batch in chosen]
+        gaps = [printed["K-FAC", 1.0][column] - printed["K-FAC", 64.0][column] for column in map(SIZES.index, chosen)]
+        text = "K-FAC: what b_L = 1 gains over 64 is less the smaller the batch."
+        claims.append(Claim(text, gap_grows(pairs), ", ".join(f"{gap:+.2f}" for gap in gaps)))
     if scale is Scale.SMOKE:
         batch = chosen[0]
         claims = [Claim("K-FAC: 0.5 beats 64.", beats(best_at("K-FAC", 0.5, batch), best_at("K-FAC", 64.0, batch)))]
@@ -228,7 +246,7 @@ def table(scale: Scale, batches: Sequence[int], printed: Cells, **fields: Any) -
             for b in exponents:
                 values = [best_at(method, b, batch).value(evidence).mean for batch in chosen]
                 cells = ["-" if math.isnan(value) else f"{100 * value:.2f}" for value in values]
-                paper = [f"{printed[method, b][(4, 16, 64, 256, 1024).index(batch)]:.2f}" for batch in chosen]
+                paper = [f"{printed[method, b][SIZES.index(batch)]:.2f}" for batch in chosen]
                 rows.append(
                     (method, f"{b:g}", *(f"{ours} ({theirs})" for ours, theirs in zip(cells, paper, strict=True)))
                 )
@@ -314,6 +332,17 @@ def architectures(scale: Scale) -> Experiment:
         )
         for name in networks
     ]
+    if 64.0 in exponents:
+        claims += [
+            Claim(
+                f"{name}: far above 1 the training accuracy is higher than at 0.5.",
+                beats(
+                    Of(f"{name}, b_L = 64", name="b_L = 64:", metric="train_accuracy"),
+                    Of(f"{name}, b_L = 0.5", name="0.5:", metric="train_accuracy"),
+                ),
+            )
+            for name in networks
+        ]
     panels = [ExponentPanel(name, {b: f"{name}, b_L = {b:g}" for b in exponents}) for name in networks]
     choices = (
         "Widths and learning rates: not given; MLP 1024 (base 64), CNN 32 (4), Myrtle-5 64 (4), ResNet-18 4 (1, the "

@@ -124,7 +124,8 @@ def _section(recipe: Recipe, outcome: Outcome, files: Collection[str]) -> Iterat
     for number, judged in enumerate(outcome.claims, 1):
         yield from _claim(number, judged)
     if outcome.choices:
-        yield from ("", "What the paper leaves open, or says in two ways, and what was chosen:", "")
+        where = "" if outcome.scale == Scale.PAPER.value and not outcome.less else " for the paper's own scale"
+        yield from ("", f"What the paper leaves open, or says in two ways, and what was chosen{where}:", "")
         yield from (f"- {text(choice)}" for choice in outcome.choices)
     yield from ("", "Made with", "", *_block(outcome.made.get("command") or _command(recipe)))
     about = [f"{text(key)}: {text(value)}" for key, value in outcome.made.items() if key != "command" and value]

@@ -259,6 +259,10 @@ def full(scale: Scale) -> Experiment:
         for name in ("MLP", "CNN")
         for method in ("SGD", "K-FAC")
     ]
+    claims += [
+        Claim(f"{name}, K-FAC: in SP the heuristic damping prevents it.", moves(f"{name}, K-FAC, SP"))
+        for name in ("MLP", "CNN")
+    ]
     choices = ("Epochs and batch size: not given; 20 and 1,024.", MOMENTUM, GRID, SEEDS, BASE, FLOOR)
     return Experiment(parts, claims, drawing.transfer(panels), choices)
 
@@ -276,6 +280,7 @@ def shampoo(
     name = network.name
     parts, panels = grid(scale, [(name, exact, columns, {})])
     claims = [
+        Claim("In SP the best learning rate is stable too.", stays(f"{name}, SP")),
         Claim("In muP the best learning rate stays.", stays(f"{name}, muP")),
         Claim("In muP wider is better.", wider_is_better(f"{name}, muP")),
         Claim(

@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import Any
 
 from mukron.paper import drawing
-from mukron.paper.claims import Check, Of, beats, differ, wider_is_better
+from mukron.paper.claims import Check, Of, beats, differ, wider_is_better, wider_throughout
 from mukron.paper.drawing import Panel, WidthLine, WidthPanel
 from mukron.paper.recipe import FAILS, HOLDS, IN_PART, UNTOLD, Claim, Evidence, Experiment, Finding, Part, Scale, recipe
 from mukron.paper.settings import BASE, FLOOR, MOMENTUM, heuristic, rescaled, roots, setting, study
@@ -117,7 +117,7 @@ def training_curve(scale: Scale) -> Experiment:
             "At the widest muP has the lower test loss.",
             beats(Of("muP", metric="test_loss"), Of("SP", metric="test_loss")),
         ),
-        Claim("In muP the training loss is lower the wider.", wider_is_better("muP", metric="train_loss")),
+        Claim("In muP the training loss is lower the wider, throughout.", wider_throughout("muP", "train_loss")),
     ]
     rows = [
         [Panel(f"{title}: test loss", title, quantity="test_loss") for title in parts],
