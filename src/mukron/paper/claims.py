@@ -292,46 +292,49 @@ def locate(record: StudyRecord, scheme: str, axis: str) -> Located | None:
     return Located(bests, judged, common, lost, [each.width for each in judged.optima if each.open])
 
 
+def _by_place(part: str, scheme: str | None, axis: str, verdict: Callable[[Located], str]) -> Check:
+    """A check that is decided by where the best settings are."""
+
+    def check(evidence: Evidence) -> Finding:
+        record = evidence.study(part)
+        found = locate(record, scheme_of(record, scheme), axis)
+        if found is None:
+            return Finding(UNTOLD, f"{part}: too little was run to tell")
+        return Finding(verdict(found), found.words(part))
+
+    return check
+
+
 def stays(part: str, scheme: str | None = None, axis: str = "lr") -> Check:
     """The best setting is the same at every width, on the grid or by the study's certificate.
 
     In part: one is as good as each width's best within noise, but not the one that the narrowest would have chosen.
     """
 
-    def check(evidence: Evidence) -> Finding:
-        record = evidence.study(part)
-        found = locate(record, scheme_of(record, scheme), axis)
-        if found is None:
-            return Finding(UNTOLD, f"{part}: too little was run to tell")
-        said = found.words(part)
+    def verdict(found: Located) -> str:
         if found.judged.verdict == TRANSFERS or (found.same and not found.beyond):
-            return Finding(HOLDS, said)
+            return HOLDS
         if found.beyond and not found.lost:
-            return Finding(UNTOLD, said)
+            return UNTOLD
         if found.judged.verdict == MOVES:
-            return Finding(FAILS if found.common is None else IN_PART, said)
-        return Finding(UNTOLD if found.common is None else HOLDS, said)
+            return FAILS if found.common is None else IN_PART
+        return UNTOLD if found.common is None else HOLDS
 
-    return check
+    return _by_place(part, scheme, axis, verdict)
 
 
 def moves(part: str, scheme: str | None = None, axis: str = "lr", direction: int = 0) -> Check:
     """The best setting goes with the width, by the certificate; down (-1) or up (+1) if that is claimed."""
 
-    def check(evidence: Evidence) -> Finding:
-        record = evidence.study(part)
-        found = locate(record, scheme_of(record, scheme), axis)
-        if found is None:
-            return Finding(UNTOLD, f"{part}: too little was run to tell")
-        said = found.words(part)
+    def verdict(found: Located) -> str:
         if found.judged.verdict == TRANSFERS:
-            return Finding(FAILS, said)
+            return FAILS
         if found.judged.verdict == MOVES and found.common is None:
             went = math.log2(found.bests[-1][1] / found.bests[0][1])
-            return Finding(FAILS if direction * went < 0 and not found.lost else HOLDS, said)
-        return Finding(FAILS if found.same and not found.beyond else UNTOLD, said)
+            return FAILS if direction * went < 0 and not found.lost else HOLDS
+        return FAILS if found.same and not found.beyond else UNTOLD
 
-    return check
+    return _by_place(part, scheme, axis, verdict)
 
 
 def wider_is_better(part: str, scheme: str | None = None, metric: str | None = None, strictly: bool = True) -> Check:

@@ -14,7 +14,6 @@ import signal
 import subprocess
 import sys
 import time
-import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,8 +23,6 @@ from datetime import datetime, timezone
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from mukron.data import Dataset
 from mukron.diagnose.check import Check
@@ -38,7 +35,7 @@ from mukron.study.design import Design
 from mukron.study.record import StudyRecord
 from mukron.study.store import ENDED
 from mukron.study.transfer import DATABASE, RECORD, TransferStudy, machine
-from mukron.study.work import cores, ctrl_c, work
+from mukron.study.work import as_worker, cores, ctrl_c, work
 from mukron.train import RunConfig, dataset_of
 
 RUNS, LOG, CHECK_FILE, OVER = "runs", "workers.log", "check.json", "over.json"
@@ -430,27 +427,13 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def main(text: str) -> int:
-    """A worker process: 0 when nothing is left, 130 when it was told to stop, 2 or 3 on an error."""
+    """A worker process."""
     content = json.loads(text)
-    sys.path[:] = list(dict.fromkeys([*content["path"], *sys.path]))
-    torch.set_num_threads(content["threads"])
 
-    def orphaned() -> None:
-        if os.getppid() != content["parent"]:
-            raise KeyboardInterrupt
+    def do(stopped: Callable[[], bool], tell: Callable[[], None]) -> bool:
+        return walk(Request.from_dict(content["request"]).parts(), stopped, tell)
 
-    try:
-        with ctrl_c() as stopped:
-            parts = Request.from_dict(content["request"]).parts()
-            return 0 if walk(parts, stopped, orphaned) else 130
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 130
-    except Exception:
-        traceback.print_exc()
-        return 3
+    return as_worker(do, content["path"], content["parent"], content["threads"])
 
 
 def walk(parts: Sequence[Assigned], stopped: Callable[[], bool], tell: Callable[[], None]) -> bool:

@@ -128,7 +128,8 @@ def training_curve(scale: Scale) -> Experiment:
 
 def accuracies(
     scale: Scale, wanted: Mapping[tuple[str, str, str], Mapping[str, tuple[Numbers, Numbers]]], seeds: int = 1
-) -> tuple[dict[str, Part], list[Claim], list[WidthPanel]]:
+) -> Experiment:
+    """SP and muP over widths, beside the paper's numbers: by network and data, then by method."""
     parts: dict[str, Part] = {}
     claims: list[Claim] = []
     panels = []
@@ -150,19 +151,17 @@ def accuracies(
             )
             lines = [WidthLine("SP", sp, None, printed[0]), WidthLine("muP", mup, None, printed[1])]
             panels.append(WidthPanel(name, lines))
-    return parts, claims, panels
+    return Experiment(parts, claims, drawing.against_width(panels), CHOICES)
 
 
 @recipe("resnet-val-acc", "Table 3", "Test accuracies with different widths: ResNet-18 on CIFAR-100")
 def table(scale: Scale) -> Experiment:
-    parts, claims, panels = accuracies(scale, {("ResNet-18", "resnet18", "cifar100"): RESNET18})
-    return Experiment(parts, claims, drawing.against_width(panels), CHOICES)
+    return accuracies(scale, {("ResNet-18", "resnet18", "cifar100"): RESNET18})
 
 
 @recipe("resnet-val-acc-vgg19", "Table 3", "Test accuracies with different widths: VGG-19 on CIFAR-100")
 def table_vgg(scale: Scale) -> Experiment:
-    parts, claims, panels = accuracies(scale, {("VGG-19", "vgg19", "cifar100"): VGG19})
-    return Experiment(parts, claims, drawing.against_width(panels), CHOICES)
+    return accuracies(scale, {("VGG-19", "vgg19", "cifar100"): VGG19})
 
 
 @recipe("resnet-val-acc-imagenet", "Table 3", "Test accuracies with different widths: ResNet-50 on ImageNet")
@@ -207,21 +206,18 @@ ERROR_BARS_VGG = {
 
 @recipe("resnet18-kfac-val-acc", "Appendix G.1, table", "Test accuracies of ResNet-18 on CIFAR-10")
 def cifar10(scale: Scale) -> Experiment:
-    parts, claims, panels = accuracies(scale, {("ResNet-18", "resnet18", "cifar10"): CIFAR10})
-    return Experiment(parts, claims, drawing.against_width(panels), CHOICES)
+    return accuracies(scale, {("ResNet-18", "resnet18", "cifar10"): CIFAR10})
 
 
 @recipe("resnet50-kfac-val-acc", "Appendix G.1, table", "Test accuracies of ResNet-50 on CIFAR-100")
 def resnet50(scale: Scale) -> Experiment:
-    parts, claims, panels = accuracies(scale, {("ResNet-50", "resnet50", "cifar100"): RESNET50})
-    return Experiment(parts, claims, drawing.against_width(panels), CHOICES)
+    return accuracies(scale, {("ResNet-50", "resnet50", "cifar100"): RESNET50})
 
 
 @recipe("resnet-val-acc-err", "Appendix G.2, table", "Test accuracies with error bars")
 def error_bars(scale: Scale) -> Experiment:
     wanted = {("VGG-19", "vgg19", "cifar100"): ERROR_BARS_VGG, ("ResNet-18", "resnet18", "cifar100"): ERROR_BARS}
-    parts, claims, panels = accuracies(scale, wanted, seeds=5)
-    return Experiment(parts, claims, drawing.against_width(panels), CHOICES)
+    return accuracies(scale, wanted, seeds=5)
 
 
 @recipe("distance-from-initial-weight", "Appendix G.3, figure", "Distance from the initial weights in the first epochs")

@@ -267,9 +267,24 @@ class Crew:
 
 
 def main(file: str) -> int:
-    """A worker process: the exit code is 0 when all is done, 130 when it was told to stop, 2 or 3 on an error."""
+    """A worker process of a study."""
     content = json.loads(Path(file).read_text())
     path, parent, threads = (content.pop(name) for name in ("path", "parent", "threads"))
+
+    def do(stopped: Callable[[], bool], tell: Callable[[], None]) -> bool:
+        job = Job(**{**content, "design": Design.from_dict(content["design"])})
+        return work(job, job.store(), None, stopped, tell)
+
+    return as_worker(do, path, parent, threads)
+
+
+def as_worker(
+    do: Callable[[Callable[[], bool], Callable[[], None]], bool], path: Sequence[str], parent: int, threads: int
+) -> int:
+    """Work for a foreman, importing from where he does: 0 when all is done, 130 when told to stop, 2 or 3 on an error.
+
+    do: is given whether it was told to stop, and what to call now and then: it raises when the foreman is gone.
+    """
     sys.path[:] = list(dict.fromkeys([*path, *sys.path]))
     torch.set_num_threads(threads)
 
@@ -279,8 +294,7 @@ def main(file: str) -> int:
 
     try:
         with ctrl_c() as stopped:
-            job = Job(**{**content, "design": Design.from_dict(content["design"])})
-            return 0 if work(job, job.store(), None, stopped, orphaned) else 130
+            return 0 if do(stopped, orphaned) else 130
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
