@@ -128,4 +128,4 @@ def named(title: str, b: float, embedding: float, output: float) -> str:
 
 def _tuned(scale: Scale, config: Any, scheme: str) -> Design:
     width = scale.choose(128.0, 128.0, 256.0)
-    return study(scale, config, scheme, widths=(width,), lr=(0.001, 0.01, 0.1), seeds=1, metric=metric_of(scale))
+    return study(scale, config, scheme, widths=(width,), lr=(1e-4, 1e-3, 1e-2, 0.1), seeds=1, metric=metric_of(scale))

@@ -144,8 +144,8 @@ CNN_RATES = {
 RESNET_RATES = {
     "SGD, SP": powers(-9, -2),
     "SGD, muP": powers(-9, -2),
-    "K-FAC, SP": powers(-9, -1, 2),
-    "K-FAC, muP": powers(-9, -1, 2),
+    "K-FAC, SP": powers(-3, 3),
+    "K-FAC, muP": powers(-7, -1),
 }
 
 
