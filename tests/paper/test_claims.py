@@ -189,6 +189,9 @@ def test_moves():
     assert verdict(moves("a", direction=1), a=down) == FAILS
     assert verdict(moves("a"), a=valley()) == FAILS
     assert verdict(moves("a"), a=valley(widths=(64,))) == UNTOLD
+    within = valley(0.2)  # by less than a step of the grid: the certificate sees it, no setting that was tried does
+    assert "best at 2^-3 at every width" in found(moves("a"), a=within).measured
+    assert verdict(moves("a"), a=within) == UNTOLD
     coarse = valley(-1.0, widths=(64, 128), noise=(0.0,))  # one step of the grid, two widths, one seed
     assert verdict(moves("a"), a=coarse) == UNTOLD
     assert verdict(moves("a", direction=-1), a=coarse) == UNTOLD

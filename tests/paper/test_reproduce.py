@@ -90,6 +90,19 @@ def test_what_was_stopped_in_its_middle_goes_on_there(tmp_path, monkeypatch, tra
     assert trained == []
 
 
+def test_a_part_that_was_stopped_after_its_last_run_is_closed_at_once(tmp_path, trained):
+    """By whoever comes by, and not only after all other parts."""
+    asked = request(tmp_path, TRANSFER)
+    reproduce(asked)
+    trained.clear()
+    for part in asked.parts():
+        (part.folder / running.OVER).unlink()
+    for part in asked.parts():
+        assert part.run(lambda: False, lambda: None, wait=False)
+        assert part.over()
+    assert trained == []
+
+
 def test_a_check_that_is_over_is_not_run_again(tmp_path, trained, monkeypatch):
     monkeypatch.setattr(running, "IDLE", 0.0)
 

@@ -329,10 +329,12 @@ def moves(part: str, scheme: str | None = None, axis: str = "lr", direction: int
     def verdict(found: Located) -> str:
         if found.judged.verdict == TRANSFERS:
             return FAILS
+        if found.same and not found.beyond:
+            return UNTOLD if found.judged.verdict == MOVES else FAILS
         if found.judged.verdict == MOVES and found.common is None:
             went = math.log2(found.bests[-1][1] / found.bests[0][1])
             return FAILS if direction * went < 0 and not found.lost else HOLDS
-        return FAILS if found.same and not found.beyond else UNTOLD
+        return UNTOLD
 
     return _by_place(part, scheme, axis, verdict)
 

@@ -28,7 +28,7 @@ CHOICES = (
     f"Width: not given; {WIDTH} channels in the first layer and {2 * WIDTH} in the second, base width {BASE_WIDTH}.",
     "Learning rates: the paper's 2^z from z = 1 down to -20; every second one for Shampoo, and 2^-16 to 1 of those "
     "for smaller batches.",
-    "Seeds: not given; 2 for b_L = 0.5, 1 and 64 with all samples in one batch, else 1.",
+    "Seeds: not given; 5 of SGD and K-FAC for b_L = 0.5, 1 and 64 with all samples in one batch, else 1.",
     "Shampoo's roots by Newton's iteration, renewed every 5 steps.",
     BASE,
     FLOOR,
@@ -86,7 +86,7 @@ def part(scale: Scale, method: str, b: float, batch: int = SAMPLES, **fields: An
     rates = scale.choose((2.0**-4,), powers(-9, 0, 3), paper)
     if scale is Scale.SMALL:
         config = config.replace(epochs=20, samples=256, test_samples=2000)
-    several = 2 if b in THREE and batch == SAMPLES and method != "Shampoo" else 1
+    several = 5 if b in THREE and batch == SAMPLES and method != "Shampoo" else 1
     return study(scale, config, scheme, widths=(width,), lr=rates, seeds=scale.choose(1, 1, several))
 
 

@@ -13,7 +13,6 @@ from mukron.diagnose.check import Check
 from mukron.paper.errors import ReproductionError
 from mukron.paper.recipe import RECIPES, Claim, Evidence, Experiment, Finding, Found, Scale, verdict_of
 from mukron.params.storage import check_stamp, damaged, read_json, stamp, write_json
-from mukron.study.errors import StudyError
 from mukron.study.points import Result
 from mukron.study.record import StudyRecord
 
@@ -112,18 +111,11 @@ def _found(content: Any, source: str) -> Found:
 
 def thinned(record: StudyRecord) -> StudyRecord:
     """All epochs of each width's best setting, and of the others the last alone: what claims and figures look at."""
-    best = set()
-    for scheme in record.schemes:
-        for width in record.widths:
-            try:
-                config = record.best(scheme, width)
-            except StudyError:  # none finished
-                continue
-            best.add((scheme, width, config.lr, getattr(config.damping, "rho", None)))
+    ranked = [record.ranked(width=width) for width in record.widths]
+    best = {settings[0][0] for settings in ranked if settings}
 
     def thin(result: Result) -> Result:
-        point = result.point
-        whole = (point.scheme, point.width, point.lr, point.damping) in best
+        whole = replace(result.point, seed=record.config.seed) in best
         return result if whole else replace(result, rows=tuple(result.rows[-1:]))
 
     return replace(record, results=tuple(map(thin, record.results)))

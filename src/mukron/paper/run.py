@@ -191,8 +191,8 @@ class Assigned:
                     self._check(self.part, tell)
             return not stopped()
         job, store = self.study.job(), self.study.store
-        if self.part.next(store.entries(), job.since) is None and not wait:
-            return True
+        if self.part.next(store.entries(), job.since) is None and not wait and self.done() < self.total:
+            return True  # others are at it
         on = work(job, store, data_of(self.part.config, self.data_dir), stopped, tell, wait)
         if self.done() == self.total:  # whoever ends the last run
             self.study.record()

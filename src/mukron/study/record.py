@@ -41,7 +41,7 @@ class StudyRecord:
 
     def best(self, scheme: str | None = None, width: float | None = None) -> RunConfig:
         """The run with the best mean over seeds, of those whose every seed finished; its seed is the config's own."""
-        ranked = self._ranked(scheme, width)
+        ranked = self.ranked(scheme, width)
         if not ranked:
             what = f"no run{f' of {scheme}' if scheme else ''}{f' at width {width:g}' if width else ''} finished"
             raise StudyError(f"{self.name}: {what}; lower the learning rates")
@@ -52,13 +52,13 @@ class StudyRecord:
         count = Counter(result.status for result in self.results)
         rows = [
             (f"{number}", label(point.scheme), f"{point.width:g}", f"{point.lr:.4g}", _damping(point), f"{value:.5g}")
-            for number, (point, value) in enumerate(self._ranked()[:most], 1)
+            for number, (point, value) in enumerate(self.ranked()[:most], 1)
         ]
         title = f"{self.name}: {', '.join(f'{number} {status}' for status, number in count.items())}"
         columns = ("", "scheme", "width", "learning rate", "damping", self.metric)
         return Table(title, columns, tuple(rows) or (("", "-", "-", "-", "-", "no run finished"),))
 
-    def _ranked(self, scheme: str | None = None, width: float | None = None) -> list[tuple[Point, float]]:
+    def ranked(self, scheme: str | None = None, width: float | None = None) -> list[tuple[Point, float]]:
         """Settings and their means over seeds, best first; without those of which a seed did not finish."""
         values: dict[Point, list[float]] = defaultdict(list)
         for result in self.results:
