@@ -7,7 +7,7 @@ from itertools import combinations
 import pytest
 import torch
 
-from mukron.models import CBOW, MLP, MODELS, ResNet18, get_model
+from mukron.models import CBOW, CNN, MLP, MODELS, ResNet18, get_model
 
 INPUTS = {
     "mlp": lambda: torch.randn(2, 1, 28, 28),
@@ -97,6 +97,23 @@ def test_mlp_activations_and_depth():
         torch.manual_seed(0)
         outputs.append(MLP(4, inputs=12, activation=activation)(x))
     assert all(not torch.allclose(one, other) for one, other in combinations(outputs, 2))
+
+
+@pytest.mark.parametrize(("factory", "fan_ins"), [(MLP, [784, 64, 64]), (CNN, [25, 64 * 25, 128 * 49])])
+def test_initial_weights_of_a_given_spread(factory, fan_ins):
+    """Normal, with deviation sigma fan-in^-1/2 in every layer; biases zero; torch's own if nothing is said."""
+    torch.manual_seed(0)
+    parameters = [each.detach() for each in factory(64, sigma=1.5).parameters()]
+    weights = [each for each in parameters if each.ndim > 1]
+    for weight, fan_in in zip(weights, fan_ins, strict=True):
+        noise = 4 / (2 * weight.numel()) ** 0.5
+        assert float(weight.std()) * fan_in**0.5 == pytest.approx(1.5, rel=noise)
+        assert float(weight.abs().max()) > 2 * float(weight.std())  # a uniform one ends at 1.73
+    assert not any(each.any() for each in parameters if each.ndim == 1)
+    own = next(factory(64).parameters()).detach()
+    assert float(own.abs().max()) <= fan_ins[0] ** -0.5
+    with pytest.raises(ValueError, match="sigma: a deviation, not negative; got -1"):
+        factory(64, sigma=-1.0)
 
 
 def test_cbow_does_not_see_the_order_of_words():

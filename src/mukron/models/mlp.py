@@ -9,6 +9,8 @@ from itertools import pairwise
 import torch
 from torch import nn
 
+from mukron.models.initial import draw_normal
+
 
 class Erf(nn.Module):
     """The error function, whose infinitely wide network has a kernel in closed form."""
@@ -27,10 +29,19 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
 
 
 class MLP(nn.Sequential):
-    """Flatten, then ``depth`` linear layers: inputs -> width -> ... -> width -> classes."""
+    """Flatten, then ``depth`` linear layers: inputs -> width -> ... -> width -> classes.
+
+    sigma: initial weights are normal with this deviation times fan-in^-1/2; torch's own, uniform ones if not given.
+    """
 
     def __init__(
-        self, width: int, inputs: int = 784, classes: int = 10, depth: int = 3, activation: str = "relu"
+        self,
+        width: int,
+        inputs: int = 784,
+        classes: int = 10,
+        depth: int = 3,
+        activation: str = "relu",
+        sigma: float | None = None,
     ) -> None:
         if activation not in ACTIVATIONS:
             raise ValueError(f"unknown activation {activation!r}; known: {', '.join(ACTIVATIONS)}")
@@ -43,6 +54,7 @@ class MLP(nn.Sequential):
             if layer < depth:
                 layers[f"{activation}{layer}"] = ACTIVATIONS[activation]()
         super().__init__(layers)
+        draw_normal(self, sigma)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for layer in self:
