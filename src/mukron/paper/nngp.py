@@ -10,7 +10,19 @@ from mukron.paper import drawing
 from mukron.paper.claims import Check, Of, beats, every, gap_grows, lower_rate, near
 from mukron.paper.drawing import ExponentPanel, Panel
 from mukron.paper.recipe import FAILS, HOLDS, UNTOLD, Claim, Evidence, Experiment, Finding, Part, Scale, recipe
-from mukron.paper.settings import BASE, FLOOR, MOMENTUM, SAMPLES, powers, rescaled, roots, setting, study
+from mukron.paper.settings import (
+    BASE,
+    FLOOR,
+    MOMENTUM,
+    NORMAL,
+    SAMPLES,
+    WEIGHTS,
+    powers,
+    rescaled,
+    roots,
+    setting,
+    study,
+)
 from mukron.study.design import Design
 from mukron.table import Table
 
@@ -30,6 +42,7 @@ CHOICES = (
     "for smaller batches.",
     "Seeds: not given; 5 of SGD and K-FAC for b_L = 0.5, 1 and 64 with all samples in one batch, else 1.",
     "Shampoo's roots by Newton's iteration, renewed every 5 steps.",
+    WEIGHTS,
     BASE,
     FLOOR,
 )
@@ -68,6 +81,7 @@ def part(scale: Scale, method: str, b: float, batch: int = SAMPLES, **fields: An
             "data": "fashion-mnist",
             "samples": SAMPLES,
             "loss": "mse",
+            "model_options": NORMAL,
         },
         **{"method": optimizer, "output_exponent": f"{b:g}", "batch": None if batch >= SAMPLES else batch},
         **{"epochs": 50, "momentum": 0.9, "evaluate_every": 5, "dtype": "tf32" if method != "Shampoo" else "float32"},
@@ -315,6 +329,7 @@ def architectures(scale: Scale) -> Experiment:
                 **{"model": own["model"], "data": own["data"], "samples": SAMPLES, "loss": "mse", "method": "kfac"},
                 **{"base_width": own["base"], "epochs": own["epochs"], "batch": own.get("batch"), "dtype": "tf32"},
                 **{"output_exponent": f"{b:g}", "evaluate_every": own["epochs"]},
+                model_options=NORMAL if own["model"] in ("mlp", "cnn") else {},
             )
             small = {"mlp": 256, "cnn": 8, "myrtle5": 8, "resnet18": 2}[own["model"]]
             width = scale.choose(2 * own["base"], small, own["width"])
