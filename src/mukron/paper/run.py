@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 import warnings
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -82,9 +83,14 @@ class Request:
         found: dict[str, Assigned] = {}
         for name, experiment in self.experiments().items():
             for title, part in experiment.parts.items():
-                key = key_of(part)
-                found.setdefault(key, Assigned(f"{name}: {title}", part, Path(self.folder) / RUNS / key, self.data_dir))
+                found.setdefault(key_of(part), self._assigned(f"{name}: {title}", part))
         return list(found.values())
+
+    def _assigned(self, title: str, part: Part) -> Assigned:
+        folder = Path(self.folder) / RUNS / key_of(part)
+        if isinstance(part, Checking):
+            return AssignedCheck(title, part, folder, self.data_dir)
+        return AssignedStudy(title, part, folder, self.data_dir)
 
     def command(self, name: str) -> str:
         """What runs one of the recipes again, wherever data and results are kept."""
@@ -119,7 +125,7 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class Assigned:
+class Assigned(ABC):
     """A part and its folder."""
 
     title: str
@@ -128,15 +134,59 @@ class Assigned:
     data_dir: str | None
 
     @property
+    @abstractmethod
     def total(self) -> int:
         """Runs."""
-        part = self.part
-        return len(part.widths) * part.seeds if isinstance(part, Checking) else part.total
+
+    @abstractmethod
+    def done(self) -> int:
+        """Runs that have ended."""
+
+    @abstractmethod
+    def found(self) -> Found:
+        """What it found, once it is over."""
+
+    @abstractmethod
+    def _run(self, stopped: Callable[[], bool], tell: Callable[[], None], wait: bool) -> bool: ...
+
+    def run(self, stopped: Callable[[], bool], tell: Callable[[], None], wait: bool) -> bool:
+        """What nobody else runs; False if it was stopped."""
+        if self.over():
+            return True
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="output layer", category=UserWarning)  # it is what is shown
+            warnings.filterwarnings("ignore", message="layer .* factorized with", category=RuntimeWarning)  # so is this
+            return self._run(stopped, tell, wait)
+
+    def over(self) -> bool:
+        """Whether all of it was run, and what it found is kept."""
+        return (self.folder / OVER).exists()
+
+    def made(self) -> dict[str, str]:
+        """Where and when it was run."""
+        made: dict[str, str] = json.loads((self.folder / OVER).read_text())
+        return made
+
+    def _write_down(self) -> None:
+        """That it is over, and on which machine it was run."""
+        made = machine(self.part.config.device)
+        made["date"] = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
+        write_json(self.folder / OVER, made)
+
+
+@dataclass(frozen=True)
+class AssignedStudy(Assigned):
+    """Runs from a storage that several processes share."""
+
+    part: Design
+
+    @property
+    def total(self) -> int:
+        return self.part.total
 
     @cached_property
     def study(self) -> TransferStudy:
         """Opened once, until it is over."""
-        assert isinstance(self.part, Design)
         design = self.part
         return TransferStudy(
             design.config,
@@ -150,46 +200,14 @@ class Assigned:
             data_dir=self.data_dir,
         )
 
-    def over(self) -> bool:
-        """Whether all of it was run, and what it found is kept."""
-        return (self.folder / OVER).exists()
-
-    def _write_down(self) -> None:
-        """That it is over, and on which machine it was run."""
-        made = machine(self.part.config.device)
-        made["date"] = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
-        write_json(self.folder / OVER, made)
-
-    def made(self) -> dict[str, str]:
-        """Where and when it was run."""
-        made: dict[str, str] = json.loads((self.folder / OVER).read_text())
-        return made
-
     def done(self) -> int:
-        """Runs that have ended."""
-        if isinstance(self.part, Checking):
-            return self.total if self.over() else 0
         if self.over():
             return self.total
         if not (self.folder / DATABASE).exists():
             return 0
         return len(self.part.standing(self.study.store.entries())[ENDED])
 
-    def run(self, stopped: Callable[[], bool], tell: Callable[[], None], wait: bool) -> bool:
-        """What nobody else runs; False if it was stopped."""
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="output layer", category=UserWarning)  # it is what is shown
-            warnings.filterwarnings("ignore", message="layer .* factorized with", category=RuntimeWarning)  # so is this
-            return self._run(stopped, tell, wait)
-
     def _run(self, stopped: Callable[[], bool], tell: Callable[[], None], wait: bool) -> bool:
-        if self.over():
-            return True
-        if isinstance(self.part, Checking):
-            with _alone(self.folder, wait) as ours:
-                if ours and not self.over():
-                    self._check(self.part, tell)
-            return not stopped()
         job, store = self.study.job(), self.study.store
         if self.part.next(store.entries(), job.since) is None and not wait and self.done() < self.total:
             return True  # others are at it
@@ -200,14 +218,37 @@ class Assigned:
             vars(self).pop("study")  # and its connections
         return on
 
-    def _check(self, part: Checking, tell: Callable[[], None]) -> None:
-        dataset = data_of(part.config, self.data_dir)
+    def found(self) -> StudyRecord:
+        return thinned(StudyRecord.load(self.folder / RECORD))
+
+
+@dataclass(frozen=True)
+class AssignedCheck(Assigned):
+    """A coordinate check, by one process from its start to its end."""
+
+    part: Checking
+
+    @property
+    def total(self) -> int:
+        return len(self.part.widths) * self.part.seeds
+
+    def done(self) -> int:
+        return self.total if self.over() else 0
+
+    def _run(self, stopped: Callable[[], bool], tell: Callable[[], None], wait: bool) -> bool:
+        with _alone(self.folder, wait) as ours:
+            if ours and not self.over():
+                self._check(tell)
+        return not stopped()
+
+    def _check(self, tell: Callable[[], None]) -> None:
+        part = self.part
         result = check_run(
             part.config,
             widths=part.widths,
             seeds=part.seeds,
             steps=part.steps,
-            dataset=dataset,
+            dataset=data_of(part.config, self.data_dir),
             progress=lambda *_: tell(),
         )
         last = [row for row in result.record.rows if row.step == result.record.steps]
@@ -215,10 +256,8 @@ class Assigned:
         write_json(self.folder / CHECK_FILE, kept.to_dict())
         self._write_down()
 
-    def found(self) -> Found:
-        if isinstance(self.part, Checking):
-            return Check.load(self.folder / CHECK_FILE)
-        return thinned(StudyRecord.load(self.folder / RECORD))
+    def found(self) -> Check:
+        return Check.load(self.folder / CHECK_FILE)
 
 
 @lru_cache(maxsize=2)
