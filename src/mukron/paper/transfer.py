@@ -142,10 +142,10 @@ MLP_RATES = {
     "K-FAC, muP": powers(-8, -1),
 }
 CNN_RATES = {
-    "SGD, SP": powers(-14, -5),
-    "SGD, muP": powers(-11, -3),
-    "K-FAC, SP": powers(-8, 1),
-    "K-FAC, muP": powers(-2, 6),
+    "SGD, SP": powers(-15, -7),
+    "SGD, muP": powers(-14, -7),
+    "K-FAC, SP": powers(-8, 0),
+    "K-FAC, muP": powers(-2, 5),
 }
 RESNET_RATES = {
     "SGD, SP": powers(-9, -2),
