@@ -103,8 +103,9 @@ class Column:
 
 def part(scale: Scale, network: Network, column: Column, **fields: Any) -> Part:
     config = network.config(scale, method=column.method, **(column.fields or {}), **fields)
-    rates = column.rates
-    seeds = 1 if network.name == "ResNet-18" else SEVERAL
+    deep = network.name == "ResNet-18"
+    rates = column.rates[::2] if deep and scale is Scale.SMALL else column.rates
+    seeds = 1 if deep else SEVERAL
     several = 2 if network.fields["model"] == "mlp" else 1
     return study(
         scale, config, column.scheme, widths=network.of(scale), lr=rates, seeds=scale.choose(1, several, seeds)
