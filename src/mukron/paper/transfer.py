@@ -335,7 +335,7 @@ def foof(scale: Scale) -> Experiment:
     mlp = Network("MLP", MLP.fields, powers(9, 13), MLP.small, MLP.smoke)
     rows: list[Row] = [
         ("MLP", mlp, columns(1, powers(-5, 2), powers(-6, 1)), {}),
-        ("CNN", CNN, columns(1, powers(-13, -4), powers(-13, -4)), {}),
+        ("CNN", CNN, columns(1, powers(-10, -1), powers(-10, -1)), {}),
     ]
     parts, panels = grid(scale, rows)
     claims = [
