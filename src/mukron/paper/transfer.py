@@ -200,9 +200,9 @@ def other_damping(scale: Scale) -> Experiment:
         claim
         for name in parts
         for claim in (
-            Claim(f"{name}: the test accuracy at the widest is lower than at 512.", wider_is_worse(name)),
+            Claim(f"{name}: the test accuracy at the widest is lower than at the narrowest.", wider_is_worse(name)),
             Claim(f"{name}: the best learning rate falls with the width.", moves(name, direction=-1)),
-            Claim(f"{name}: it is lower for a fixed learning rate, the best of 512.", wider_is_worse_there(name)),
+            Claim(f"{name}: it is lower for a fixed learning rate, the narrowest's best.", wider_is_worse_there(name)),
         )
     ]
     choices = (
@@ -226,8 +226,8 @@ def other_weights(scale: Scale) -> Experiment:
     parts, panels = grid(scale, [("MLP", mlp, columns, {})])
     sp, mup = parts
     claims = [
-        Claim("In SP the test accuracy at the widest is lower than at 512.", wider_is_worse(sp)),
-        Claim("In SP it is lower for a fixed learning rate, the best of 512.", wider_is_worse_there(sp)),
+        Claim("In SP the test accuracy at the widest is lower than at the narrowest.", wider_is_worse(sp)),
+        Claim("In SP it is lower for a fixed learning rate, the narrowest's best.", wider_is_worse_there(sp)),
         Claim("In SP the best learning rate shifts.", moves(sp)),
         Claim("In muP the best learning rate stays.", stays(mup)),
         Claim("In muP wider is better.", wider_is_better(mup)),
