@@ -112,7 +112,7 @@ def test_initial_weights_of_a_given_spread(factory, fan_ins):
     assert not any(each.any() for each in parameters if each.ndim == 1)
     own = next(factory(64).parameters()).detach()
     assert float(own.abs().max()) <= fan_ins[0] ** -0.5
-    with pytest.raises(ValueError, match="sigma: a deviation, not negative; got -1"):
+    with pytest.raises(ValueError, match="sigma: a deviation, more than 0; got -1"):
         factory(64, sigma=-1.0)
 
 

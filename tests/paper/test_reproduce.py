@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections import Counter
 
 import numpy as np
@@ -13,6 +14,7 @@ from mukron.cli import app
 from mukron.paper import RECIPES, Finding, Less, Outcome, ReproductionError, Request, Scale, load_evidence, reproduce
 from mukron.paper import run as running
 from mukron.paper.recipe import FAILS
+from mukron.params import ParametrizationError
 from mukron.study import work
 from mukron.study.store import ENDED, Store, sqlite_at
 from mukron.study.transfer import DATABASE, OWN_NAME
@@ -101,6 +103,15 @@ def test_a_part_that_was_stopped_after_its_last_run_is_closed_at_once(tmp_path, 
         assert part.run(lambda: False, lambda: None, wait=False)
         assert part.over()
     assert trained == []
+
+
+def test_a_damaged_mark_is_said_with_its_path(tmp_path):
+    asked = request(tmp_path, CHECKS)
+    reproduce(asked)
+    mark = asked.parts()[0].folder / running.OVER
+    mark.write_text("")
+    with pytest.raises(ParametrizationError, match=re.escape(str(mark))):
+        reproduce(asked)
 
 
 def test_a_check_that_is_over_is_not_run_again(tmp_path, trained, monkeypatch):

@@ -12,8 +12,8 @@ def draw_normal(model: nn.Module, sigma: float | None) -> None:
     """
     if sigma is None:
         return
-    if sigma < 0:
-        raise ValueError(f"sigma: a deviation, not negative; got {sigma:g}")
+    if not sigma > 0:
+        raise ValueError(f"sigma: a deviation, more than 0; got {sigma:g}")
     for layer in model.modules():
         if isinstance(layer, nn.Linear | nn.Conv2d):
             nn.init.normal_(layer.weight, std=sigma * layer.weight[0].numel() ** -0.5)

@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from mukron.data import Dataset
 from mukron.diagnose.check import Check
@@ -31,7 +31,7 @@ from mukron.diagnose.configured import check_run
 from mukron.paper.errors import ReproductionError
 from mukron.paper.outcome import RESULT_FILE, Outcome, judge, keep, thinned
 from mukron.paper.recipe import RECIPES, Checking, Evidence, Experiment, Found, Less, Part, Scale, key_of
-from mukron.params.storage import write_json
+from mukron.params.storage import read_json, write_json
 from mukron.study.design import Design
 from mukron.study.record import StudyRecord
 from mukron.study.store import ENDED
@@ -164,8 +164,7 @@ class Assigned(ABC):
 
     def made(self) -> dict[str, str]:
         """Where and when it was run."""
-        made: dict[str, str] = json.loads((self.folder / OVER).read_text())
-        return made
+        return cast("dict[str, str]", read_json(self.folder / OVER))
 
     def _write_down(self) -> None:
         """That it is over, and on which machine it was run."""
