@@ -220,6 +220,21 @@ def test_a_seed_that_collapsed_hides_no_difference():
     assert verdict(stays("a"), a=collapsed) == FAILS
 
 
+def test_untrained_settings_are_not_the_noise():
+    """Where nothing is learned seeds differ by chance: a grid that goes far down hides no difference."""
+    values = {(64, 2.0**-z): 0.9 - 0.001 * abs(z - 3) for z in range(1, 6)}
+    far = {(64, 2.0**-z): 0.1 for z in range(10, 20)}
+    wide = study({**values, **far})
+    results = [
+        dataclasses.replace(each, rows=[{"epoch": 1, "test_accuracy": 0.1 + 0.04 * (each.point.seed - 1)}])
+        if each.point.lr < 2.0**-9
+        else each
+        for each in wide.results
+    ]
+    spread = dataclasses.replace(wide, results=tuple(results))
+    assert noise_of(spread, "test_accuracy") == pytest.approx(noise_of(study(values), "test_accuracy"))
+
+
 def test_a_width_at_which_all_diverges_is_said():
     values = {(width, rate): 0.9 - rate for width in (64, 128) for rate in RATES}
     finding = found(stays("a"), a=study({**values, **{(256, rate): None for rate in RATES}}))

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from mukron.paper import RECIPES, Scale, load_evidence, outcomes
+from mukron.paper.claims import best_value
 from mukron.paper.outcome import judge, numbers
 from mukron.paper.page import page_of
 
@@ -65,13 +66,27 @@ def test_the_page_is_made_of_the_results() -> None:
 
 
 def test_row_one_of_the_transfer_figure() -> None:
-    """K-FAC in muP: one learning rate serves every width from 512 to 16384, and accuracy rises."""
+    """K-FAC: SP is far worse at 16384 than at 512; in muP one learning rate serves all widths, and accuracy rises."""
+    evidence = load_evidence(KEPT / "zero-transfer")
+    sp, mup = evidence.study("MLP, K-FAC, SP"), evidence.study("MLP, K-FAC, muP")
+    assert mup.widths == sp.widths == (512, 1024, 2048, 4096, 8192, 16384)
+    falls = {width: best_value(sp, sp.schemes[0], width).mean for width in sp.widths}
+    assert falls[16384] < falls[512] - 0.05
+    rises = {width: best_value(mup, mup.schemes[0], width).mean for width in mup.widths}
+    assert rises[16384] > rises[512] + 0.01
     claims = {judged.claim: judged for judged in OUTCOMES["zero-transfer"].claims}
-    assert "2^-4 is as good at every width" in claims["MLP, K-FAC: in muP with the rescaled damping it stays."].measured
+    stays = claims["MLP, K-FAC: in muP with the rescaled damping it stays."]
+    assert stays.verdict == "holds"
+    assert "2^-5 is as good at every width" in stays.measured
     assert claims["MLP, K-FAC: in muP wider is better."].verdict == "holds"
-    record = load_evidence(KEPT / "zero-transfer").study("MLP, K-FAC, muP")
-    assert record.widths[0] == 512
-    assert record.widths[-1] == 16384
+
+
+def test_the_table_over_the_output_exponent() -> None:
+    """At the largest batch K-FAC is best at b_L = 1, and SGD does not prefer 1 to 64."""
+    claims = {judged.claim: judged.verdict for judged in OUTCOMES["b-output-k-fac"].claims}
+    assert claims["K-FAC, batch 1024: b_L = 1 beats 0.5."] == "holds"
+    assert claims["K-FAC, batch 1024: b_L = 1 beats 64."] == "holds"
+    assert claims["SGD, batch 1024: b_L = 1 is not better than 64."] == "holds"
 
 
 def test_nothing_of_the_machine_that_it_was_made_on() -> None:

@@ -1,8 +1,9 @@
 """Checks of claims: each function here returns one, from what the claim is about to what the evidence says of it.
 
-A difference counts if it is larger than twice its standard error. The noise of one run is one number a study, from the
-median over its settings of the spread over seeds: a seed that collapsed in one place hides no difference there. With
-one seed there is no noise to tell, and a difference counts from 1 point of accuracy (5 percent of anything else) on.
+A difference counts if it is larger than twice its standard error. The noise of one run is one number a study: the
+median spread over seeds of each width's best few settings. A seed that collapsed in one place hides no difference
+there, nor do settings at which nothing is learned, whose accuracies are those of untrained networks. With one seed
+there is no noise to tell, and a difference counts from 1 point of accuracy (5 percent of anything else) on.
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ from statistics import fmean, median, variance
 from mukron.diagnose.readings import FEATURES
 from mukron.exponents import fit_exponent
 from mukron.paper.recipe import FAILS, HOLDS, IN_PART, UNTOLD, Evidence, Finding
-from mukron.report.numbers import Setting, best, settings
+from mukron.report.numbers import Setting, best, ordered, settings
 from mukron.study.certificate import MOVES, TRANSFERS, Judgement
 from mukron.study.points import lowest_is_best
 from mukron.study.record import StudyRecord
 
 Check = Callable[[Evidence], Finding]
 ERRORS = 2.0  # standard errors that a difference must exceed
+FEW = 3  # settings of a width that noise is read from: the best and, as a rule, its neighbours
 POINT, SHARE = 0.01, 0.05  # with one seed: of an accuracy, and of the larger of two other numbers
 
 
@@ -104,8 +106,14 @@ def _seeds(record: StudyRecord, setting: Setting, metric: str) -> tuple[float, .
 
 
 def noise_of(record: StudyRecord, metric: str) -> float | None:
-    """The standard deviation of one run: from the median of the variances over seeds; None with one seed."""
-    several = [values for each in settings(record) if len(values := _seeds(record, each, metric)) > 1]
+    """The standard deviation of one run: from the median variance over seeds of the best few; None with one seed."""
+    few = [
+        each
+        for scheme in record.schemes
+        for width in record.widths
+        for each in ordered(settings(record, scheme, width), record.metric)[:FEW]
+    ]
+    several = [values for each in few if len(values := _seeds(record, each, metric)) > 1]
     if not several:
         return None
     freedom = median(len(values) - 1 for values in several)

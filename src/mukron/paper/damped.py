@@ -17,6 +17,7 @@ from mukron.paper.settings import (
     MOMENTUM,
     SAMPLES,
     SEEDS,
+    WEIGHTS,
     heuristic,
     powers,
     rescaled,
@@ -71,7 +72,7 @@ def damping_transfer(scale: Scale) -> Experiment:
     choices = (
         "Samples: 1,024, as appendix B says; the caption says the full data set.",
         "Seeds: not given; 5.",
-        *(FULL_BATCH, MOMENTUM, UNIT, BASE, FLOOR),
+        *(FULL_BATCH, WEIGHTS, MOMENTUM, UNIT, BASE, FLOOR),
     )
     return Experiment(parts, damping_claims("CNN"), drawing.transfer([panels], axis="damping"), choices)
 
@@ -85,7 +86,7 @@ def mlp_damping(scale: Scale) -> Experiment:
     more, others = pair(scale, fashion, 2.0**-6, (-20, 0), (-10, 6))
     choices = (
         "Learning rate: not given; 2^-6. Fashion-MNIST: whole, 5 epochs in batches of 1,024 (not given).",
-        *(MOMENTUM, UNIT, SEEDS, BASE, FLOOR),
+        *(WEIGHTS, MOMENTUM, UNIT, SEEDS, BASE, FLOOR),
     )
     claims = [*damping_claims("MNIST"), *damping_claims("Fashion-MNIST")]
     return Experiment({**parts, **more}, claims, drawing.transfer([panels, others], axis="damping"), choices)

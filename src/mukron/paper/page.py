@@ -141,8 +141,8 @@ def _claim(number: int, judged: Judged) -> Iterator[str]:
     if judged.paper:
         yield f"{indent}- The paper: {text(judged.paper)}"
     yield f"{indent}- Here: {text(judged.measured) or '-'}"
-    if judged.tried:
-        yield f"{indent}- Tried: {text(judged.tried)}"
+    if judged.tried or judged.verdict == FAILS:
+        yield f"{indent}- Tried: {text(judged.tried) or 'nothing else yet.'}"
 
 
 def _block(command: str) -> list[str]:

@@ -23,6 +23,12 @@ BASE = (
     "Base width: muP says how settings change with the width, not what they are; the paper's constants are those at "
     "the base width."
 )
+NORMAL = {"sigma": 1.0}  # options of the MLP and the CNN
+WEIGHTS = (
+    "Initial weights of the MLP and the CNN: normal with variance 1 / fan-in; the paper has another constant for the 1 "
+    "and does not give it."
+)
+TORCHS = "Torch's own initial weights, uniform with a third of the variance: "  # what was found with them
 FLOOR = "Damping: the rescaled rule without mukron's floor, as the paper has it."
 
 

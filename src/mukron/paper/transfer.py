@@ -27,8 +27,11 @@ from mukron.paper.settings import (
     FULL_BATCH,
     GRID,
     MOMENTUM,
+    NORMAL,
     SAMPLES,
     SEEDS,
+    TORCHS,
+    WEIGHTS,
     heuristic,
     powers,
     rescaled,
@@ -63,11 +66,20 @@ class Network:
     def of(self, scale: Scale) -> tuple[float, ...]:
         return scale.choose(self.smoke, self.small, self.widths)
 
+    @property
+    def choices(self) -> tuple[str, ...]:
+        batch = BATCH_128 if "batch" in self.fields else FULL_BATCH
+        return (batch, *((WEIGHTS,) if self.fields.get("model_options") == NORMAL else ()))
 
-MLP = Network("MLP", {"model": "mlp", "data": "mnist", "epochs": 20}, powers(9, 14), powers(6, 9), (64, 128))
+
+MLP = Network(
+    "MLP",
+    {"model": "mlp", "data": "mnist", "epochs": 20, "model_options": NORMAL},
+    *(powers(9, 14), powers(6, 9), (64, 128)),
+)
 CNN = Network(
     "CNN",
-    {"model": "cnn", "data": "fashion-mnist", "epochs": 50, "dtype": "tf32"},
+    {"model": "cnn", "data": "fashion-mnist", "epochs": 50, "dtype": "tf32", "model_options": NORMAL},
     (16, 32, 64),
     (16, 32),
     (16, 32),
@@ -131,16 +143,16 @@ def four(rates: Mapping[str, tuple[float, ...]], rho_sp: float, rho_mup: float) 
 
 
 MLP_RATES = {
-    "SGD, SP": powers(-8, -1),
-    "SGD, muP": powers(-8, -1),
+    "SGD, SP": powers(-13, -4),
+    "SGD, muP": powers(-9, -2),
     "K-FAC, SP": powers(-12, -4),
-    "K-FAC, muP": powers(-9, -2),
+    "K-FAC, muP": powers(-8, -1),
 }
 CNN_RATES = {
-    "SGD, SP": powers(-11, -4),
-    "SGD, muP": powers(-10, -3),
+    "SGD, SP": powers(-15, -7),
+    "SGD, muP": powers(-14, -7),
     "K-FAC, SP": powers(-8, 0),
-    "K-FAC, muP": powers(-1, 6),
+    "K-FAC, muP": powers(-2, 5),
 }
 RESNET_RATES = {
     "SGD, SP": powers(-9, -2),
@@ -150,7 +162,7 @@ RESNET_RATES = {
 }
 
 
-def transfer_claims(name: str, sgd_moves: bool = True) -> list[Claim]:
+def transfer_claims(name: str, sgd_moves: bool = True, tried: str = "") -> list[Claim]:
     claims = [
         Claim(
             f"{name}, SGD: in SP the best learning rate falls with the width.", moves(f"{name}, SGD, SP", direction=-1)
@@ -160,7 +172,11 @@ def transfer_claims(name: str, sgd_moves: bool = True) -> list[Claim]:
         *(claims if sgd_moves else []),
         Claim(f"{name}, SGD: in muP it stays.", stays(f"{name}, SGD, muP")),
         Claim(f"{name}, K-FAC: in SP with the heuristic damping it shifts.", moves(f"{name}, K-FAC, SP")),
-        Claim(f"{name}, K-FAC: in muP with the rescaled damping it stays.", stays(f"{name}, K-FAC, muP")),
+        Claim(
+            f"{name}, K-FAC: in muP with the rescaled damping it stays.",
+            stays(f"{name}, K-FAC, muP"),
+            tried=tried,
+        ),
         Claim(f"{name}, K-FAC: in muP wider is better.", wider_is_better(f"{name}, K-FAC, muP")),
     ]
 
@@ -169,82 +185,42 @@ def transfer_claims(name: str, sgd_moves: bool = True) -> list[Claim]:
 def zero_transfer(scale: Scale) -> Experiment:
     made = one_row(scale, MLP, four(MLP_RATES, 0.001, 1))
     narrow, wide = MLP.of(scale)[0], MLP.of(scale)[-1]
-    tried = (
-        "zero-transfer-damping has this panel with other dampings, zero-transfer-weights with larger initial weights."
-    )
     worse = [
         Claim(
             f"MLP, K-FAC: in SP test accuracy at width {wide:g} is lower than at {narrow:g}, each at its best rate.",
             wider_is_worse("MLP, K-FAC, SP"),
-            tried=tried,
         ),
         Claim(
             f"MLP, K-FAC: in SP it is lower at {wide:g} for a fixed learning rate, the best of width {narrow:g}.",
             wider_is_worse_there("MLP, K-FAC, SP"),
-            tried=tried,
         ),
     ]
     return dataclasses.replace(made, claims=[*worse, *made.claims])
 
 
-@recipe(
-    "zero-transfer-damping", "Ours, beside Figure 6", "K-FAC in SP with a thousandth of the damping and a thousandfold"
-)
-def other_damping(scale: Scale) -> Experiment:
-    """Ours, since the paper's claim on SP fails at its own number, whose unit it does not give."""
-    mlp = Network("MLP", MLP.fields, powers(9, 13), MLP.small, MLP.smoke)
-    rates = {1e-6: powers(-18, -8), 1.0: powers(-7, 3)}
-    columns = [Column(f"rho = {rho:g}", "kfac", f"sp/{heuristic(rho)}", rates[rho]) for rho in rates]
-    parts, panels = grid(scale, [("K-FAC in SP", mlp, columns, {})])
-    claims = [
-        claim
-        for name in parts
-        for claim in (
-            Claim(f"{name}: the test accuracy at the widest is lower than at the narrowest.", wider_is_worse(name)),
-            Claim(f"{name}: the best learning rate falls with the width.", moves(name, direction=-1)),
-            Claim(f"{name}: it is lower for a fixed learning rate, the narrowest's best.", wider_is_worse_there(name)),
-        )
-    ]
-    choices = (
-        "Not in the paper. rho = 1e-6: as if 0.001 were its root.",
-        "rho = 1: as if B were a sum over gradients of the mean loss, which makes it 1,024 times smaller.",
-        FULL_BATCH,
-        *CHOICES,
-    )
-    return Experiment(parts, claims, drawing.transfer(panels), choices)
-
-
-@recipe("zero-transfer-weights", "Ours, beside Figure 6", "K-FAC from larger, normal initial weights: MLP on MNIST")
+@recipe("zero-transfer-weights", "Ours, beside Figure 6", "K-FAC from torch's own initial weights: MLP on MNIST")
 def other_weights(scale: Scale) -> Experiment:
     """Ours: how SP fares depends on the initial weights, whose deviation the paper leaves open."""
-    fields = {**MLP.fields, "model_options": {"sigma": 1.0}}
-    mlp = Network("MLP", fields, powers(9, 12), MLP.small, MLP.smoke)
-    columns = [
-        Column("K-FAC, SP", "kfac", f"sp/{heuristic(0.001)}", powers(-11, -5)),
-        Column("K-FAC, muP", "kfac", f"mup/{rescaled(1)}", powers(-7, -1)),
-    ]
+    mlp = dataclasses.replace(MLP, fields={**MLP.fields, "model_options": {}})
+    columns = four({**MLP_RATES, "K-FAC, SP": powers(-12, -4), "K-FAC, muP": powers(-9, -2)}, 0.001, 1)[2:]
     parts, panels = grid(scale, [("MLP", mlp, columns, {})])
     sp, mup = parts
-    claims = [
-        Claim("In SP the test accuracy at the widest is lower than at the narrowest.", wider_is_worse(sp)),
-        Claim("In SP it is lower for a fixed learning rate, the narrowest's best.", wider_is_worse_there(sp)),
-        Claim("In SP the best learning rate shifts.", moves(sp)),
-        Claim("In muP the best learning rate stays.", stays(mup)),
-        Claim("In muP wider is better.", wider_is_better(mup)),
-        Claim("At the widest muP is better than SP.", beats(Of(mup), Of(sp))),
-    ]
-    choices = (
-        "Not in the paper. Weights are normal with variance 1 / fan-in; torch's own, which the other recipes have, are "
-        "uniform with a third of it.",
-        FULL_BATCH,
-        *CHOICES,
-    )
-    return Experiment(parts, claims, drawing.transfer(panels), choices)
+    checks = {
+        "In SP the test accuracy at the widest is lower than at the narrowest.": wider_is_worse(sp),
+        "In SP it is lower for a fixed learning rate, the narrowest's best.": wider_is_worse_there(sp),
+        "In muP the best learning rate stays.": stays(mup),
+        "In muP wider is better.": wider_is_better(mup),
+        "At the widest muP is better than SP.": beats(Of(mup), Of(sp)),
+    }
+    tried = "Normal initial weights of variance 1 / fan-in, which all of this holds for: zero-transfer."
+    claims = [Claim(text, check, tried=tried) for text, check in checks.items()]
+    own = "Not in the paper. Initial weights: torch's own, uniform with a third of the variance."
+    return Experiment(parts, claims, drawing.transfer(panels), (own, *mlp.choices, *CHOICES))
 
 
 @recipe("zero-transfer-cnn", "Figure 6, row 2", "The same: CNN on Fashion-MNIST")
 def zero_transfer_cnn(scale: Scale) -> Experiment:
-    return one_row(scale, CNN, four(CNN_RATES, 1, 100))
+    return one_row(scale, CNN, four(CNN_RATES, 1, 100), tried=f"{TORCHS}the same.")
 
 
 @recipe("zero-transfer-resnet18", "Figure 6, row 3", "The same: ResNet-18 on Fashion-MNIST")
@@ -252,12 +228,11 @@ def zero_transfer_resnet(scale: Scale) -> Experiment:
     return one_row(scale, RESNET, four(RESNET_RATES, 10, 10))
 
 
-def one_row(scale: Scale, network: Network, columns: Sequence[Column]) -> Experiment:
+def one_row(scale: Scale, network: Network, columns: Sequence[Column], tried: str = "") -> Experiment:
     """SGD and K-FAC, in SP and in muP."""
     parts, panels = grid(scale, [(network.name, network, columns, {})])
-    batch = BATCH_128 if "batch" in network.fields else FULL_BATCH
-    choices = (batch, *CHOICES)
-    return Experiment(parts, transfer_claims(network.name), drawing.transfer(panels), choices)
+    choices = (*network.choices, *CHOICES)
+    return Experiment(parts, transfer_claims(network.name, tried=tried), drawing.transfer(panels), choices)
 
 
 def _rates(*ends: tuple[int, int]) -> dict[str, tuple[float, ...]]:
@@ -267,25 +242,25 @@ def _rates(*ends: tuple[int, int]) -> dict[str, tuple[float, ...]]:
 @recipe("zero-transfer-activation", "Appendix F.4, figure", "Learning rate transfer with tanh and with cross-entropy")
 def activation(scale: Scale) -> Experiment:
     narrower = Network("MLP", MLP.fields, powers(9, 13, 2), MLP.small, MLP.smoke)
-    tanh = {"model_options": {"activation": "tanh"}}
+    tanh = {"model_options": {**NORMAL, "activation": "tanh"}}
     rows: list[Row] = [
-        ("tanh, mse", narrower, four(_rates((-9, -1), (-7, 1), (-10, -2), (-6, 1)), 0.001, 1), tanh),
+        ("tanh, mse", narrower, four(_rates((-12, -4), (-9, -2), (-12, -3), (-8, 0)), 0.001, 1), tanh),
         (
             "tanh, cross-entropy",
             narrower,
-            four(_rates((-7, 1), (-6, 2), (-12, -4), (-11, -3)), 0.001, 1),
+            four(_rates((-9, 0), (-5, 2), (-12, -4), (-12, -4)), 0.001, 1),
             {**tanh, "loss": "cross-entropy"},
         ),
         (
             "ReLU, cross-entropy",
             narrower,
-            four(_rates((-9, -1), (-8, 0), (-13, -5), (-12, -5)), 0.001, 1),
+            four(_rates((-10, -1), (-8, -1), (-13, -5), (-12, -4)), 0.001, 1),
             {"loss": "cross-entropy"},
         ),
     ]
     parts, panels = grid(scale, rows)
     claims = [claim for name, *_ in rows for claim in transfer_claims(name)]
-    choices = ("Widths: 512, 2048 and 8192.", FULL_BATCH, *CHOICES)
+    choices = ("Widths: 512, 2048 and 8192.", *MLP.choices, *CHOICES)
     return Experiment(parts, claims, drawing.transfer(panels), choices)
 
 
@@ -306,7 +281,7 @@ def full(scale: Scale) -> Experiment:
         Claim(f"{name}, K-FAC: in SP the heuristic damping prevents it.", moves(f"{name}, K-FAC, SP"))
         for name in ("MLP", "CNN")
     ]
-    choices = ("Epochs and batch size: not given; 20 and 1,024.", MOMENTUM, GRID, SEEDS, BASE, FLOOR)
+    choices = ("Epochs and batch size: not given; 20 and 1,024.", WEIGHTS, *CHOICES)
     return Experiment(parts, claims, drawing.transfer(panels), choices)
 
 
@@ -335,19 +310,19 @@ def shampoo(
         "Damping: not given for this figure; 0.001 times the largest eigenvalue, as for Figure 3.",
         f"Roots by Newton's iteration, renewed every {every} step{'s' if every > 1 else ''}.",
         "Widths: the roots of Shampoo's matrices cost the cube of the width, hence narrower ones than for K-FAC.",
-        *(BATCH_128 if "batch" in network.fields else FULL_BATCH, MOMENTUM, GRID, SEEDS, BASE),
+        *(*network.choices, MOMENTUM, GRID, SEEDS, BASE),
     )
     return Experiment(parts, claims, drawing.transfer(panels), choices)
 
 
 @recipe("shampoo-lr-transfer", "Appendix F.1, figure", "muP for Shampoo, learning rate transfer: MLP on MNIST")
 def shampoo_mlp(scale: Scale) -> Experiment:
-    return shampoo(scale, MLP, powers(7, 10), powers(-10, -2))
+    return shampoo(scale, MLP, powers(7, 10), powers(-8, 1))
 
 
 @recipe("shampoo-lr-transfer-cnn", "Appendix F.1, figure", "The same: CNN on Fashion-MNIST")
 def shampoo_cnn(scale: Scale) -> Experiment:
-    return shampoo(scale, CNN, (16, 32), powers(-10, -3), every=5)
+    return shampoo(scale, CNN, (16, 32), powers(-9, -1), every=5)
 
 
 @recipe("shampoo-lr-transfer-myrtle5", "Appendix F.1, figure", "The same: Myrtle-5 on Fashion-MNIST")
@@ -370,8 +345,8 @@ def foof(scale: Scale) -> Experiment:
 
     mlp = Network("MLP", MLP.fields, powers(9, 13), MLP.small, MLP.smoke)
     rows: list[Row] = [
-        ("MLP", mlp, columns(1, powers(-6, 1), powers(-8, -1)), {}),
-        ("CNN", CNN, columns(1, powers(-12, -5), powers(-12, -5)), {}),
+        ("MLP", mlp, columns(1, powers(-5, 2), powers(-6, 1)), {}),
+        ("CNN", CNN, columns(1, powers(-10, -1), powers(-10, -1)), {}),
     ]
     parts, panels = grid(scale, rows)
     claims = [
@@ -382,7 +357,7 @@ def foof(scale: Scale) -> Experiment:
             Claim(f"{name}: at the widest muP is better than SP.", beats(Of(f"{name}, muP"), Of(f"{name}, SP"))),
         )
     ]
-    choices = ("Damping: not given; the rescaled rule with 1.", FULL_BATCH, *CHOICES)
+    choices = ("Damping: not given; the rescaled rule with 1.", *MLP.choices, *CHOICES)
     return Experiment(parts, claims, drawing.transfer(panels), choices)
 
 
@@ -390,14 +365,18 @@ def foof(scale: Scale) -> Experiment:
 def uniform(scale: Scale) -> Experiment:
     mlp = Network("MLP", MLP.fields, powers(9, 13), MLP.small, MLP.smoke)
     columns = [
-        Column("SGD, UP", "sgd", "ntk", powers(-6, 1)),
+        Column("SGD, UP", "sgd", "ntk", powers(-8, -1)),
         Column("SGD, muP", "sgd", "mup", MLP_RATES["SGD, muP"]),
-        Column("K-FAC, UP", "kfac", f"ntk/{rescaled(1)}", powers(-9, -2)),
+        Column("K-FAC, UP", "kfac", f"ntk/{rescaled(1)}", powers(-8, 0)),
         Column("K-FAC, muP", "kfac", f"mup/{rescaled(1)}", MLP_RATES["K-FAC, muP"]),
     ]
     parts, panels = grid(scale, [("MLP", mlp, columns, {})])
     claims = [
-        Claim(f"{method}: in UP the best learning rate stays.", stays(f"MLP, {method}, UP"))
+        Claim(
+            f"{method}: in UP the best learning rate stays.",
+            stays(f"MLP, {method}, UP"),
+            tried=f"{TORCHS}K-FAC's grows with the width too.",
+        )
         for method in ("SGD", "K-FAC")
     ] + [
         Claim(
@@ -406,13 +385,13 @@ def uniform(scale: Scale) -> Experiment:
         )
         for method in ("SGD", "K-FAC")
     ]
-    choices = ("UP: r = 1/2, the NTK parametrization, with the rescaled damping for K-FAC.", FULL_BATCH, *CHOICES)
+    choices = ("UP: r = 1/2, the NTK parametrization, with the rescaled damping for K-FAC.", *MLP.choices, *CHOICES)
     return Experiment(parts, claims, drawing.transfer(panels), choices)
 
 
 @recipe("gauss-newton-transfer", "Appendix A.4.3", "Gauss-Newton, which the paper derives and does not run: transfer")
 def gauss_newton(scale: Scale) -> Experiment:
-    fields = {**MLP.fields, "samples": 128, "test_samples": 2000}
+    fields = {**MLP.fields, "samples": 128, "test_samples": 2000, "model_options": {}}
     mlp = Network("MLP", fields, powers(7, 11), powers(6, 8), MLP.smoke)
     columns = [
         Column("SP", "gauss-newton", "sp/rescaled", powers(-9, 0)),

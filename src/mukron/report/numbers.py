@@ -73,10 +73,14 @@ def select(record: StudyRecord, scheme: str | None = None, width: float | None =
             yield result
 
 
-def best(found: Sequence[Setting], metric: str) -> Setting | None:
-    """The best mean, of the settings whose every seed finished."""
+def ordered(found: Sequence[Setting], metric: str) -> list[Setting]:
+    """The settings whose every seed finished, the best mean first."""
     sign = 1 if lowest_is_best(metric) else -1
-    return min((each for each in found if each.whole), key=lambda each: sign * each.mean, default=None)
+    return sorted((each for each in found if each.whole), key=lambda each: sign * each.mean)
+
+
+def best(found: Sequence[Setting], metric: str) -> Setting | None:
+    return next(iter(ordered(found, metric)), None)
 
 
 def profile(record: StudyRecord, axis: str, scheme: str, width: float) -> list[Setting]:
