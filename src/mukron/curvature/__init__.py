@@ -5,7 +5,7 @@ from mukron.curvature.capture import Capture, Listening
 from mukron.curvature.fisher import FISHERS, LIKELIHOODS, targets
 from mukron.curvature.layers import Layout, layout
 from mukron.curvature.running import EMA, Batch, Memory, Sum, Window, needs_matrix, parse_memory
-from mukron.curvature.statistics import Gathered, Jacobian
+from mukron.curvature.statistics import Gathered, Halves, Jacobian
 
 __all__ = [
     "EMA",
@@ -15,6 +15,7 @@ __all__ = [
     "Batch",
     "Capture",
     "Gathered",
+    "Halves",
     "Jacobian",
     "Layout",
     "Listening",

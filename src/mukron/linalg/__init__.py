@@ -1,6 +1,6 @@
 """Tensors in, tensors out: damped inverses, inverse roots, sample-space solves. Prepare once, apply often."""
 
-from mukron.linalg.cholesky import Factorization, FactorizationError, add_to_diagonal, factorize
+from mukron.linalg.cholesky import Factorization, FactorizationError, Inverse, add_to_diagonal, factorize, invert
 from mukron.linalg.factors import SOLVERS, DiagonalFactor, Factor, MatrixFactor, RowsFactor
 from mukron.linalg.operators import Diagonal, Identity, LowRank, Matrix, Operator, SampleSpace
 from mukron.linalg.roots import inverse_root_eigh, inverse_root_newton
@@ -13,6 +13,7 @@ __all__ = [
     "Factorization",
     "FactorizationError",
     "Identity",
+    "Inverse",
     "LowRank",
     "Matrix",
     "MatrixFactor",
@@ -23,4 +24,5 @@ __all__ = [
     "factorize",
     "inverse_root_eigh",
     "inverse_root_newton",
+    "invert",
 ]

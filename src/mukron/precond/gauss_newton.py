@@ -71,7 +71,7 @@ class KernelFactor(MatrixFactor):
         super().__init__(kernel(h, delta).unsqueeze(0) / n)
         self.h, self.delta, self.n = h, delta, n
 
-    def operator(self, rho: Tensor) -> tuple[Operator, str]:
+    def operator_at(self, rho: Tensor) -> tuple[Operator, str]:
         rho = at_least_rounding(rho, self)
         factorization = factorize(self.M[0] * self.n, rho[0] * self.n)
         return JacobianRows(self.h, self.delta, factorization.lower, factorization.rho / self.n), factorization.rung

@@ -2,27 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
 import torch
 from torch import Tensor
 
-from mukron.linalg import Factor, LowRank, Operator
+from mukron.linalg import Factor, FactorizationError, LowRank, Operator, invert
 
+Layer = tuple[Mapping[str, Factor], Mapping[str, Tensor]]  # its factors, and the damping of each
+Prepared = tuple[dict[str, Operator], dict[str, str]]  # operators, and the rungs of the ladder that were needed
 OUT_SIDE, IN_SIDE = ("B", "L"), ("A", "R")  # factors of the layer's output and of its input
 
 
 def prepare(
-    factors: Mapping[str, Factor], rho: Mapping[str, Tensor], powers: Mapping[str, Fraction], solver: str
-) -> tuple[dict[str, Operator], dict[str, str]]:
-    """(X + rho_X I)^-e for every factor X, and the rungs of the ladder that were needed."""
-    operators, rungs = {}, {}
-    for name, factor in factors.items():
-        operators[name], rung = factor.prepare(at_least_rounding(rho[name], factor), powers[name], solver)
-        if rung:
-            rungs[name] = rung
-    return operators, rungs
+    layers: Sequence[Layer], powers: Mapping[str, Fraction], solver: str
+) -> list[Prepared | FactorizationError]:
+    """(X + rho_X I)^-e for every factor X of many layers, with the rungs of the ladder that were needed.
+
+    What is an inverse is made for all layers at once.
+    """
+    rhos = [{name: at_least_rounding(rho[name], factor) for name, factor in factors.items()} for factors, rho in layers]
+    wanted = {
+        (number, name): damped
+        for number, (factors, _) in enumerate(layers)
+        for name, factor in factors.items()
+        if (damped := factor.damped(rhos[number][name], powers[name], solver)) is not None
+    }
+    inverses = dict(zip(wanted, invert(list(wanted.values())), strict=True))
+    prepared: list[Prepared | FactorizationError] = []
+    for number, (factors, _) in enumerate(layers):
+        operators, rungs = {}, {}
+        try:
+            for name, factor in factors.items():
+                inverse = inverses.get((number, name))
+                if isinstance(inverse, FactorizationError):
+                    raise inverse
+                if inverse is None:
+                    operators[name], rung = factor.prepare(rhos[number][name], powers[name], solver)
+                else:
+                    operators[name], rung = factor.operator(inverse), inverse.rung
+                if rung:
+                    rungs[name] = rung
+        except FactorizationError as error:
+            prepared.append(error)
+        else:
+            prepared.append((operators, rungs))
+    return prepared
 
 
 def at_least_rounding(rho: Tensor, factor: Factor) -> Tensor:

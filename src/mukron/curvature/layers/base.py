@@ -35,6 +35,10 @@ class Layout:
     def signals(self, delta: Tensor) -> Tensor:
         raise NotImplementedError
 
+    def row_count(self, x: Tensor) -> int | None:
+        """Samples times positions, from the layer's input alone; None: not known."""
+        return None
+
     def matrix(self, weight: Tensor) -> Tensor:
         raise NotImplementedError
 

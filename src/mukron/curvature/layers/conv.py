@@ -38,6 +38,15 @@ class ConvLayout(Layout):
         delta = _batched(delta, len(self.module.kernel_size))
         return delta.reshape(delta.shape[0], self.groups, self.d_out, -1).permute(1, 0, 3, 2)
 
+    def row_count(self, x: Tensor) -> int:
+        conv, dimensions = self.module, len(self.module.kernel_size)
+        count = 1 if x.ndim == dimensions + 1 else x.shape[0]
+        padding = conv._reversed_padding_repeated_twice[::-1]  # [before, after] of each dimension, backwards
+        for axis, (size, kernel) in enumerate(zip(x.shape[-dimensions:], conv.kernel_size, strict=True)):
+            padded = size + padding[2 * axis] + padding[2 * axis + 1]
+            count *= (padded - conv.dilation[axis] * (kernel - 1) - 1) // conv.stride[axis] + 1
+        return count
+
     def matrix(self, weight: Tensor) -> Tensor:
         return weight.reshape(self.groups, self.d_out, self.d_in)
 
