@@ -56,7 +56,9 @@ def alike(model, method=KFAC, **options):
     assert none == []
     for (name, p), q in zip(plain.named_parameters(), fused.parameters(), strict=True):
         torch.testing.assert_close(q, p, rtol=1e-8, atol=1e-10, msg=lambda text, name=name: f"{name}: {text}")
-    moved = max(float((p - q).detach().abs().max()) for p, q in zip(model.parameters(), plain.parameters(), strict=True))
+    moved = max(
+        float((p - q).detach().abs().max()) for p, q in zip(model.parameters(), plain.parameters(), strict=True)
+    )
     assert moved > 1e-3
     return without
 
@@ -148,7 +150,10 @@ def test_paused_and_evaluated_passes_are_left_alone(model):
 
 def test_a_pass_that_is_not_differentiated_leaves_no_trace(model):
     other = copy.deepcopy(model)
-    one, two = KFAC(model, lr=0.05, fused=True, fisher="empirical"), KFAC(other, lr=0.05, fused=True, fisher="empirical")
+    one, two = (
+        KFAC(model, lr=0.05, fused=True, fisher="empirical"),
+        KFAC(other, lr=0.05, fused=True, fisher="empirical"),
+    )
     for x, y in data((BATCH, 20)):
         for net, optimizer in ((model, one), (other, two)):
             optimizer.zero_grad()

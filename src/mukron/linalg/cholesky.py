@@ -62,16 +62,28 @@ class Inverse:
     rung: str = ""
 
 
-def invert(damped: Sequence[tuple[Tensor, Tensor]]) -> list[Inverse | FactorizationError]:
-    """(M + rho I)^-1 for pairs of M [groups, d, d] and rho [groups], all at once; what fails climbs the ladder alone.
+Damped = tuple[Tensor, Tensor]  # M [groups, d, d] and rho [groups]
 
-    Whether any failed is read from the device once for all of them.
+
+def attempt(damped: Sequence[Damped]) -> tuple[list[Tensor], list[Tensor]]:
+    """(M + rho I)^-1 of all of them at once, and for each a number that is finite if it came out well.
+
+    Nothing is read from the device: whoever uses the inverses has to look at the numbers.
     """
     if not damped:
-        return []
+        return [], []
     inverses, failed = _side_by_side([add_to_diagonal(M, rho) for M, rho in damped])
-    sums = torch.stack([matrix.diagonal(dim1=-2, dim2=-1).sum().double() for matrix in inverses])
-    good: list[bool] = (sums.isfinite() & ~torch.stack(failed)).tolist()
+    numbers = [
+        torch.where(fail, torch.nan, matrix.diagonal(dim1=-2, dim2=-1).sum())
+        for matrix, fail in zip(inverses, failed, strict=True)
+    ]
+    return inverses, numbers
+
+
+def invert(damped: Sequence[Damped]) -> list[Inverse | FactorizationError]:
+    """The same, looked at; what did not come out well climbs the ladder alone."""
+    inverses, numbers = attempt(damped)
+    good = [bool(number.isfinite()) for number in numbers]
     return [
         Inverse(matrix, rho) if fine else _rescued(M, rho)
         for fine, matrix, (M, rho) in zip(good, inverses, damped, strict=True)

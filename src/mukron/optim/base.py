@@ -29,7 +29,7 @@ from mukron.optim.fallback import FALLBACKS, adam_direction
 from mukron.optim.slots import BIAS, WEIGHT, Slot, find_slots
 from mukron.params import Parametrization
 from mukron.params.inventory import inventory, unwrap
-from mukron.precond import Layer, Prepared, apply, prepare
+from mukron.precond import Layer, Preparation, Prepared, apply, prepare
 from mukron.table import Table
 from mukron.theory import Method
 
@@ -83,6 +83,30 @@ class Settings:
             raise ValueError(f"unknown graft {self.graft!r}; known: 'sgd', 'adam'")
         if self.kl_clip is not None and not self.kl_clip > 0:
             raise ValueError(f"kl_clip must be positive, got {self.kl_clip}")
+
+
+@dataclass
+class Staged:
+    """What a step would change in the state of one layer."""
+
+    slot: Slot
+    state: dict[str, Any]
+    inverting: dict[str, tuple[Mapping[str, Factor], dict[str, Tensor] | FactorizationError]] = field(
+        default_factory=dict
+    )  # by block: factors and their damping
+    rungs: list[tuple[str, str]] = field(default_factory=list)  # by factor: what it took to invert it
+
+    def take(self, block: str, found: Prepared | FactorizationError) -> None:
+        """New operators of a block, or what it means that there are none."""
+        operators = self.state["operators"]
+        if not isinstance(found, FactorizationError):
+            prepared, rungs = found
+            operators[block] = {name: operator.state() for name, operator in prepared.items()}
+            self.rungs += rungs.items()
+        elif block in operators:
+            self.rungs.append(("", "kept the last inverse"))
+        else:
+            raise RuntimeError(f'layer "{self.slot.name}": {found}; raise the damping') from found
 
 
 class SecondOrder(Optimizer):
@@ -142,10 +166,10 @@ class SecondOrder(Optimizer):
     def precondition(self, slot: Slot, block: str, G: Move, operators: Mapping[str, Mapping[str, Operator]]) -> Move:
         return apply(operators[block], G)
 
-    def prepare(self, layers: Sequence[Layer]) -> list[Prepared | FactorizationError]:
+    def prepare(self, layers: Sequence[Layer], rescue: bool = True) -> Preparation:
         """The operators of many layers at once."""
         powers = {factor.name: e for factor, e in self.method.factors}
-        return prepare(layers, powers, self.settings.solver)
+        return prepare(layers, powers, self.settings.solver, rescue)
 
     # Groups, and the layers they own.
 
@@ -248,29 +272,51 @@ class SecondOrder(Optimizer):
                 loss = closure()
         self._gathered = self.capture.gathered
         active = [slot for slot in self.slots.values() if self._has_gradient(slot)]
+        self._check_uses(active)
         with record_function("mukron::factors"):
             fresh = self._measure(active)
-        wanting = 0
-        if self._finite(fresh):
-            self._check_uses(active)
-            with record_function("mukron::invert"):
-                self._refresh(fresh)
-            ready = [slot for slot in active if self._is_ready(slot, fresh)]
-            wanting = len(active) - len(ready)
-            with record_function("mukron::apply"):
-                directions = self._directions(ready)
-            if self._all_finite(directions):
-                with record_function("mukron::write"):
-                    self._write(directions)
-                self.steps, self._skipped_in_a_row = self.steps + 1, 0
-            else:
-                self._skip()
-        else:
+            staged = {name: self._stage(self.slots[name], blocks) for name, blocks in fresh.items()}
+        directions = self._attempt(active, staged, self._numbers(fresh))
+        wanting = False
+        if directions is None:
             self._skip()
+        else:
+            wanting = any(not self._is_ready(slot, staged) for slot in active)
+            with record_function("mukron::write"):
+                self._write(directions)
+            self.steps, self._skipped_in_a_row = self.steps + 1, 0
         self._gathered = {}
         self.capture.reset()
-        self.capture.due = self.steps % self.settings.factor_every == 0 or wanting > 0
+        self.capture.due = self.steps % self.settings.factor_every == 0 or wanting
         return loss
+
+    def _attempt(
+        self, active: list[Slot], staged: Mapping[str, Staged], numbers: list[Tensor]
+    ) -> dict[Parameter, Move] | None:
+        """What to subtract from every parameter; None if something is not finite.
+
+        numbers: of gradients and statistics. If one is not finite, nothing is changed.
+
+        All is launched as if nothing could go wrong, and the device is asked once, at the end. Only if an inverse did
+        not come out well are they made again, with a look at each.
+        """
+        ready = [slot for slot in active if self._is_ready(slot, staged)]
+        directions: dict[Parameter, Move] = {}
+        finite = False
+        for rescue in (False, True):
+            with record_function("mukron::invert"):
+                made = self._invert(staged, rescue)
+            if made is not None:
+                with record_function("mukron::apply"):
+                    directions = self._directions(ready, staged)
+            moves = _norms([part for move in directions.values() for part in _parts(move)])
+            sound, inverted, finite = _all_finite(numbers, made or [], moves)
+            if not sound:
+                return None
+            if inverted and made is not None:
+                break
+        self._commit(staged)
+        return directions if finite else None
 
     def _skip(self) -> None:
         self.skipped += 1
@@ -291,15 +337,12 @@ class SecondOrder(Optimizer):
     def _has_gradient(self, slot: Slot) -> bool:
         return any(p.grad is not None for p in slot.parameters.values()) or bool(self._halves(slot))
 
-    def _finite(self, fresh: Mapping[str, Blocks]) -> bool:
-        """Whether gradients and statistics are all finite: one that is not must never enter a factor or a weight."""
+    def _numbers(self, fresh: Mapping[str, Blocks]) -> list[Tensor]:
+        """Finite if gradients and statistics are: one that is not must never enter a factor or a weight."""
         grads = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
-        traces = [
-            factor.trace().sum() for blocks in fresh.values() for block in blocks.values() for factor in block.values()
-        ]
-        return _finite_numbers(
-            _norms([grad.coalesce().values() if grad.is_sparse else grad for grad in grads]) + traces
-        )
+        traces = [factor.trace() for blocks in fresh.values() for block in blocks.values() for factor in block.values()]
+        sizes = _norms([grad.coalesce().values() if grad.is_sparse else grad for grad in grads])
+        return sizes + [trace.sum() if trace.numel() > 1 else trace.reshape(()) for trace in traces]
 
     def _check_uses(self, active: list[Slot]) -> None:
         """Once: whether each weight's gradient is that of its layer's own forward pass, up to a factor.
@@ -317,6 +360,9 @@ class SecondOrder(Optimizer):
             G = G.float() if G.dtype in (torch.float16, torch.bfloat16) else G
             v = probe(G.shape[-1], G.dtype, G.device)
             ours, actual = self.capture.gradient_along(slot.name, v), G @ v
+            if not bool(actual.isfinite().all()):
+                self.capture.checks_uses = True  # nothing is seen by this; the next step will tell
+                return
             if ours is None or not bool(actual.any()):
                 continue
             if bool(proportion(ours, actual)[1] > SUSPICIOUS):
@@ -327,12 +373,6 @@ class SecondOrder(Optimizer):
                     UserWarning,
                     stacklevel=5,
                 )
-
-    def _all_finite(self, directions: Mapping[Parameter, Move]) -> bool:
-        moves = directions.values()
-        return _finite_numbers(
-            _norms([part for move in moves for part in ((move.D, move.H) if isinstance(move, LowRank) else (move,))])
-        )
 
     def _measure(self, active: list[Slot]) -> dict[str, Blocks]:
         """This batch's factors, of the layers for which this step wants fresh ones."""
@@ -356,72 +396,75 @@ class SecondOrder(Optimizer):
     def _is_new(self, slot: Slot) -> bool:
         return "operators" not in self.state[slot.anchor]
 
-    def _is_ready(self, slot: Slot, fresh: Mapping[str, Blocks]) -> bool:
+    def _is_ready(self, slot: Slot, staged: Mapping[str, Staged]) -> bool:
         """Whether it can be preconditioned; otherwise it must sit this step out."""
         due = self.steps % self.settings.factor_every == 0
-        return slot.name in fresh if due else not self._is_new(slot)
+        return slot.name in staged if due else slot.name in staged or not self._is_new(slot)
 
-    def _refresh(self, fresh: Mapping[str, Blocks]) -> None:
-        """What factors remember, and the inverses of all layers that this step wants fresh ones of."""
-        settings, inverting = self.settings, []
-        for name, blocks in fresh.items():
-            slot = self.slots[name]
-            state, new = self.state[slot.anchor], self._is_new(slot)
-            if name in self._gathered:
-                state["positions"] = self._gathered[name].positions
-            memory, peaks = state.setdefault("memory", {}), state.setdefault("peaks", {})
-            for block, factors in blocks.items():
-                kept = memory.setdefault(block, {})
-                updated = {
-                    side: settings.memory.update(kept.setdefault(side, {}), factor) for side, factor in factors.items()
-                }
-                highest = peaks.setdefault(block, {})
-                for side, factor in updated.items():
-                    trace = factor.trace()
-                    highest[side] = torch.maximum(highest[side], trace) if side in highest else trace
-                if new or self.steps % settings.inverse_every == 0:
-                    inverting.append((slot, block, updated))
-        self._invert(inverting)
+    def _stage(self, slot: Slot, blocks: Blocks) -> Staged:
+        """What this batch's factors change in the layer's state, beside it: it counts once the step does."""
+        settings, state, new = self.settings, self.state[slot.anchor], self._is_new(slot)
+        if slot.name in self._gathered:
+            state["positions"] = self._gathered[slot.name].positions
+        memory, peaks = _copied(state.get("memory", {})), _copied(state.get("peaks", {}))
+        staged = Staged(slot, {"memory": memory, "peaks": peaks})
+        for block, factors in blocks.items():
+            kept = memory.setdefault(block, {})
+            updated = {
+                name: settings.memory.update(kept.setdefault(name, {}), factor) for name, factor in factors.items()
+            }
+            highest = peaks.setdefault(block, {})
+            for name, factor in updated.items():
+                trace = factor.trace()
+                highest[name] = torch.maximum(highest[name], trace) if name in highest else trace
+            if new or self.steps % settings.inverse_every == 0:
+                staged.inverting[block] = updated, self._damping(slot, block, updated, highest)
+        return staged
 
-    def _invert(self, blocks: Sequence[tuple[Slot, str, Mapping[str, Factor]]]) -> None:
-        damping = [self._damping(*block) for block in blocks]
-        layers = [
-            (factors, rho)
-            for (_, _, factors), rho in zip(blocks, damping, strict=True)
-            if not isinstance(rho, FactorizationError)
-        ]
-        prepared = iter(self.prepare(layers))
-        for (slot, block, _), rho in zip(blocks, damping, strict=True):
-            self._keep(slot, block, rho if isinstance(rho, FactorizationError) else next(prepared))
-
-    def _damping(self, slot: Slot, block: str, factors: Mapping[str, Factor]) -> dict[str, Tensor] | FactorizationError:
+    def _damping(
+        self, slot: Slot, block: str, factors: Mapping[str, Factor], peaks: Mapping[str, Tensor]
+    ) -> dict[str, Tensor] | FactorizationError:
         group = self._group_of[id(slot.parameters.get(block, slot.anchor))]
         damping = group["damping"]
         rule = (
             damping if isinstance(damping, Rule) else Rule.from_plain({**group["damping_rule"], "rho": float(damping)})
         )
         try:
-            rho = rule(factors, replace(slot.sides_of(block), peaks=self.state[slot.anchor]["peaks"][block]))
+            return rule(factors, replace(slot.sides_of(block), peaks=peaks))
         except FactorizationError as error:  # of the largest eigenvalue
             return error
-        for watcher in self._watchers:
-            watcher(slot.name, block, factors, rho)
-        return rho
 
-    def _keep(self, slot: Slot, block: str, found: Prepared | FactorizationError) -> None:
-        operators = self.state[slot.anchor].setdefault("operators", {})
-        if isinstance(found, FactorizationError):
-            rungs = {"": "kept the last inverse"}
-            if block not in operators:
-                raise RuntimeError(f'layer "{slot.name}": {found}; raise the damping') from found
-        else:
-            prepared, rungs = found
-            operators[block] = {name: operator.state() for name, operator in prepared.items()}
-        for name, rung in rungs.items():
-            if not any(key.startswith(f"{slot.name} ") for key in self.rungs):
-                said = f", factor {name}: factorized with" if name else ": its factors could not be inverted,"
-                warnings.warn(f'layer "{slot.name}"{said} {rung}', RuntimeWarning, stacklevel=5)
-            self.rungs[f"{slot.name} {name}: {rung}"] += 1
+    def _invert(self, staged: Mapping[str, Staged], rescue: bool) -> list[Tensor] | None:
+        """Operators of all blocks that want new ones, and numbers that are finite if these came out well.
+
+        rescue: look at each, and go to some lengths for it. Without it None says that one failed for certain.
+        """
+        wanted = [(each, block, *found) for each in staged.values() for block, found in each.inverting.items()]
+        layers = [(factors, rho) for _, _, factors, rho in wanted if not isinstance(rho, FactorizationError)]
+        prepared, numbers = self.prepare(layers, rescue)
+        remaining = iter(prepared)
+        for each in staged.values():
+            each.state["operators"] = dict(self.state[each.slot.anchor].get("operators", {}))
+        for each, block, _, rho in wanted:
+            found = rho if isinstance(rho, FactorizationError) else next(remaining)
+            if isinstance(found, FactorizationError) and not rescue:
+                return None
+            each.take(block, found)
+        return numbers
+
+    def _commit(self, staged: Mapping[str, Staged]) -> None:
+        for each in staged.values():
+            name = each.slot.name
+            for block, (factors, rho) in each.inverting.items():
+                if not isinstance(rho, FactorizationError):
+                    for watcher in self._watchers:
+                        watcher(name, block, factors, rho)
+            self.state[each.slot.anchor].update(each.state)
+            for side, rung in each.rungs:
+                if not any(key.startswith(f"{name} ") for key in self.rungs):
+                    said = f", factor {side}: factorized with" if side else ": its factors could not be inverted,"
+                    warnings.warn(f'layer "{name}"{said} {rung}', RuntimeWarning, stacklevel=6)
+                self.rungs[f"{name} {side}: {rung}"] += 1
 
     def _gradient(self, parameter: Parameter) -> Tensor:
         """The gradient to descend, in the precision of the curvature; coupled weight decay is part of it."""
@@ -439,12 +482,12 @@ class SecondOrder(Optimizer):
             G = G + group["weight_decay"] * parameter.to(G.dtype)
         return G
 
-    def _directions(self, active: list[Slot]) -> dict[Parameter, Move]:
+    def _directions(self, active: list[Slot], staged: Mapping[str, Staged]) -> dict[Parameter, Move]:
         """What to subtract from every parameter that has a gradient, before its learning rate."""
         directions: dict[Parameter, Move] = {}
         products = []
         for slot in active:
-            stored = self.state[slot.anchor]["operators"]
+            stored = (staged[slot.name].state if slot.name in staged else self.state[slot.anchor])["operators"]
             operators = {
                 block: {name: Operator.from_state(state) for name, state in sides.items()}
                 for block, sides in stored.items()
@@ -697,9 +740,24 @@ def _norms(tensors: Sequence[Tensor]) -> list[Tensor]:
     return norms
 
 
-def _finite_numbers(numbers: Sequence[Tensor]) -> bool:
-    by_kind = [[number for number in numbers if number.dtype == kind] for kind in {each.dtype for each in numbers}]
-    return all(bool(torch.stack(alike).isfinite().all()) for alike in by_kind)
+def _parts(move: Move) -> tuple[Tensor, ...]:
+    return (move.D, move.H) if isinstance(move, LowRank) else (move,)
+
+
+def _all_finite(*groups: Sequence[Tensor]) -> list[bool]:
+    """Whether all numbers of each group are, with one look at the device."""
+    numbers = [number for group in groups for number in group]
+    if not numbers:
+        return [True] * len(groups)
+    kinds = {number.dtype for number in numbers}
+    finite = iter(torch.stack(numbers if len(kinds) == 1 else [n.double() for n in numbers]).isfinite().tolist())
+    by_group = [[next(finite) for _ in group] for group in groups]
+    return [all(each) for each in by_group]
+
+
+def _copied(value: Any) -> Any:
+    """Dictionaries all the way down, with the same tensors in them."""
+    return {key: _copied(each) for key, each in value.items()} if isinstance(value, dict) else value
 
 
 def _moved(value: Any, device: torch.device) -> Any:

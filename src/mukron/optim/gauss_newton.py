@@ -14,7 +14,7 @@ from mukron.linalg import Factor, FactorizationError, Operator
 from mukron.optim.base import BIAS, Blocks, Move, SecondOrder, Settings, one_of
 from mukron.optim.slots import Slot
 from mukron.params import Parametrization
-from mukron.precond import KernelFactor, Layer, Prepared
+from mukron.precond import KernelFactor, Layer, Preparation, Prepared
 from mukron.theory import METHODS
 
 
@@ -68,8 +68,8 @@ class GaussNewton(SecondOrder):
         ones = h.new_ones(*h.shape[:3], 1)
         return {block: {"K": KernelFactor(ones if block == BIAS else h, delta, samples)} for block in gradients}
 
-    def prepare(self, layers: Sequence[Layer]) -> list[Prepared | FactorizationError]:
-        return [self._operator(*layer) for layer in layers]
+    def prepare(self, layers: Sequence[Layer], rescue: bool = True) -> Preparation:
+        return [self._operator(*layer) for layer in layers], []
 
     def _operator(self, factors: Mapping[str, Factor], rho: Mapping[str, Tensor]) -> Prepared | FactorizationError:
         factor = factors["K"]

@@ -8,19 +8,19 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
-from mukron.linalg import Factor, FactorizationError, LowRank, Operator, invert
+from mukron.linalg import Factor, FactorizationError, Inverse, LowRank, Operator, attempt, invert
 
 Layer = tuple[Mapping[str, Factor], Mapping[str, Tensor]]  # its factors, and the damping of each
 Prepared = tuple[dict[str, Operator], dict[str, str]]  # operators, and the rungs of the ladder that were needed
+Preparation = tuple[list[Prepared | FactorizationError], list[Tensor]]  # and numbers that must be finite
 OUT_SIDE, IN_SIDE = ("B", "L"), ("A", "R")  # factors of the layer's output and of its input
 
 
-def prepare(
-    layers: Sequence[Layer], powers: Mapping[str, Fraction], solver: str
-) -> list[Prepared | FactorizationError]:
-    """(X + rho_X I)^-e for every factor X of many layers, with the rungs of the ladder that were needed.
+def prepare(layers: Sequence[Layer], powers: Mapping[str, Fraction], solver: str, rescue: bool = True) -> Preparation:
+    """(X + rho_X I)^-e for every factor X of many layers. What is an inverse is made for all layers at once.
 
-    What is an inverse is made for all layers at once.
+    rescue: look at how the inverses came out, and climb the ladder for those that failed. Without it nothing is read
+    from the device, and the caller has to see that the numbers returned are finite.
     """
     rhos = [{name: at_least_rounding(rho[name], factor) for name, factor in factors.items()} for factors, rho in layers]
     wanted = {
@@ -29,7 +29,13 @@ def prepare(
         for name, factor in factors.items()
         if (damped := factor.damped(rhos[number][name], powers[name], solver)) is not None
     }
-    inverses = dict(zip(wanted, invert(list(wanted.values())), strict=True))
+    numbers: list[Tensor] = []
+    if rescue:
+        made: Sequence[Inverse | FactorizationError] = invert(list(wanted.values()))
+    else:
+        matrices, numbers = attempt(list(wanted.values()))
+        made = [Inverse(matrix, rho) for matrix, (_, rho) in zip(matrices, wanted.values(), strict=True)]
+    inverses = dict(zip(wanted, made, strict=True))
     prepared: list[Prepared | FactorizationError] = []
     for number, (factors, _) in enumerate(layers):
         operators, rungs = {}, {}
@@ -48,7 +54,7 @@ def prepare(
             prepared.append(error)
         else:
             prepared.append((operators, rungs))
-    return prepared
+    return prepared, numbers
 
 
 def at_least_rounding(rho: Tensor, factor: Factor) -> Tensor:
