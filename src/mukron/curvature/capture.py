@@ -15,7 +15,8 @@ pass that is never differentiated leaves no trace.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -25,11 +26,13 @@ from torch import Generator, Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.profiler import record_function
 
-from mukron.curvature.accumulate import Accumulator, FrequencyAccumulator
+from mukron.curvature.accumulate import Accumulator, FrequencyAccumulator, rows_are_cheaper
 from mukron.curvature.fisher import targets
 from mukron.curvature.layers import Layout
 from mukron.curvature.statistics import Gathered, Halves, Jacobian, unfolded
 from mukron.curvature.statistics import precise as _precise
+
+PORTION = 2**24  # numbers of a convolution's patches that are held at a time
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,8 @@ class Pass:
     errors: Tensor | None = None  # the loss's derivative by the model's output; None: not differentiated yet
     inputs: dict[str, Tensor] = field(default_factory=dict)  # as the layers got them, while uses are checked
     rows: dict[str, Tensor] = field(default_factory=dict)  # H, for gradients as D^T H
-    fused: frozenset[str] = frozenset()  # layers whose weight gets no gradient of its own
+    fused: frozenset[str] = frozenset()  # layers whose gradient is wanted as D^T H alone
+    checked: bool = False  # uses are checked in this pass, for which those weights got their gradient all the same
 
 
 class Ran(NamedTuple):
@@ -152,6 +156,10 @@ class Capture:
             total = product if total is None else total + product
         return total
 
+    def is_fused(self, name: str) -> bool:
+        """Whether all passes want that layer's gradient as D^T H alone."""
+        return all(name in each.fused and name in each.deltas for each in self.passes)
+
     # The hooks, in the order in which they run.
 
     def before_forward(self, key: str, inputs: Any) -> None:
@@ -162,11 +170,11 @@ class Capture:
 
     def layer_runs(self, key: str, inputs: tuple[Tensor, ...]) -> None:
         """Keep the weight out of the graph for this call, if its gradient is to be D^T H."""
-        if self._running is None or not torch.is_grad_enabled() or self.checks_uses or not inputs:
+        if self._running is None or not torch.is_grad_enabled() or not inputs:
             return
         weight = getattr(self.modules[key], "weight", None)
         if weight is not None and weight.requires_grad and self._fuses(self.layers[key], inputs[0]):
-            weight.requires_grad_(False)
+            weight.requires_grad_(self.checks_uses)
             self._fused.add(key)
 
     def layer_ran(self, key: str, inputs: tuple[Tensor, ...], output: Tensor | None) -> Tensor | None:
@@ -244,13 +252,14 @@ class Capture:
                 raise RuntimeError(f'the input of layer "{name}" was changed in place after the layer had used it')
         edges = {name: ran.edge for name, ran in running.items() if ran.edge is not None}
         this = Pass(samples, {name: Gathered() for name in running}, fused=frozenset(self._fused))
+        this.checked = self.checks_uses
         if listening.inputs:
             for name, ran in running.items():
-                self._add_input(this, name, ran.input)
+                with self.layers[name].precision():
+                    self._add_input(this, name, ran.input)
         if listening.signals and listening.fisher != "empirical" and self.due:
             with record_function("mukron::fisher"):
-                for name, deltas in self._fisher(f, edges).items():
-                    self._add_signals(this.layers[name], self.layers[name], deltas, samples)
+                self._fisher(f, edges, this)
         if listening.jacobian:
             this.jacobians = self._jacobians(f, edges, running)
         if self.checks_uses:
@@ -270,14 +279,25 @@ class Capture:
             if empirical or self.checks_uses or name in this.rows:
                 _on_gradient(edge, partial(_add_to, this.deltas, name))
 
-    def _fisher(self, f: Tensor, edges: Mapping[str, GradientEdge]) -> dict[str, list[Tensor]]:
+    def _fisher(self, f: Tensor, edges: Mapping[str, GradientEdge], this: Pass) -> None:
+        """Signals of every layer, each used as it passes by: together they are as large as the graph."""
         listening = self.listening
-        deltas: dict[str, list[Tensor]] = {name: [] for name in edges}
-        for v in targets(f, listening.fisher, listening.likelihood, self._class_dim(f), self.generator):
-            for name, delta in zip(edges, _backward(f, edges.values(), v), strict=True):
-                if delta is not None:
-                    deltas[name].append(delta)
-        return deltas
+        for number, v in enumerate(
+            targets(f, listening.fisher, listening.likelihood, self._class_dim(f), self.generator)
+        ):
+            waiting = dict(edges)
+
+            def hear(name: str, delta: Tensor, number: int = number, waiting: dict[str, Any] = waiting) -> None:
+                if waiting.pop(name, None) is not None:
+                    self._add_signals(this.layers[name], self.layers[name], delta, this.samples, number)
+
+            with _listening(waiting, hear):
+                while waiting:  # the way to the earliest layer leads past most others, if not all
+                    name, edge = next(iter(waiting.items()))
+                    (delta,) = _backward(f, [edge], v)
+                    if delta is not None:
+                        hear(name, delta)
+                    waiting.pop(name, None)
 
     def _class_dim(self, f: Tensor) -> int:
         class_dim = self.listening.class_dim
@@ -327,38 +347,52 @@ class Capture:
             gathered.A = FrequencyAccumulator(layer.d_in)
             gathered.A.add(indices, samples, _precise(next(layer.module.parameters())[:0]).dtype)
             return
-        H = unfolded(_precise(layer.inputs(x)), samples)
-        if name in this.fused:
-            this.rows[name] = H.flatten(1, 2)
         if not self.due:
+            this.rows[name] = unfolded(_precise(layer.inputs(x)), samples).flatten(1, 2)
             return
-        if self.listening.sharing == "reduce":
-            H = H.mean(2, keepdim=True)
-        rows = H.flatten(1, 2)
-        gathered.rows = rows.shape[1]
-        gathered.A = Accumulator(layer.d_in, layer.d_out, self.listening.form)
-        gathered.A.add(rows, samples)
+        parts = [x] if name in this.fused else self._portions(layer, x, samples)
+        gathered.A = Accumulator(layer.d_in, layer.d_out, self.listening.form if len(parts) == 1 else "matrix")
+        for part in parts:
+            count = samples if len(parts) == 1 else len(part)
+            H = unfolded(_precise(layer.inputs(part)), count)
+            if name in this.fused:
+                this.rows[name] = H.flatten(1, 2)
+            if self.listening.sharing == "reduce":
+                H = H.mean(2, keepdim=True)
+            rows = H.flatten(1, 2)
+            gathered.rows += rows.shape[1]
+            gathered.A.add(rows, count)
         if gathered.A.rows and name not in this.fused:
             this.rows[name] = rows
 
-    def _add_signals(self, gathered: Gathered, layer: Layout, deltas: list[Tensor], samples: int) -> None:
+    def _portions(self, layer: Layout, x: Tensor, samples: int) -> Sequence[Tensor]:
+        """The input a few samples at a time, where its patches would take much memory and are summed up anyway."""
+        rows = layer.row_count(x)
+        if rows is None or len(x) != samples or rows * layer.d_in <= PORTION:
+            return [x]
+        as_rows = rows_are_cheaper(rows, layer.d_in, layer.d_out) if self.listening.form == "auto" else False
+        if as_rows or self.listening.form == "rows":
+            return [x]
+        return torch.split(x, max(1, samples * PORTION // (rows * layer.d_in)))
+
+    def _add_signals(self, gathered: Gathered, layer: Layout, delta: Tensor, samples: int, draw: int = 0) -> None:
         """Every draw adds rows, but samples and positions count once."""
-        for number, delta in enumerate(deltas):
-            D = unfolded(_precise(layer.signals(delta.detach())), samples)
-            if self.listening.sharing == "reduce" and not layer.one_hot:  # a diagonal A has expanded its positions
-                D = D.sum(2, keepdim=True)
-            if gathered.B is None:
-                gathered.B = Accumulator(layer.d_out, layer.d_in, self.listening.form)
-            gathered.B.add(D.flatten(1, 2), D.shape[1] * D.shape[2] if number == 0 else 0)
+        D = unfolded(_precise(layer.signals(delta.detach())), samples)
+        if self.listening.sharing == "reduce" and not layer.one_hot:  # a diagonal A has expanded its positions
+            D = D.sum(2, keepdim=True)
+        if gathered.B is None:
+            gathered.B = Accumulator(layer.d_out, layer.d_in, self.listening.form)
+        with layer.precision():
+            gathered.B.add(D.flatten(1, 2), D.shape[1] * D.shape[2] if draw == 0 else 0)
 
     def _add_delta(self, gathered: Gathered, name: str, delta: Tensor, this: Pass) -> None:
         """The loss's own derivative: the gradient's other half, and the empirical Fisher's signal."""
         layer = self.layers[name]
         if name in this.rows:
             D = unfolded(_precise(layer.signals(delta)), this.samples).flatten(1, 2)
-            gathered.halves.append(Halves(D, this.rows[name], name in this.fused))
+            gathered.halves.append(Halves(D, this.rows[name], name in this.fused and not this.checked))
         if self.listening.signals and self.listening.fisher == "empirical" and this.layers[name].A is not None:
-            self._add_signals(gathered, layer, [delta], this.samples)
+            self._add_signals(gathered, layer, delta, this.samples)
 
 
 class _Joined(torch.autograd.Function):
@@ -372,6 +406,24 @@ class _Joined(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[None, None]:
         return None, None
+
+
+@contextmanager
+def _listening(edges: Mapping[str, GradientEdge], then: Callable[[str, Tensor], None]) -> Iterator[None]:
+    """Call ``then`` with the derivatives that arrive at those edges in backward passes of our own."""
+    handles = []
+    for name, edge in edges.items():
+
+        def arrived(gradients: tuple[Tensor | None, ...], name: str = name, number: int = edge.output_nr) -> None:
+            gradient = gradients[number]
+            if gradient is not None:
+                then(name, gradient)
+
+        handles.append(edge.node.register_prehook(arrived))
+    try:
+        yield
+    finally:
+        _remove(handles)
 
 
 def _backward(f: Tensor, edges: Iterable[GradientEdge], v: Tensor) -> tuple[Tensor | None, ...]:

@@ -275,7 +275,10 @@ class SecondOrder(Optimizer):
         self._check_uses(active)
         with record_function("mukron::factors"):
             fresh = self._measure(active)
-            staged = {name: self._stage(self.slots[name], blocks) for name, blocks in fresh.items()}
+            staged = {}
+            for name, blocks in fresh.items():
+                with self.slots[name].layout.precision():
+                    staged[name] = self._stage(self.slots[name], blocks)
         directions = self._attempt(active, staged, self._numbers(fresh))
         wanting = False
         if directions is None:
@@ -373,6 +376,10 @@ class SecondOrder(Optimizer):
                     UserWarning,
                     stacklevel=5,
                 )
+            elif self.capture.is_fused(slot.name):  # it has served, and makes room
+                gathered = self._gathered[slot.name]
+                gathered.halves = [half._replace(fused=True) for half in gathered.halves]
+                weight.grad = None
 
     def _measure(self, active: list[Slot]) -> dict[str, Blocks]:
         """This batch's factors, of the layers for which this step wants fresh ones."""
@@ -496,7 +503,8 @@ class SecondOrder(Optimizer):
                 G = self._gradient_of(slot, block, parameter)
                 if G is None:
                     continue
-                move = self.precondition(slot, block, G, operators)
+                with slot.layout.precision():
+                    move = self.precondition(slot, block, G, operators)
                 if isinstance(move, LowRank) and self._can_wait(parameter):
                     directions[parameter] = move
                     continue

@@ -10,6 +10,7 @@ grouped convolution, each with factors of its own; everything else has one.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from functools import singledispatch
 from typing import ClassVar
 
@@ -28,6 +29,10 @@ class Layout:
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
+
+    def precision(self) -> AbstractContextManager[None]:
+        """In here float32 products on a GPU are as precise as those of the layer itself."""
+        return nullcontext()
 
     def inputs(self, x: Tensor) -> Tensor:
         raise NotImplementedError
