@@ -1,15 +1,8 @@
 """Tensors in, tensors out: damped inverses, inverse roots, sample-space solves. Prepare once, apply often."""
 
-from mukron.linalg.cholesky import (
-    Factorization,
-    FactorizationError,
-    Inverse,
-    add_to_diagonal,
-    attempt,
-    factorize,
-    invert,
-)
+from mukron.linalg.cholesky import Factorization, FactorizationError, add_to_diagonal, factorize
 from mukron.linalg.factors import SOLVERS, DiagonalFactor, Factor, MatrixFactor, RowsFactor
+from mukron.linalg.inverses import Inverse, attempt, invert
 from mukron.linalg.operators import Diagonal, Identity, LowRank, Matrix, Operator, SampleSpace
 from mukron.linalg.roots import inverse_root_eigh, inverse_root_newton
 

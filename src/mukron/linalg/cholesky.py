@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 from torch import Tensor
-
-STREAMS = 8  # of a GPU, for matrices inverted side by side
 
 
 class FactorizationError(RuntimeError):
@@ -51,92 +47,3 @@ def add_to_diagonal(M: Tensor, rho: Tensor) -> Tensor:
     damped = M.clone()
     damped.diagonal(dim1=-2, dim2=-1).add_(rho.to(damped).unsqueeze(-1))
     return damped
-
-
-@dataclass(frozen=True)
-class Inverse:
-    """(M + rho I)^-1, the damping it took, and the rung of the ladder ("" is the first)."""
-
-    matrix: Tensor
-    rho: Tensor
-    rung: str = ""
-
-
-Damped = tuple[Tensor, Tensor]  # M [groups, d, d] and rho [groups]
-
-
-def attempt(damped: Sequence[Damped]) -> tuple[list[Tensor], list[Tensor]]:
-    """(M + rho I)^-1 of all of them at once, and for each a number that is finite if it came out well.
-
-    Nothing is read from the device: whoever uses the inverses has to look at the numbers.
-    """
-    if not damped:
-        return [], []
-    inverses, failed = _side_by_side([add_to_diagonal(M, rho) for M, rho in damped])
-    numbers = [
-        torch.where(fail, torch.nan, matrix.diagonal(dim1=-2, dim2=-1).sum())
-        for matrix, fail in zip(inverses, failed, strict=True)
-    ]
-    return inverses, numbers
-
-
-def invert(damped: Sequence[Damped]) -> list[Inverse | FactorizationError]:
-    """The same, looked at; what did not come out well climbs the ladder alone."""
-    inverses, numbers = attempt(damped)
-    good = [bool(number.isfinite()) for number in numbers]
-    return [
-        Inverse(matrix, rho) if fine else _rescued(M, rho)
-        for fine, matrix, (M, rho) in zip(good, inverses, damped, strict=True)
-    ]
-
-
-def _rescued(M: Tensor, rho: Tensor) -> Inverse | FactorizationError:
-    try:
-        found = factorize(M, rho)
-    except FactorizationError as error:
-        return error
-    return Inverse(_from_lower(found.lower), found.rho, found.rung)
-
-
-def _side_by_side(matrices: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-    """Inverses of positive definite matrices, and which factorizations failed.
-
-    One alone leaves most of a GPU idle: there each has a stream of its own.
-    """
-    # Results are made on the stream that will use them; what a side stream allocates stays its own.
-    inverses = [torch.empty_like(matrix) for matrix in matrices]
-    failed = [torch.zeros((), dtype=torch.bool, device=matrix.device) for matrix in matrices]
-    jobs = list(zip(matrices, inverses, failed, strict=True))
-    if not matrices[0].is_cuda:
-        for job in jobs:
-            _inverse(*job)
-        return inverses, failed
-    here, streams = torch.cuda.current_stream(), _streams(matrices[0].device)[: len(jobs)]
-    for stream in streams:
-        stream.wait_stream(here)
-    for number, job in enumerate(jobs):
-        with torch.cuda.stream(streams[number % len(streams)]):
-            _inverse(*job)
-    for stream in streams:
-        here.wait_stream(stream)
-    return inverses, failed
-
-
-@lru_cache(maxsize=8)
-def _streams(device: torch.device) -> list[torch.cuda.Stream]:
-    return [torch.cuda.Stream(device) for _ in range(STREAMS)]  # type: ignore[no-untyped-call]
-
-
-def _inverse(matrix: Tensor, out: Tensor, failed: Tensor) -> None:
-    lower, info = torch.linalg.cholesky_ex(matrix)
-    torch.any(info, out=failed)
-    _from_lower(lower, out)
-
-
-def _from_lower(lower: Tensor, out: Tensor | None = None) -> Tensor:
-    """L^-T L^-1. On a GPU a triangular solve and a product take half the time of torch's own ``cholesky_inverse``."""
-    if not lower.is_cuda:
-        return torch.cholesky_inverse(lower, out=out)
-    identity = torch.eye(lower.shape[-1], dtype=lower.dtype, device=lower.device).expand_as(lower)
-    half = torch.linalg.solve_triangular(lower, identity, upper=False)
-    return torch.matmul(half.mT, half, out=out)

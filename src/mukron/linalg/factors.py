@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
-from mukron.linalg.cholesky import FactorizationError, Inverse, invert
+from mukron.linalg.cholesky import FactorizationError
+from mukron.linalg.inverses import Inverse, invert
 from mukron.linalg.operators import Diagonal, Matrix, Operator, SampleSpace
 from mukron.linalg.roots import inverse_root_eigh, inverse_root_newton, largest_by_squaring
 

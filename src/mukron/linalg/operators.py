@@ -76,6 +76,9 @@ class Matrix(Operator):
     def right(self, G: Tensor) -> Tensor:
         return G @ self.P
 
+    def left(self, G: Tensor) -> Tensor:
+        return self.P @ G
+
 
 @dataclass(frozen=True)
 class Diagonal(Operator):

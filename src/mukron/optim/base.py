@@ -345,7 +345,7 @@ class SecondOrder(Optimizer):
         grads = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
         traces = [factor.trace() for blocks in fresh.values() for block in blocks.values() for factor in block.values()]
         sizes = _norms([grad.coalesce().values() if grad.is_sparse else grad for grad in grads])
-        return sizes + [trace.sum() if trace.numel() > 1 else trace.reshape(()) for trace in traces]
+        return sizes + traces
 
     def _check_uses(self, active: list[Slot]) -> None:
         """Once: whether each weight's gradient is that of its layer's own forward pass, up to a factor.
@@ -754,12 +754,13 @@ def _parts(move: Move) -> tuple[Tensor, ...]:
 
 def _all_finite(*groups: Sequence[Tensor]) -> list[bool]:
     """Whether all numbers of each group are, with one look at the device."""
-    numbers = [number for group in groups for number in group]
+    numbers = [number.reshape(-1) for group in groups for number in group]
     if not numbers:
         return [True] * len(groups)
-    kinds = {number.dtype for number in numbers}
-    finite = iter(torch.stack(numbers if len(kinds) == 1 else [n.double() for n in numbers]).isfinite().tolist())
-    by_group = [[next(finite) for _ in group] for group in groups]
+    if len({number.dtype for number in numbers}) > 1:
+        numbers = [number.double() for number in numbers]
+    finite = iter(torch.cat(numbers).isfinite().tolist())
+    by_group = [[next(finite) for number in group for _ in range(number.numel())] for group in groups]
     return [all(each) for each in by_group]
 
 

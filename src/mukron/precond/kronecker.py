@@ -60,8 +60,8 @@ def prepare(layers: Sequence[Layer], powers: Mapping[str, Fraction], solver: str
 def at_least_rounding(rho: Tensor, factor: Factor) -> Tensor:
     """A factor is damped by at least its own rounding, and one that is all zero (no signal yet) by 1."""
     trace = factor.trace()
-    rounding = torch.finfo(trace.dtype).eps * trace.abs() / factor.d
-    return torch.maximum(rho, rounding).where(trace + rho != 0, 1.0)
+    rho = torch.maximum(rho, trace * (torch.finfo(trace.dtype).eps / factor.d))
+    return rho + (rho == 0)
 
 
 def apply(operators: Mapping[str, Operator], G: Tensor | LowRank) -> Tensor | LowRank:
