@@ -4,6 +4,7 @@ from mukron.curvature.accumulate import Accumulator, rows_are_cheaper
 from mukron.curvature.capture import Capture, Listening
 from mukron.curvature.fisher import FISHERS, LIKELIHOODS, targets
 from mukron.curvature.layers import Layout, layout
+from mukron.curvature.precision import as_precise
 from mukron.curvature.running import EMA, Batch, Memory, Sum, Window, needs_matrix, parse_memory
 from mukron.curvature.statistics import Gathered, Halves, Jacobian
 
@@ -22,6 +23,7 @@ __all__ = [
     "Memory",
     "Sum",
     "Window",
+    "as_precise",
     "layout",
     "needs_matrix",
     "parse_memory",

@@ -24,13 +24,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Generator, Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
-from torch.profiler import record_function
 
 from mukron.curvature.accumulate import Accumulator, FrequencyAccumulator, rows_are_cheaper
 from mukron.curvature.fisher import targets
 from mukron.curvature.layers import Layout
+from mukron.curvature.precision import as_precise
 from mukron.curvature.statistics import Gathered, Halves, Jacobian, unfolded
 from mukron.curvature.statistics import precise as _precise
+from mukron.stages import stage
 
 PORTION = 2**24  # numbers of a convolution's patches that are held at a time
 
@@ -254,11 +255,10 @@ class Capture:
         this = Pass(samples, {name: Gathered() for name in running}, fused=frozenset(self._fused))
         this.checked = self.checks_uses
         if listening.inputs:
-            for name, ran in running.items():
-                with self.layers[name].precision():
-                    self._add_input(this, name, ran.input)
+            for name in as_precise([(self.layers[name], name) for name in running]):
+                self._add_input(this, name, running[name].input)
         if listening.signals and listening.fisher != "empirical" and self.due:
-            with record_function("mukron::fisher"):
+            with stage("mukron::fisher"):
                 self._fisher(f, edges, this)
         if listening.jacobian:
             this.jacobians = self._jacobians(f, edges, running)
@@ -382,8 +382,8 @@ class Capture:
             D = D.sum(2, keepdim=True)
         if gathered.B is None:
             gathered.B = Accumulator(layer.d_out, layer.d_in, self.listening.form)
-        with layer.precision():
-            gathered.B.add(D.flatten(1, 2), D.shape[1] * D.shape[2] if draw == 0 else 0)
+        for B in as_precise([(layer, gathered.B)]):
+            B.add(D.flatten(1, 2), D.shape[1] * D.shape[2] if draw == 0 else 0)
 
     def _add_delta(self, gathered: Gathered, name: str, delta: Tensor, this: Pass) -> None:
         """The loss's own derivative: the gradient's other half, and the empirical Fisher's signal."""

@@ -19,6 +19,7 @@ from mukron.linalg.cholesky import FactorizationError, add_to_diagonal, factoriz
 
 STREAMS = 8
 STACKED = 512  # matrices up to this size are stacked
+ASIDE = 1024  # matrices up to this size have a stream each; larger ones fill a GPU, one after the other
 RECORDED = 2**23  # numbers in all, up to which kernels are recorded: a recording holds about five times its matrices
 RECORDINGS = 4  # kept at a time
 Damped = tuple[Tensor, Tensor]  # M [groups, d, d] and rho [groups]
@@ -111,14 +112,21 @@ def _streams(device: torch.device) -> list[torch.cuda.Stream]:
 
 
 def _side_by_side(stacks: Sequence[Damped]) -> list[Damped]:
-    """Each in a stream of its own. Results are made on the stream that will use them: what a side stream allocates
-    stays its own."""
+    """Each in a stream of its own, unless it is large.
+
+    Results are made on the stream that will use them: what a side stream allocates stays its own.
+    """
     found = [_room(*stack) for stack in stacks]
-    here, streams = torch.cuda.current_stream(), _streams(stacks[0][0].device)[: len(stacks)]
+    jobs = list(zip(stacks, found, strict=True))
+    aside = [job for job in jobs if job[0][0].shape[-1] <= ASIDE]
+    here, streams = torch.cuda.current_stream(), _streams(stacks[0][0].device)[: len(aside)]
     for stream in streams:
         stream.wait_stream(here)
-    for place, (stack, room) in enumerate(zip(stacks, found, strict=True)):
+    for place, (stack, room) in enumerate(aside):
         with torch.cuda.stream(streams[place % len(streams)]):
+            _inverse(*stack, *room)
+    for stack, room in jobs:
+        if stack[0].shape[-1] > ASIDE:
             _inverse(*stack, *room)
     for stream in streams:
         here.wait_stream(stream)

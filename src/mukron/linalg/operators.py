@@ -76,9 +76,6 @@ class Matrix(Operator):
     def right(self, G: Tensor) -> Tensor:
         return G @ self.P
 
-    def left(self, G: Tensor) -> Tensor:
-        return self.P @ G
-
 
 @dataclass(frozen=True)
 class Diagonal(Operator):

@@ -20,9 +20,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.optim import Optimizer
-from torch.profiler import record_function
 
-from mukron.curvature import Batch, Capture, Gathered, Halves, Listening, Memory
+from mukron.curvature import Batch, Capture, Gathered, Halves, Listening, Memory, as_precise
 from mukron.damping import Rule
 from mukron.linalg import Factor, FactorizationError, LowRank, Operator
 from mukron.optim.fallback import FALLBACKS, adam_direction
@@ -30,6 +29,7 @@ from mukron.optim.slots import BIAS, WEIGHT, Slot, find_slots
 from mukron.params import Parametrization
 from mukron.params.inventory import inventory, unwrap
 from mukron.precond import Layer, Preparation, Prepared, apply, prepare
+from mukron.stages import stage
 from mukron.table import Table
 from mukron.theory import Method
 
@@ -273,19 +273,18 @@ class SecondOrder(Optimizer):
         self._gathered = self.capture.gathered
         active = [slot for slot in self.slots.values() if self._has_gradient(slot)]
         self._check_uses(active)
-        with record_function("mukron::factors"):
+        with stage("mukron::factors"):
             fresh = self._measure(active)
             staged = {}
-            for name, blocks in fresh.items():
-                with self.slots[name].layout.precision():
-                    staged[name] = self._stage(self.slots[name], blocks)
+            for slot in as_precise([(self.slots[name].layout, self.slots[name]) for name in fresh]):
+                staged[slot.name] = self._stage(slot, fresh[slot.name])
         directions = self._attempt(active, staged, self._numbers(fresh))
         wanting = False
         if directions is None:
             self._skip()
         else:
             wanting = any(not self._is_ready(slot, staged) for slot in active)
-            with record_function("mukron::write"):
+            with stage("mukron::write"):
                 self._write(directions)
             self.steps, self._skipped_in_a_row = self.steps + 1, 0
         self._gathered = {}
@@ -307,10 +306,10 @@ class SecondOrder(Optimizer):
         directions: dict[Parameter, Move] = {}
         finite = False
         for rescue in (False, True):
-            with record_function("mukron::invert"):
+            with stage("mukron::invert"):
                 made = self._invert(staged, rescue)
             if made is not None:
-                with record_function("mukron::apply"):
+                with stage("mukron::apply"):
                     directions = self._directions(ready, staged)
             moves = _norms([part for move in directions.values() for part in _parts(move)])
             sound, inverted, finite = _all_finite(numbers, made or [], moves)
@@ -493,7 +492,7 @@ class SecondOrder(Optimizer):
         """What to subtract from every parameter that has a gradient, before its learning rate."""
         directions: dict[Parameter, Move] = {}
         products = []
-        for slot in active:
+        for slot in as_precise([(slot.layout, slot) for slot in active]):
             stored = (staged[slot.name].state if slot.name in staged else self.state[slot.anchor])["operators"]
             operators = {
                 block: {name: Operator.from_state(state) for name, state in sides.items()}
@@ -503,8 +502,7 @@ class SecondOrder(Optimizer):
                 G = self._gradient_of(slot, block, parameter)
                 if G is None:
                     continue
-                with slot.layout.precision():
-                    move = self.precondition(slot, block, G, operators)
+                move = self.precondition(slot, block, G, operators)
                 if isinstance(move, LowRank) and self._can_wait(parameter):
                     directions[parameter] = move
                     continue

@@ -22,7 +22,7 @@ def prepare(layers: Sequence[Layer], powers: Mapping[str, Fraction], solver: str
     rescue: look at how the inverses came out, and climb the ladder for those that failed. Without it nothing is read
     from the device, and the caller has to see that the numbers returned are finite.
     """
-    rhos = [{name: at_least_rounding(rho[name], factor) for name, factor in factors.items()} for factors, rho in layers]
+    rhos = _at_least_rounding(layers)
     wanted = {
         (number, name): damped
         for number, (factors, _) in enumerate(layers)
@@ -62,6 +62,22 @@ def at_least_rounding(rho: Tensor, factor: Factor) -> Tensor:
     trace = factor.trace()
     rho = torch.maximum(rho, trace * (torch.finfo(trace.dtype).eps / factor.d))
     return rho + (rho == 0)
+
+
+def _at_least_rounding(layers: Sequence[Layer]) -> list[dict[str, Tensor]]:
+    """The same for all factors of all layers, as one vector: on a GPU each small operation costs a launch."""
+    places = [(number, name) for number, (factors, _) in enumerate(layers) for name in factors]
+    found: list[dict[str, Tensor]] = [{} for _ in layers]
+    for kind in {layers[number][1][name].dtype for number, name in places}:
+        some = [(number, name) for number, name in places if layers[number][1][name].dtype == kind]
+        factors = [layers[number][0][name] for number, name in some]
+        eps = torch.finfo(kind).eps
+        rounding = torch.cat([factor.trace() * (eps / factor.d) for factor in factors])
+        rho = torch.maximum(torch.cat([layers[number][1][name] for number, name in some]), rounding)
+        sizes = [len(factor.trace()) for factor in factors]
+        for (number, name), part in zip(some, torch.split(rho.where(rho != 0, 1.0), sizes), strict=True):
+            found[number][name] = part
+    return found
 
 
 def apply(operators: Mapping[str, Operator], G: Tensor | LowRank) -> Tensor | LowRank:

@@ -10,7 +10,6 @@ grouped convolution, each with factors of its own; everything else has one.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from functools import singledispatch
 from typing import ClassVar
 
@@ -30,9 +29,10 @@ class Layout:
     def __init__(self, module: nn.Module) -> None:
         self.module = module
 
-    def precision(self) -> AbstractContextManager[None]:
-        """In here float32 products on a GPU are as precise as those of the layer itself."""
-        return nullcontext()
+    @property
+    def tf32(self) -> bool:
+        """Whether the layer's own float32 products on a GPU are in TF32 though torch's matrix products are not."""
+        return False
 
     def inputs(self, x: Tensor) -> Tensor:
         raise NotImplementedError

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -24,9 +22,9 @@ class ConvLayout(Layout):
         self.d_out = module.out_channels // module.groups
         self.d_in = module.in_channels // module.groups * math.prod(module.kernel_size)
 
-    def precision(self) -> AbstractContextManager[None]:
-        """Torch's convolutions use TF32 unless told otherwise, its matrix products do not."""
-        return _tf32() if torch.backends.cudnn.allow_tf32 and self.module.weight.is_cuda else nullcontext()
+    @property
+    def tf32(self) -> bool:
+        return bool(self.module.weight.is_cuda and torch.backends.cudnn.allow_tf32)
 
     def inputs(self, x: Tensor) -> Tensor:
         conv, dimensions = self.module, len(self.module.kernel_size)
@@ -59,16 +57,6 @@ class ConvLayout(Layout):
 
     def weight(self, matrix: Tensor) -> Tensor:
         return matrix.reshape(self.module.weight.shape)
-
-
-@contextmanager
-def _tf32() -> Iterator[None]:
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
 
 
 def _batched(x: Tensor, dimensions: int) -> Tensor:
