@@ -22,7 +22,7 @@ def prepare(layers: Sequence[Layer], powers: Mapping[str, Fraction], solver: str
     rescue: look at how the inverses came out, and climb the ladder for those that failed. Without it nothing is read
     from the device, and the caller has to see that the numbers returned are finite.
     """
-    rhos = _at_least_rounding(layers)
+    rhos = at_least_rounding(layers)
     wanted = {
         (number, name): damped
         for number, (factors, _) in enumerate(layers)
@@ -57,15 +57,11 @@ def prepare(layers: Sequence[Layer], powers: Mapping[str, Fraction], solver: str
     return prepared, numbers
 
 
-def at_least_rounding(rho: Tensor, factor: Factor) -> Tensor:
-    """A factor is damped by at least its own rounding, and one that is all zero (no signal yet) by 1."""
-    trace = factor.trace()
-    rho = torch.maximum(rho, trace * (torch.finfo(trace.dtype).eps / factor.d))
-    return rho + (rho == 0)
+def at_least_rounding(layers: Sequence[Layer]) -> list[dict[str, Tensor]]:
+    """A factor is damped by at least its own rounding, and one that is all zero (no signal yet) by 1.
 
-
-def _at_least_rounding(layers: Sequence[Layer]) -> list[dict[str, Tensor]]:
-    """The same for all factors of all layers, as one vector: on a GPU each small operation costs a launch."""
+    All of them as one vector: on a GPU each small operation costs a launch.
+    """
     places = [(number, name) for number, (factors, _) in enumerate(layers) for name in factors]
     found: list[dict[str, Tensor]] = [{} for _ in layers]
     for kind in {layers[number][1][name].dtype for number, name in places}:
