@@ -4,8 +4,9 @@ from mukron.curvature.accumulate import Accumulator, rows_are_cheaper
 from mukron.curvature.capture import Capture, Listening
 from mukron.curvature.fisher import FISHERS, LIKELIHOODS, targets
 from mukron.curvature.layers import Layout, layout
+from mukron.curvature.precision import as_precise
 from mukron.curvature.running import EMA, Batch, Memory, Sum, Window, needs_matrix, parse_memory
-from mukron.curvature.statistics import Gathered, Jacobian
+from mukron.curvature.statistics import Gathered, Halves, Jacobian
 
 __all__ = [
     "EMA",
@@ -15,12 +16,14 @@ __all__ = [
     "Batch",
     "Capture",
     "Gathered",
+    "Halves",
     "Jacobian",
     "Layout",
     "Listening",
     "Memory",
     "Sum",
     "Window",
+    "as_precise",
     "layout",
     "needs_matrix",
     "parse_memory",

@@ -53,18 +53,12 @@ class Accumulator:
                 self.matrix = product if self.matrix is None else self.matrix + product
             self.rows = []
 
-    def total(self) -> Tensor:
-        """The sum of all squares: finite if every number is."""
-        if self.matrix is not None:
-            return self.matrix.diagonal(dim1=-2, dim2=-1).sum()
-        return torch.stack([rows.square().sum() for rows in self.rows]).sum()
-
     def factor(self, scale: float = 1.0) -> Factor:
         """``scale`` multiplies every row."""
         if self.matrix is not None:
             return MatrixFactor(self.matrix * (scale**2 / self.count))
         X = self.rows[0] if len(self.rows) == 1 else torch.cat(self.rows, dim=-2)
-        return RowsFactor(X if scale == 1 else X * scale, self.count)
+        return RowsFactor(X, self.count / scale**2)  # the rows themselves: who has them too may know it
 
 
 class FrequencyAccumulator:
@@ -87,10 +81,6 @@ class FrequencyAccumulator:
         both = [each for each in (self.frequencies, other.frequencies) if each is not None]
         self.frequencies = both[0] if len(both) == 1 else both[0] + both[1]
         self.count += other.count
-
-    def total(self) -> Tensor:
-        assert self.frequencies is not None
-        return self.frequencies.sum()
 
     def factor(self, scale: float = 1.0) -> Factor:
         assert self.frequencies is not None

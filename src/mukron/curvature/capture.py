@@ -15,7 +15,8 @@ pass that is never differentiated leaves no trace.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -24,11 +25,15 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from mukron.curvature.accumulate import Accumulator, FrequencyAccumulator
+from mukron.curvature.accumulate import Accumulator, FrequencyAccumulator, rows_are_cheaper
 from mukron.curvature.fisher import targets
 from mukron.curvature.layers import Layout
-from mukron.curvature.statistics import Gathered, Jacobian, unfolded
+from mukron.curvature.precision import as_precise
+from mukron.curvature.statistics import Gathered, Halves, Jacobian, unfolded
 from mukron.curvature.statistics import precise as _precise
+from mukron.stages import stage
+
+PORTION = 2**24  # numbers of a convolution's patches that are held at a time
 
 
 @dataclass(frozen=True)
@@ -44,6 +49,7 @@ class Listening:
     sharing: str = "expand"
     form: str = "auto"
     output: Callable[[Any], Tensor] | None = None  # picks the network's output out of what the model returns
+    fused: bool = False  # weights whose gradient is cheaper as D^T H never get one
 
 
 @dataclass
@@ -56,6 +62,9 @@ class Pass:
     jacobians: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)  # inputs and signals of every output
     errors: Tensor | None = None  # the loss's derivative by the model's output; None: not differentiated yet
     inputs: dict[str, Tensor] = field(default_factory=dict)  # as the layers got them, while uses are checked
+    rows: dict[str, Tensor] = field(default_factory=dict)  # H, for gradients as D^T H
+    fused: frozenset[str] = frozenset()  # layers whose gradient is wanted as D^T H alone
+    checked: bool = False  # uses are checked in this pass, for which those weights got their gradient all the same
 
 
 class Ran(NamedTuple):
@@ -75,13 +84,14 @@ class Hook:
         disable: Callable[..., Any] = torch.compiler.disable
         self.run = disable(self._run)  # a compiled model runs its hooks as plain Python
 
-    def __call__(self, module: nn.Module, *arguments: Any) -> None:
-        self.run(module, *arguments)
+    def __call__(self, module: nn.Module, *arguments: Any) -> Any:
+        return self.run(module, *arguments)
 
-    def _run(self, module: nn.Module, *arguments: Any) -> None:
+    def _run(self, module: nn.Module, *arguments: Any) -> Any:
         target = None if self.target is None else self.target()
         if target is not None and target.modules.get(self.key) is module:
-            getattr(target, self.method)(self.key, *arguments)
+            return getattr(target, self.method)(self.key, *arguments)
+        return None
 
     def __reduce__(self) -> Any:
         return Hook, (None, self.method, self.key)
@@ -101,13 +111,16 @@ class Capture:
         self.due = True  # the coming step wants fresh statistics
         self.checks_uses = True  # until a step has seen that gradients come from the layers' own passes
         self._running: dict[str, Ran] | None = None  # inside the model's forward pass
+        self._fused: set[str] = set()  # layers of that pass whose weight takes no part in autograd's graph
         if not layers:
             return  # a method that listens to nothing leaves the model alone
-        handles = [
-            model.register_forward_pre_hook(Hook(self, "before_forward", "")),
-            *(entry.module.register_forward_hook(Hook(self, "layer_ran", name)) for name, entry in layers.items()),
-            model.register_forward_hook(Hook(self, "after_forward", ""), always_call=True),
-        ]
+        handles = [model.register_forward_pre_hook(Hook(self, "before_forward", ""))]
+        for name, entry in layers.items():
+            if listening.fused:
+                handles.append(entry.module.register_forward_pre_hook(Hook(self, "layer_runs", name)))
+            ran = Hook(self, "layer_ran", name)
+            handles.append(entry.module.register_forward_hook(ran, always_call=listening.fused))
+        handles.append(model.register_forward_hook(Hook(self, "after_forward", ""), always_call=True))
         self.close = weakref.finalize(self, _remove, handles)
 
     def reset(self) -> None:
@@ -126,7 +139,7 @@ class Capture:
             for name, found in each.layers.items():
                 total.setdefault(name, Gathered()).merge(found)
             for name, delta in each.deltas.items():
-                self._add_delta(total[name], self.layers[name], delta, each.samples)
+                self._add_delta(total[name], name, delta, each)
             for name, (inputs, signals) in each.jacobians.items():
                 assert each.errors is not None
                 total[name].jacobians.append(Jacobian(inputs, signals, each.errors))
@@ -144,15 +157,42 @@ class Capture:
             total = product if total is None else total + product
         return total
 
-    # The three hooks, in the order in which they run.
+    def is_fused(self, name: str) -> bool:
+        """Whether all passes want that layer's gradient as D^T H alone."""
+        return all(name in each.fused and name in each.deltas for each in self.passes)
+
+    # The hooks, in the order in which they run.
 
     def before_forward(self, key: str, inputs: Any) -> None:
-        listens = self.due and not self.paused and self.model.training and torch.is_grad_enabled()
+        wanted = self.due or self.listening.fused
+        listens = wanted and not self.paused and self.model.training and torch.is_grad_enabled()
         self._running = {} if listens else None
+        self._fused = set()
 
-    def layer_ran(self, key: str, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        if self._running is None or not torch.is_grad_enabled():
+    def layer_runs(self, key: str, inputs: tuple[Tensor, ...]) -> None:
+        """Keep the weight out of the graph for this call, if its gradient is to be D^T H."""
+        if self._running is None or not torch.is_grad_enabled() or not inputs:
             return
+        weight = getattr(self.modules[key], "weight", None)
+        if weight is not None and weight.requires_grad and self._fuses(self.layers[key], inputs[0]):
+            weight.requires_grad_(self.checks_uses)
+            self._fused.add(key)
+
+    def layer_ran(self, key: str, inputs: tuple[Tensor, ...], output: Tensor | None) -> Tensor | None:
+        fused = key in self._fused
+        if fused:
+            weight: Tensor = getattr(self.modules[key], "weight")  # noqa: B009
+            weight.requires_grad_(True)
+        if output is None or self._running is None or not torch.is_grad_enabled():  # None: the layer failed
+            return None
+        if fused and not output.requires_grad:  # the first layer, whose input needs no gradient
+            output = _Joined.apply(output, torch.ones((), requires_grad=True))  # type: ignore[no-untyped-call]
+        if self.due or fused:
+            self._note(key, inputs, output)
+        return output if fused else None
+
+    def _note(self, key: str, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        assert self._running is not None
         if key in self._running:
             raise RuntimeError(
                 f'layer "{key}" ran twice in one forward pass; its two uses share one weight, which the factors of one '
@@ -162,6 +202,26 @@ class Capture:
             raise RuntimeError(f'layer "{key}" was called with keywords alone; pass its input by position')
         edge = get_gradient_edge(output) if output.requires_grad else None
         self._running[key] = Ran(inputs[0].detach(), inputs[0]._version, edge)
+
+    def _fuses(self, layer: Layout, x: Tensor) -> bool:
+        """Whether the gradient is cheaper to precondition as D^T H, N rows each, than as a matrix; in multiplications.
+
+        halves:  A's side  N^2 d_out (its own rows), 2 N^2 d_in (another batch's) or N d_in^2 (a matrix);  B's likewise
+        matrix:  A's side  2 N d_in d_out (rows) or d_in^2 d_out (a matrix);  B's likewise
+        """
+        d_in, d_out = layer.d_in, layer.d_out
+        N = layer.row_count(x)
+        if N is None:
+            return False
+        as_rows = self.listening.form != "matrix"
+        a_rows, b_rows = as_rows and d_in > N, as_rows and d_out > N
+        own_b = 1 if self.listening.fisher == "empirical" and self.due else 2
+        halves = (N * d_out if self.due else 2 * N * d_in) * N if a_rows else N * d_in**2
+        matrix = 2 * N * d_in * d_out if a_rows else d_in**2 * d_out
+        if self.listening.signals:
+            halves += own_b * N**2 * d_out if b_rows else N * d_out**2
+            matrix += 2 * N * d_in * d_out if b_rows else d_out**2 * d_in
+        return halves < matrix
 
     def after_forward(self, key: str, inputs: Any, output: Any) -> None:
         running, self._running = self._running, None  # layers that backward passes recompute are not listened to
@@ -192,13 +252,14 @@ class Capture:
             if ran.input._version != ran.version:
                 raise RuntimeError(f'the input of layer "{name}" was changed in place after the layer had used it')
         edges = {name: ran.edge for name, ran in running.items() if ran.edge is not None}
-        this = Pass(samples, {name: Gathered() for name in running})
+        this = Pass(samples, {name: Gathered() for name in running}, fused=frozenset(self._fused))
+        this.checked = self.checks_uses
         if listening.inputs:
-            for name, ran in running.items():
-                self._add_input(this.layers[name], self.layers[name], ran.input, samples)
-        if listening.signals and listening.fisher != "empirical":
-            for name, deltas in self._fisher(f, edges).items():
-                self._add_signals(this.layers[name], self.layers[name], deltas, samples)
+            for name in as_precise([(self.layers[name], name) for name in running]):
+                self._add_input(this, name, running[name].input)
+        if listening.signals and listening.fisher != "empirical" and self.due:
+            with stage("mukron::fisher"):
+                self._fisher(f, edges, this)
         if listening.jacobian:
             this.jacobians = self._jacobians(f, edges, running)
         if self.checks_uses:
@@ -215,17 +276,28 @@ class Capture:
         _on_gradient(get_gradient_edge(f), differentiated)
         empirical = listening.signals and listening.fisher == "empirical"
         for name, edge in edges.items():
-            if empirical or self.checks_uses or this.layers[name].inputs:
+            if empirical or self.checks_uses or name in this.rows:
                 _on_gradient(edge, partial(_add_to, this.deltas, name))
 
-    def _fisher(self, f: Tensor, edges: Mapping[str, GradientEdge]) -> dict[str, list[Tensor]]:
+    def _fisher(self, f: Tensor, edges: Mapping[str, GradientEdge], this: Pass) -> None:
+        """Signals of every layer, each used as it passes by: together they are as large as the graph."""
         listening = self.listening
-        deltas: dict[str, list[Tensor]] = {name: [] for name in edges}
-        for v in targets(f, listening.fisher, listening.likelihood, self._class_dim(f), self.generator):
-            for name, delta in zip(edges, _backward(f, edges.values(), v), strict=True):
-                if delta is not None:
-                    deltas[name].append(delta)
-        return deltas
+        for number, v in enumerate(
+            targets(f, listening.fisher, listening.likelihood, self._class_dim(f), self.generator)
+        ):
+            waiting = dict(edges)
+
+            def hear(name: str, delta: Tensor, number: int = number, waiting: dict[str, Any] = waiting) -> None:
+                if waiting.pop(name, None) is not None:
+                    self._add_signals(this.layers[name], self.layers[name], delta, this.samples, number)
+
+            with _listening(waiting, hear):
+                while waiting:  # the way to the earliest layer leads past most others, if not all
+                    name, edge = next(iter(waiting.items()))
+                    (delta,) = _backward(f, [edge], v)
+                    if delta is not None:
+                        hear(name, delta)
+                    waiting.pop(name, None)
 
     def _class_dim(self, f: Tensor) -> int:
         class_dim = self.listening.class_dim
@@ -266,7 +338,8 @@ class Capture:
                 found[name] = (unfolded(_precise(H), samples), torch.stack(signals, dim=2))
         return found
 
-    def _add_input(self, gathered: Gathered, layer: Layout, x: Tensor, samples: int) -> None:
+    def _add_input(self, this: Pass, name: str, x: Tensor) -> None:
+        gathered, layer, samples = this.layers[name], self.layers[name], this.samples
         gathered.samples = samples
         if layer.one_hot:
             indices = layer.inputs(x)
@@ -274,32 +347,83 @@ class Capture:
             gathered.A = FrequencyAccumulator(layer.d_in)
             gathered.A.add(indices, samples, _precise(next(layer.module.parameters())[:0]).dtype)
             return
-        H = unfolded(_precise(layer.inputs(x)), samples)
-        if self.listening.sharing == "reduce":
-            H = H.mean(2, keepdim=True)
-        rows = H.flatten(1, 2)
-        gathered.rows = rows.shape[1]
-        gathered.A = Accumulator(layer.d_in, layer.d_out, self.listening.form)
-        gathered.A.add(rows, samples)
-        if gathered.A.rows:
-            gathered.inputs.append(rows)
+        if not self.due:
+            this.rows[name] = unfolded(_precise(layer.inputs(x)), samples).flatten(1, 2)
+            return
+        parts = [x] if name in this.fused else self._portions(layer, x, samples)
+        gathered.A = Accumulator(layer.d_in, layer.d_out, self.listening.form if len(parts) == 1 else "matrix")
+        for part in parts:
+            count = samples if len(parts) == 1 else len(part)
+            H = unfolded(_precise(layer.inputs(part)), count)
+            if name in this.fused:
+                this.rows[name] = H.flatten(1, 2)
+            if self.listening.sharing == "reduce":
+                H = H.mean(2, keepdim=True)
+            rows = H.flatten(1, 2)
+            gathered.rows += rows.shape[1]
+            gathered.A.add(rows, count)
+        if gathered.A.rows and name not in this.fused:
+            this.rows[name] = rows
 
-    def _add_signals(self, gathered: Gathered, layer: Layout, deltas: list[Tensor], samples: int) -> None:
+    def _portions(self, layer: Layout, x: Tensor, samples: int) -> Sequence[Tensor]:
+        """The input a few samples at a time, where its patches would take much memory and are summed up anyway."""
+        rows = layer.row_count(x)
+        if rows is None or len(x) != samples or rows * layer.d_in <= PORTION:
+            return [x]
+        as_rows = rows_are_cheaper(rows, layer.d_in, layer.d_out) if self.listening.form == "auto" else False
+        if as_rows or self.listening.form == "rows":
+            return [x]
+        return torch.split(x, max(1, samples * PORTION // (rows * layer.d_in)))
+
+    def _add_signals(self, gathered: Gathered, layer: Layout, delta: Tensor, samples: int, draw: int = 0) -> None:
         """Every draw adds rows, but samples and positions count once."""
-        for number, delta in enumerate(deltas):
-            D = unfolded(_precise(layer.signals(delta.detach())), samples)
-            if self.listening.sharing == "reduce" and not layer.one_hot:  # a diagonal A has expanded its positions
-                D = D.sum(2, keepdim=True)
-            if gathered.B is None:
-                gathered.B = Accumulator(layer.d_out, layer.d_in, self.listening.form)
-            gathered.B.add(D.flatten(1, 2), D.shape[1] * D.shape[2] if number == 0 else 0)
+        D = unfolded(_precise(layer.signals(delta.detach())), samples)
+        if self.listening.sharing == "reduce" and not layer.one_hot:  # a diagonal A has expanded its positions
+            D = D.sum(2, keepdim=True)
+        if gathered.B is None:
+            gathered.B = Accumulator(layer.d_out, layer.d_in, self.listening.form)
+        for B in as_precise([(layer, gathered.B)]):
+            B.add(D.flatten(1, 2), D.shape[1] * D.shape[2] if draw == 0 else 0)
 
-    def _add_delta(self, gathered: Gathered, layer: Layout, delta: Tensor, samples: int) -> None:
+    def _add_delta(self, gathered: Gathered, name: str, delta: Tensor, this: Pass) -> None:
         """The loss's own derivative: the gradient's other half, and the empirical Fisher's signal."""
-        if gathered.inputs:
-            gathered.gradients.append(unfolded(_precise(layer.signals(delta)), samples).flatten(1, 2))
-        if self.listening.signals and self.listening.fisher == "empirical":
-            self._add_signals(gathered, layer, [delta], samples)
+        layer = self.layers[name]
+        if name in this.rows:
+            D = unfolded(_precise(layer.signals(delta)), this.samples).flatten(1, 2)
+            gathered.halves.append(Halves(D, this.rows[name], name in this.fused and not this.checked))
+        if self.listening.signals and self.listening.fisher == "empirical" and this.layers[name].A is not None:
+            self._add_signals(gathered, layer, delta, this.samples)
+
+
+class _Joined(torch.autograd.Function):
+    """The tensor itself, made part of autograd's graph: what arrives there is heard of, and goes nowhere."""
+
+    @staticmethod
+    def forward(ctx: Any, output: Tensor, anchor: Tensor) -> Tensor:
+        ctx.mark_dirty(output)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None]:
+        return None, None
+
+
+@contextmanager
+def _listening(edges: Mapping[str, GradientEdge], then: Callable[[str, Tensor], None]) -> Iterator[None]:
+    """Call ``then`` with the derivatives that arrive at those edges in backward passes of our own."""
+    handles = []
+    for name, edge in edges.items():
+
+        def arrived(gradients: tuple[Tensor | None, ...], name: str = name, number: int = edge.output_nr) -> None:
+            gradient = gradients[number]
+            if gradient is not None:
+                then(name, gradient)
+
+        handles.append(edge.node.register_prehook(arrived))
+    try:
+        yield
+    finally:
+        _remove(handles)
 
 
 def _backward(f: Tensor, edges: Iterable[GradientEdge], v: Tensor) -> tuple[Tensor | None, ...]:

@@ -19,6 +19,14 @@ class Jacobian(NamedTuple):
     errors: Tensor  # [samples, outputs], the derivative of the user's loss by the outputs
 
 
+class Halves(NamedTuple):
+    """A pass's gradient of a layer's weight as it arises: G = D^T H."""
+
+    D: Tensor  # [groups, rows, d_out], the loss's derivatives by the layer's outputs
+    H: Tensor  # [groups, rows, d_in], its inputs
+    fused: bool  # nobody else forms this gradient: it is not in the weight's ``grad``
+
+
 @dataclass
 class Gathered:
     """One layer's statistics."""
@@ -27,8 +35,7 @@ class Gathered:
     B: Accumulator | None = None
     samples: int = 0
     rows: int = 0  # samples x positions
-    inputs: list[Tensor] = field(default_factory=list)  # the rows H that A was made of, while they are few
-    gradients: list[Tensor] = field(default_factory=list)  # the loss's own derivatives, row by row as H: G = D^T H
+    halves: list[Halves] = field(default_factory=list)  # of the weight's gradient, one a pass, while rows are few
     jacobians: list[Jacobian] = field(default_factory=list)
 
     @property
@@ -41,8 +48,7 @@ class Gathered:
         self.A, self.B = _merged(self.A, other.A), _merged(self.B, other.B)
         self.samples += other.samples
         self.rows += other.rows
-        self.inputs += other.inputs
-        self.gradients += other.gradients
+        self.halves += other.halves
         self.jacobians += other.jacobians
 
 

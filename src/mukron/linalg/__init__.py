@@ -2,6 +2,7 @@
 
 from mukron.linalg.cholesky import Factorization, FactorizationError, add_to_diagonal, factorize
 from mukron.linalg.factors import SOLVERS, DiagonalFactor, Factor, MatrixFactor, RowsFactor
+from mukron.linalg.inverses import Inverse, attempt, invert
 from mukron.linalg.operators import Diagonal, Identity, LowRank, Matrix, Operator, SampleSpace
 from mukron.linalg.roots import inverse_root_eigh, inverse_root_newton
 
@@ -13,6 +14,7 @@ __all__ = [
     "Factorization",
     "FactorizationError",
     "Identity",
+    "Inverse",
     "LowRank",
     "Matrix",
     "MatrixFactor",
@@ -20,7 +22,9 @@ __all__ = [
     "RowsFactor",
     "SampleSpace",
     "add_to_diagonal",
+    "attempt",
     "factorize",
     "inverse_root_eigh",
     "inverse_root_newton",
+    "invert",
 ]

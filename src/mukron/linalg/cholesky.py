@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -48,9 +47,3 @@ def add_to_diagonal(M: Tensor, rho: Tensor) -> Tensor:
     damped = M.clone()
     damped.diagonal(dim1=-2, dim2=-1).add_(rho.to(damped).unsqueeze(-1))
     return damped
-
-
-def inverse(factorization: Factorization) -> Tensor:
-    """(M + rho I)^-1 as a matrix."""
-    cholesky_inverse: Callable[[Tensor], Tensor] = torch.cholesky_inverse
-    return cholesky_inverse(factorization.lower)

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
-from mukron.linalg.cholesky import FactorizationError, factorize, inverse
+from mukron.linalg.cholesky import FactorizationError
+from mukron.linalg.inverses import Inverse, invert
 from mukron.linalg.operators import Diagonal, Matrix, Operator, SampleSpace
 from mukron.linalg.roots import inverse_root_eigh, inverse_root_newton, largest_by_squaring
 
@@ -35,6 +36,21 @@ class Factor:
 
     def prepare(self, rho: Tensor, e: Fraction = ONE, solver: str = "cholesky") -> tuple[Operator, str]:
         """(M + rho I)^-e, and the rung of the ladder that was needed ("" if none)."""
+        damped = self.damped(rho, e, solver)
+        assert damped is not None
+        (found,) = invert([damped])
+        if isinstance(found, FactorizationError):
+            raise found
+        return self.operator(found), found.rung
+
+    def damped(self, rho: Tensor, e: Fraction, solver: str) -> tuple[Tensor, Tensor] | None:
+        """The matrix and damping whose inverse is all that ``operator`` needs; None: ``prepare`` goes its own way.
+
+        So the inverses of many factors can be made at once.
+        """
+        return None
+
+    def operator(self, inverse: Inverse) -> Operator:
         raise NotImplementedError
 
 
@@ -45,6 +61,10 @@ class MatrixFactor(Factor):
         self.M, self.d = M, M.shape[-1]
 
     def trace(self) -> Tensor:
+        return self._trace
+
+    @cached_property
+    def _trace(self) -> Tensor:
         return self.M.diagonal(dim1=-2, dim2=-1).sum(-1)
 
     @cached_property
@@ -68,12 +88,17 @@ class MatrixFactor(Factor):
 
     def prepare(self, rho: Tensor, e: Fraction = ONE, solver: str = "cholesky") -> tuple[Operator, str]:
         if solver == "cholesky" and e == 1:
-            factorization = factorize(self.M, rho)
-            return Matrix(inverse(factorization)), factorization.rung
+            return super().prepare(rho, e, solver)
         if solver == "newton":
             return Matrix(inverse_root_newton(self.M, rho, e, largest=self.trace())), ""
         values, vectors, rung = self.eigh
         return Matrix(inverse_root_eigh(values, vectors, rho, e)), rung
+
+    def damped(self, rho: Tensor, e: Fraction, solver: str) -> tuple[Tensor, Tensor] | None:
+        return (self.M, rho) if solver == "cholesky" and e == 1 else None
+
+    def operator(self, inverse: Inverse) -> Operator:
+        return Matrix(inverse.matrix)
 
 
 class DiagonalFactor(Factor):
@@ -83,6 +108,10 @@ class DiagonalFactor(Factor):
         self.m, self.d = m, m.shape[-1]
 
     def trace(self) -> Tensor:
+        return self._trace
+
+    @cached_property
+    def _trace(self) -> Tensor:
         return self.m.sum(-1)
 
     def largest_eigenvalue(self) -> Tensor:
@@ -103,7 +132,11 @@ class RowsFactor(Factor):
         return self.X @ self.X.mT
 
     def trace(self) -> Tensor:
-        return self.X.square().sum((-2, -1)) / self.n
+        return self._trace
+
+    @cached_property
+    def _trace(self) -> Tensor:
+        return self.gram.diagonal(dim1=-2, dim2=-1).sum(-1) / self.n
 
     def largest_eigenvalue(self) -> Tensor:
         try:
@@ -116,5 +149,10 @@ class RowsFactor(Factor):
     def prepare(self, rho: Tensor, e: Fraction = ONE, solver: str = "cholesky") -> tuple[Operator, str]:
         if e != 1:
             return MatrixFactor(self.X.mT @ self.X / self.n).prepare(rho, e, solver)
-        factorization = factorize(self.gram, self.n * rho)
-        return SampleSpace.prepare(self.X, factorization, self.n), factorization.rung
+        return super().prepare(rho, e, solver)
+
+    def damped(self, rho: Tensor, e: Fraction, solver: str) -> tuple[Tensor, Tensor] | None:
+        return (self.gram, self.n * rho) if e == 1 else None
+
+    def operator(self, inverse: Inverse) -> Operator:
+        return SampleSpace(self.X, inverse.matrix, inverse.rho / self.n, self.n)

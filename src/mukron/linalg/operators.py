@@ -12,8 +12,6 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from mukron.linalg.cholesky import Factorization, inverse
-
 State = dict[str, Tensor | str | float]
 
 
@@ -111,11 +109,6 @@ class SampleSpace(Operator):
     def work(self, d_out: int, d_in: int, in_side: bool) -> int:
         return 2 * self.X.shape[-2] * d_out * d_in
 
-    @classmethod
-    def prepare(cls, X: Tensor, factorization: Factorization, n: float) -> SampleSpace:
-        """factorization: of X X^T + (n rho) I."""
-        return cls(X, inverse(factorization), factorization.rho / n, n)
-
     def right(self, G: Tensor) -> Tensor:
         # G P = (G - (G X^T S) X) / rho
         scale = 1 / self.rho[..., None, None]
@@ -141,12 +134,19 @@ class LowRank:
     H: Tensor
 
     def right(self, operator: Operator) -> LowRank:
-        if isinstance(operator, SampleSpace) and operator.X is self.H:
+        if isinstance(operator, SampleSpace) and same(operator.X, self.H):
             return LowRank(operator.own_rows(self.D), self.H)
         return LowRank(self.D, operator.right(self.H))
 
     def left(self, operator: Operator) -> LowRank:
+        if isinstance(operator, SampleSpace) and same(operator.X, self.D):  # the empirical Fisher's
+            return LowRank(operator.own_rows(self.D), self.H)
         return LowRank(operator.right(self.D), self.H)
 
     def matrix(self) -> Tensor:
         return self.D.mT @ self.H
+
+
+def same(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors are one and the same memory."""
+    return a is b or (a.data_ptr() == b.data_ptr() and a.shape == b.shape and a.stride() == b.stride())

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -21,14 +21,15 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from mukron.curvature import Batch, Capture, Gathered, Listening, Memory
+from mukron.curvature import Batch, Capture, Gathered, Halves, Listening, Memory, as_precise
 from mukron.damping import Rule
 from mukron.linalg import Factor, FactorizationError, LowRank, Operator
 from mukron.optim.fallback import FALLBACKS, adam_direction
 from mukron.optim.slots import BIAS, WEIGHT, Slot, find_slots
 from mukron.params import Parametrization
 from mukron.params.inventory import inventory, unwrap
-from mukron.precond import apply, prepare
+from mukron.precond import Layer, Preparation, Prepared, apply, prepare
+from mukron.stages import stage
 from mukron.table import Table
 from mukron.theory import Method
 
@@ -82,6 +83,30 @@ class Settings:
             raise ValueError(f"unknown graft {self.graft!r}; known: 'sgd', 'adam'")
         if self.kl_clip is not None and not self.kl_clip > 0:
             raise ValueError(f"kl_clip must be positive, got {self.kl_clip}")
+
+
+@dataclass
+class Staged:
+    """What a step would change in the state of one layer."""
+
+    slot: Slot
+    state: dict[str, Any]
+    inverting: dict[str, tuple[Mapping[str, Factor], dict[str, Tensor] | FactorizationError]] = field(
+        default_factory=dict
+    )  # by block: factors and their damping
+    rungs: list[tuple[str, str]] = field(default_factory=list)  # by factor: what it took to invert it
+
+    def take(self, block: str, found: Prepared | FactorizationError) -> None:
+        """New operators of a block, or what it means that there are none."""
+        operators = self.state["operators"]
+        if not isinstance(found, FactorizationError):
+            prepared, rungs = found
+            operators[block] = {name: operator.state() for name, operator in prepared.items()}
+            self.rungs += rungs.items()
+        elif block in operators:
+            self.rungs.append(("", "kept the last inverse"))
+        else:
+            raise RuntimeError(f'layer "{self.slot.name}": {found}; raise the damping') from found
 
 
 class SecondOrder(Optimizer):
@@ -138,14 +163,13 @@ class SecondOrder(Optimizer):
         """This batch's factors of a layer, by block and factor name."""
         raise NotImplementedError
 
-    def precondition(self, slot: Slot, block: str, G: Tensor, operators: Mapping[str, Mapping[str, Operator]]) -> Move:
+    def precondition(self, slot: Slot, block: str, G: Move, operators: Mapping[str, Mapping[str, Operator]]) -> Move:
         return apply(operators[block], G)
 
-    def prepare(
-        self, factors: Mapping[str, Factor], rho: Mapping[str, Tensor]
-    ) -> tuple[dict[str, Operator], dict[str, str]]:
+    def prepare(self, layers: Sequence[Layer], rescue: bool = True) -> Preparation:
+        """The operators of many layers at once."""
         powers = {factor.name: e for factor, e in self.method.factors}
-        return prepare(factors, rho, powers, self.settings.solver)
+        return prepare(layers, powers, self.settings.solver, rescue)
 
     # Groups, and the layers they own.
 
@@ -247,24 +271,54 @@ class SecondOrder(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         self._gathered = self.capture.gathered
-        active = [slot for slot in self.slots.values() if any(p.grad is not None for p in slot.parameters.values())]
-        wanting = 0
-        if self._finite(self._gathered):
-            self._check_uses(active)
-            ready = [slot for slot in active if self._refresh(slot, self._gathered.get(slot.name))]
-            wanting = len(active) - len(ready)
-            directions = self._directions(ready)
-            if self._all_finite(directions):
-                self._write(directions)
-                self.steps, self._skipped_in_a_row = self.steps + 1, 0
-            else:
-                self._skip()
-        else:
+        active = [slot for slot in self.slots.values() if self._has_gradient(slot)]
+        self._check_uses(active)
+        with stage("mukron::factors"):
+            fresh = self._measure(active)
+            staged = {}
+            for slot in as_precise([(self.slots[name].layout, self.slots[name]) for name in fresh]):
+                staged[slot.name] = self._stage(slot, fresh[slot.name])
+        directions = self._attempt(active, staged, self._numbers(fresh))
+        wanting = False
+        if directions is None:
             self._skip()
+        else:
+            wanting = any(not self._is_ready(slot, staged) for slot in active)
+            with stage("mukron::write"):
+                self._write(directions)
+            self.steps, self._skipped_in_a_row = self.steps + 1, 0
         self._gathered = {}
         self.capture.reset()
-        self.capture.due = self.steps % self.settings.factor_every == 0 or wanting > 0
+        self.capture.due = self.steps % self.settings.factor_every == 0 or wanting
         return loss
+
+    def _attempt(
+        self, active: list[Slot], staged: Mapping[str, Staged], numbers: list[Tensor]
+    ) -> dict[Parameter, Move] | None:
+        """What to subtract from every parameter; None if something is not finite.
+
+        numbers: of gradients and statistics. If one is not finite, nothing is changed.
+
+        All is launched as if nothing could go wrong, and the device is asked once, at the end. Only if an inverse did
+        not come out well are they made again, with a look at each.
+        """
+        ready = [slot for slot in active if self._is_ready(slot, staged)]
+        directions: dict[Parameter, Move] = {}
+        finite = False
+        for rescue in (False, True):
+            with stage("mukron::invert"):
+                made = self._invert(staged, rescue)
+            if made is not None:
+                with stage("mukron::apply"):
+                    directions = self._directions(ready, staged)
+            moves = _norms([part for move in directions.values() for part in _parts(move)])
+            sound, inverted, finite = _all_finite(numbers, made or [], moves)
+            if not sound:
+                return None
+            if inverted and made is not None:
+                break
+        self._commit(staged)
+        return directions if finite else None
 
     def _skip(self) -> None:
         self.skipped += 1
@@ -277,14 +331,20 @@ class SecondOrder(Optimizer):
                 stacklevel=5,
             )
 
-    def _finite(self, gathered: Mapping[str, Gathered]) -> bool:
-        """Whether gradients and statistics are all finite: one that is not must never enter a factor or a weight."""
+    def _halves(self, slot: Slot) -> list[Halves]:
+        """Of the weight's gradient, where nobody else forms it."""
+        gathered = self._gathered.get(slot.name)
+        return [] if gathered is None else [each for each in gathered.halves if each.fused]
+
+    def _has_gradient(self, slot: Slot) -> bool:
+        return any(p.grad is not None for p in slot.parameters.values()) or bool(self._halves(slot))
+
+    def _numbers(self, fresh: Mapping[str, Blocks]) -> list[Tensor]:
+        """Finite if gradients and statistics are: one that is not must never enter a factor or a weight."""
         grads = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
-        norms = [_norm(grad.coalesce().values() if grad.is_sparse else grad) for grad in grads]
-        for layer in gathered.values():
-            norms += [part.total() for part in (layer.A, layer.B) if part is not None]
-            norms += [_norm(values) for jacobian in layer.jacobians for values in jacobian]
-        return _finite_numbers(norms)
+        traces = [factor.trace() for blocks in fresh.values() for block in blocks.values() for factor in block.values()]
+        sizes = _norms([grad.coalesce().values() if grad.is_sparse else grad for grad in grads])
+        return sizes + traces
 
     def _check_uses(self, active: list[Slot]) -> None:
         """Once: whether each weight's gradient is that of its layer's own forward pass, up to a factor.
@@ -302,6 +362,9 @@ class SecondOrder(Optimizer):
             G = G.float() if G.dtype in (torch.float16, torch.bfloat16) else G
             v = probe(G.shape[-1], G.dtype, G.device)
             ours, actual = self.capture.gradient_along(slot.name, v), G @ v
+            if not bool(actual.isfinite().all()):
+                self.capture.checks_uses = True  # nothing is seen by this; the next step will tell
+                return
             if ours is None or not bool(actual.any()):
                 continue
             if bool(proportion(ours, actual)[1] > SUSPICIOUS):
@@ -312,30 +375,46 @@ class SecondOrder(Optimizer):
                     UserWarning,
                     stacklevel=5,
                 )
+            elif self.capture.is_fused(slot.name):  # it has served, and makes room
+                gathered = self._gathered[slot.name]
+                gathered.halves = [half._replace(fused=True) for half in gathered.halves]
+                weight.grad = None
 
-    def _all_finite(self, directions: Mapping[Parameter, Move]) -> bool:
-        norms = []
-        for move in directions.values():
-            norms += [_norm(move.D), _norm(move.H)] if isinstance(move, LowRank) else [_norm(move)]
-        return _finite_numbers(norms)
+    def _measure(self, active: list[Slot]) -> dict[str, Blocks]:
+        """This batch's factors, of the layers for which this step wants fresh ones."""
+        due = self.steps % self.settings.factor_every == 0
+        fresh = {}
+        for slot in active:
+            gathered = self._gathered.get(slot.name)
+            heard = gathered is not None and gathered.samples > 0
+            if not due and not (heard and self._is_new(slot) and self.capture.due):
+                continue  # a layer that was not there at the last refresh is listened to next time
+            gradients = {
+                block: slot.matrix(block, self._gradient(parameter))
+                for block, parameter in slot.parameters.items()
+                if parameter.grad is not None
+            }
+            if gathered is None and not any(bool(G.any()) for G in gradients.values()):
+                continue  # a gradient of zeros, for a layer that did not run
+            fresh[slot.name] = self.measure(slot, gathered, gradients)
+        return fresh
 
-    def _refresh(self, slot: Slot, gathered: Gathered | None) -> bool:
-        """Factors and inverses of one layer, where this step wants fresh ones; False: it must sit this step out."""
-        state, settings = self.state[slot.anchor], self.settings
-        new = "operators" not in state
-        if self.steps % settings.factor_every and not (new and gathered is not None):
-            return not new  # a layer that was not there at the last refresh is listened to next time
-        gradients = {
-            block: slot.matrix(block, self._gradient(parameter))
-            for block, parameter in slot.parameters.items()
-            if parameter.grad is not None
-        }
-        if gathered is None and not any(bool(G.any()) for G in gradients.values()):
-            return False  # a gradient of zeros, for a layer that did not run
-        if gathered is not None:
-            state["positions"] = gathered.positions
-        memory, peaks = state.setdefault("memory", {}), state.setdefault("peaks", {})
-        for block, factors in self.measure(slot, gathered, gradients).items():
+    def _is_new(self, slot: Slot) -> bool:
+        return "operators" not in self.state[slot.anchor]
+
+    def _is_ready(self, slot: Slot, staged: Mapping[str, Staged]) -> bool:
+        """Whether it can be preconditioned; otherwise it must sit this step out."""
+        due = self.steps % self.settings.factor_every == 0
+        return slot.name in staged if due else slot.name in staged or not self._is_new(slot)
+
+    def _stage(self, slot: Slot, blocks: Blocks) -> Staged:
+        """What this batch's factors change in the layer's state, beside it: it counts once the step does."""
+        settings, state, new = self.settings, self.state[slot.anchor], self._is_new(slot)
+        if slot.name in self._gathered:
+            state["positions"] = self._gathered[slot.name].positions
+        memory, peaks = _copied(state.get("memory", {})), _copied(state.get("peaks", {}))
+        staged = Staged(slot, {"memory": memory, "peaks": peaks})
+        for block, factors in blocks.items():
             kept = memory.setdefault(block, {})
             updated = {
                 name: settings.memory.update(kept.setdefault(name, {}), factor) for name, factor in factors.items()
@@ -345,33 +424,53 @@ class SecondOrder(Optimizer):
                 trace = factor.trace()
                 highest[name] = torch.maximum(highest[name], trace) if name in highest else trace
             if new or self.steps % settings.inverse_every == 0:
-                self._invert(slot, block, updated, state)
-        return True
+                staged.inverting[block] = updated, self._damping(slot, block, updated, highest)
+        return staged
 
-    def _invert(self, slot: Slot, block: str, factors: Mapping[str, Factor], state: dict[str, Any]) -> None:
+    def _damping(
+        self, slot: Slot, block: str, factors: Mapping[str, Factor], peaks: Mapping[str, Tensor]
+    ) -> dict[str, Tensor] | FactorizationError:
         group = self._group_of[id(slot.parameters.get(block, slot.anchor))]
         damping = group["damping"]
         rule = (
             damping if isinstance(damping, Rule) else Rule.from_plain({**group["damping_rule"], "rho": float(damping)})
         )
-        sides = replace(slot.sides_of(block), peaks=state["peaks"][block])
-        operators = state.setdefault("operators", {})
         try:
-            rho = rule(factors, sides)
-            for watcher in self._watchers:
-                watcher(slot.name, block, factors, rho)
-            prepared, rungs = self.prepare(factors, rho)
-        except FactorizationError as error:
-            rungs = {"": "kept the last inverse" if block in operators else "none"}
-            if block not in operators:
-                raise RuntimeError(f'layer "{slot.name}": {error}; raise the damping') from error
-        else:
-            operators[block] = {name: operator.state() for name, operator in prepared.items()}
-        for name, rung in rungs.items():
-            if not any(key.startswith(f"{slot.name} ") for key in self.rungs):
-                said = f", factor {name}: factorized with" if name else ": its factors could not be inverted,"
-                warnings.warn(f'layer "{slot.name}"{said} {rung}', RuntimeWarning, stacklevel=4)
-            self.rungs[f"{slot.name} {name}: {rung}"] += 1
+            return rule(factors, replace(slot.sides_of(block), peaks=peaks))
+        except FactorizationError as error:  # of the largest eigenvalue
+            return error
+
+    def _invert(self, staged: Mapping[str, Staged], rescue: bool) -> list[Tensor] | None:
+        """Operators of all blocks that want new ones, and numbers that are finite if these came out well.
+
+        rescue: look at each, and go to some lengths for it. Without it None says that one failed for certain.
+        """
+        wanted = [(each, block, *found) for each in staged.values() for block, found in each.inverting.items()]
+        layers = [(factors, rho) for _, _, factors, rho in wanted if not isinstance(rho, FactorizationError)]
+        prepared, numbers = self.prepare(layers, rescue)
+        remaining = iter(prepared)
+        for each in staged.values():
+            each.state["operators"] = dict(self.state[each.slot.anchor].get("operators", {}))
+        for each, block, _, rho in wanted:
+            found = rho if isinstance(rho, FactorizationError) else next(remaining)
+            if isinstance(found, FactorizationError) and not rescue:
+                return None
+            each.take(block, found)
+        return numbers
+
+    def _commit(self, staged: Mapping[str, Staged]) -> None:
+        for each in staged.values():
+            name = each.slot.name
+            for block, (factors, rho) in each.inverting.items():
+                if not isinstance(rho, FactorizationError):
+                    for watcher in self._watchers:
+                        watcher(name, block, factors, rho)
+            self.state[each.slot.anchor].update(each.state)
+            for side, rung in each.rungs:
+                if not any(key.startswith(f"{name} ") for key in self.rungs):
+                    said = f", factor {side}: factorized with" if side else ": its factors could not be inverted,"
+                    warnings.warn(f'layer "{name}"{said} {rung}', RuntimeWarning, stacklevel=6)
+                self.rungs[f"{name} {side}: {rung}"] += 1
 
     def _gradient(self, parameter: Parameter) -> Tensor:
         """The gradient to descend, in the precision of the curvature; coupled weight decay is part of it."""
@@ -389,30 +488,30 @@ class SecondOrder(Optimizer):
             G = G + group["weight_decay"] * parameter.to(G.dtype)
         return G
 
-    def _directions(self, active: list[Slot]) -> dict[Parameter, Move]:
+    def _directions(self, active: list[Slot], staged: Mapping[str, Staged]) -> dict[Parameter, Move]:
         """What to subtract from every parameter that has a gradient, before its learning rate."""
         directions: dict[Parameter, Move] = {}
         products = []
-        for slot in active:
-            stored = self.state[slot.anchor]["operators"]
+        for slot in as_precise([(slot.layout, slot) for slot in active]):
+            stored = (staged[slot.name].state if slot.name in staged else self.state[slot.anchor])["operators"]
             operators = {
                 block: {name: Operator.from_state(state) for name, state in sides.items()}
                 for block, sides in stored.items()
             }
             for block, parameter in slot.parameters.items():
-                if parameter.grad is None:
+                G = self._gradient_of(slot, block, parameter)
+                if G is None:
                     continue
-                G = slot.matrix(block, self._gradient(parameter))
                 move = self.precondition(slot, block, G, operators)
                 if isinstance(move, LowRank) and self._can_wait(parameter):
                     directions[parameter] = move
                     continue
-                matrix = move.matrix() if isinstance(move, LowRank) else move
+                matrix = _matrix(move)
                 if self.settings.graft is not None:
-                    matrix = self._graft(parameter, G, matrix, slot, block)
+                    matrix = self._graft(parameter, _matrix(G), matrix, slot, block)
                 directions[parameter] = slot.values(block, matrix)
                 if self.settings.kl_clip is not None:
-                    products.append((self._rate(parameter) ** 2, (matrix * G).sum()))
+                    products.append((self._rate(parameter) ** 2, (matrix * _matrix(G)).sum()))
         if products:
             # nu = min(1, sqrt(kappa / sum of eta^2 <direction, gradient>))  (Grosse and Martens 2016)
             total = sum((rate * product for rate, product in products), torch.zeros_like(products[0][1]))
@@ -423,6 +522,21 @@ class SecondOrder(Optimizer):
             if parameter.grad is not None:
                 directions[parameter] = self._fallback(parameter)
         return directions
+
+    def _gradient_of(self, slot: Slot, block: str, parameter: Parameter) -> Move | None:
+        """The gradient to descend as a matrix, or as it arose where nobody else forms it; None: there is none."""
+        G = None if parameter.grad is None else slot.matrix(block, self._gradient(parameter))
+        halves = self._halves(slot) if block == WEIGHT else []
+        if not halves:
+            return G
+        group = self._group_of[id(parameter)]
+        D, H = joined([half.D for half in halves]), joined([half.H for half in halves])
+        own = LowRank(-D if group["maximize"] else D, H)
+        if G is not None:  # a penalty in the loss reaches the weight beside its layer
+            return G + own.matrix()
+        if group["weight_decay"] and not group["decoupled"]:
+            return own.matrix().add(slot.matrix(block, parameter.to(D.dtype)), alpha=group["weight_decay"])
+        return own
 
     def _can_wait(self, parameter: Parameter) -> bool:
         """Whether D^T H may be added straight to where it goes, without ever being a matrix of its own."""
@@ -461,9 +575,10 @@ class SecondOrder(Optimizer):
             if group["weight_decay"] and group["decoupled"]:
                 for parameter in parameters:
                     parameter.mul_(1 - self._base_rate(parameter) * group["weight_decay"])
+            moves = self._with_momentum(parameters, directions, group)
             alike = defaultdict(list)  # one fused update for all parameters of one learning rate
             for parameter in parameters:
-                move = self._with_momentum(parameter, directions[parameter], group)
+                move = moves[parameter]
                 if isinstance(move, LowRank):
                     self._add(parameter, parameter, move, alpha=-self._rate(parameter))
                 else:
@@ -471,30 +586,41 @@ class SecondOrder(Optimizer):
             for rate, pairs in alike.items():
                 torch._foreach_add_([p for p, _ in pairs], [move for _, move in pairs], alpha=-rate)
 
-    def _with_momentum(self, parameter: Parameter, move: Move, group: Mapping[str, Any]) -> Move:
+    def _with_momentum(
+        self, parameters: list[Parameter], directions: Mapping[Parameter, Move], group: Mapping[str, Any]
+    ) -> dict[Parameter, Move]:
         """buffer <- momentum buffer + move;  Nesterov looks one step ahead along it. Adam's moves have their own."""
         momentum = group["momentum"]
-        adam = self.settings.fallback == "adamw" and id(parameter) not in self._slot_of
-        if not momentum or adam:
-            return move
-        state = self.state[parameter]
-        if "momentum_buffer" not in state:
-            like = parameter if isinstance(move, LowRank) else move
-            state["momentum_buffer"] = torch.zeros_like(like, memory_format=torch.contiguous_format)
-        buffer: Tensor = state["momentum_buffer"]
-        self._add(parameter, buffer, move, beta=momentum)
-        if group["nesterov"]:
-            assert isinstance(move, Tensor)
-            return move.add(buffer, alpha=momentum)
-        return buffer
+        moves = {parameter: directions[parameter] for parameter in parameters}
+        if not momentum:
+            return moves
+        adam = self.settings.fallback == "adamw"
+        dense: list[tuple[Parameter, Tensor, Tensor]] = []  # with the buffer and the move
+        for parameter, move in moves.items():
+            if adam and id(parameter) not in self._slot_of:
+                continue
+            state = self.state[parameter]
+            if "momentum_buffer" not in state:
+                like = parameter if isinstance(move, LowRank) else move
+                state["momentum_buffer"] = torch.zeros_like(like, memory_format=torch.contiguous_format)
+            buffer: Tensor = state["momentum_buffer"]
+            if isinstance(move, LowRank):
+                self._add(parameter, buffer, move, beta=momentum)
+                moves[parameter] = buffer
+            else:
+                dense.append((parameter, buffer, move))
+        if dense:
+            buffers, added = [buffer for _, buffer, _ in dense], [move for _, _, move in dense]
+            torch._foreach_mul_(buffers, momentum)
+            torch._foreach_add_(buffers, added)
+            ahead = torch._foreach_add(added, buffers, alpha=momentum) if group["nesterov"] else buffers
+            moves.update(zip((parameter for parameter, _, _ in dense), ahead, strict=True))
+        return moves
 
-    def _add(self, parameter: Parameter, target: Tensor, move: Move, beta: float = 1.0, alpha: float = 1.0) -> None:
-        """target <- beta target + alpha move, in place."""
-        if isinstance(move, LowRank):
-            view = self._slot_of[id(parameter)].matrix(WEIGHT, target)
-            view.baddbmm_(move.D.mT, move.H, beta=beta, alpha=alpha)
-        else:
-            target.mul_(beta).add_(move, alpha=alpha)
+    def _add(self, parameter: Parameter, target: Tensor, move: LowRank, beta: float = 1.0, alpha: float = 1.0) -> None:
+        """target <- beta target + alpha D^T H, in place."""
+        view = self._slot_of[id(parameter)].matrix(WEIGHT, target)
+        view.baddbmm_(move.D.mT, move.H, beta=beta, alpha=alpha)
 
     # Saving, loading, copying.
 
@@ -571,6 +697,15 @@ def proportion(ours: Tensor, actual: Tensor) -> tuple[Tensor, Tensor]:
     return factor * actual_size / ours_size, (b - factor * a).norm() / b.norm().clamp_min(tiny)
 
 
+def joined(rows: Sequence[Tensor]) -> Tensor:
+    """The rows of several passes, [groups, rows, d], as one."""
+    return rows[0] if len(rows) == 1 else torch.cat(list(rows), dim=1)
+
+
+def _matrix(move: Move) -> Tensor:
+    return move.matrix() if isinstance(move, LowRank) else move
+
+
 def one_of(name: str, value: str, known: Iterable[str]) -> None:
     if value not in known:
         raise ValueError(f"unknown {name} {value!r}; known: {', '.join(map(repr, known))}")
@@ -601,15 +736,35 @@ def _check_group(group: Mapping[str, Any]) -> None:
         raise ValueError("nesterov=True needs momentum > 0")
 
 
-def _norm(values: Tensor) -> Tensor:
-    """In float32 at least: a half-precision norm overflows where its entries do not."""
-    half = values.dtype in (torch.float16, torch.bfloat16)
-    norm: Tensor = torch.linalg.vector_norm(values, dtype=torch.float32 if half else None)
-    return norm
+def _norms(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Of each, in float32 at least: a half-precision norm overflows where its entries do not."""
+    norms: list[Tensor] = []
+    for kind in {tensor.dtype for tensor in tensors}:
+        alike = [tensor for tensor in tensors if tensor.dtype == kind]
+        half = kind in (torch.float16, torch.bfloat16)
+        norms += torch._foreach_norm([tensor.float() for tensor in alike] if half else alike)
+    return norms
 
 
-def _finite_numbers(numbers: list[Tensor]) -> bool:
-    return not numbers or bool(torch.stack([number.double() for number in numbers]).isfinite().all())
+def _parts(move: Move) -> tuple[Tensor, ...]:
+    return (move.D, move.H) if isinstance(move, LowRank) else (move,)
+
+
+def _all_finite(*groups: Sequence[Tensor]) -> list[bool]:
+    """Whether all numbers of each group are, with one look at the device."""
+    numbers = [number.reshape(-1) for group in groups for number in group]
+    if not numbers:
+        return [True] * len(groups)
+    if len({number.dtype for number in numbers}) > 1:
+        numbers = [number.double() for number in numbers]
+    finite = iter(torch.cat(numbers).isfinite().tolist())
+    by_group = [[next(finite) for number in group for _ in range(number.numel())] for group in groups]
+    return [all(each) for each in by_group]
+
+
+def _copied(value: Any) -> Any:
+    """Dictionaries all the way down, with the same tensors in them."""
+    return {key: _copied(each) for key, each in value.items()} if isinstance(value, dict) else value
 
 
 def _moved(value: Any, device: torch.device) -> Any:
@@ -630,4 +785,4 @@ def _restore(generator: torch.Generator, state: Tensor) -> None:
         generator.manual_seed(int(state.cpu().to(torch.int64).mul(torch.arange(1, state.numel() + 1)).sum()))
 
 
-__all__ = ["BIAS", "WEIGHT", "Blocks", "Move", "SecondOrder", "Settings", "one_of", "probe", "proportion"]
+__all__ = ["BIAS", "WEIGHT", "Blocks", "Move", "SecondOrder", "Settings", "joined", "one_of", "probe", "proportion"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from mukron.curvature import Gathered, Listening
 from mukron.damping import Rescaled, Rule
-from mukron.linalg import Factor, Operator
-from mukron.optim.base import BIAS, Blocks, SecondOrder, Settings, one_of
+from mukron.linalg import Factor, FactorizationError, Operator
+from mukron.optim.base import BIAS, Blocks, Move, SecondOrder, Settings, one_of
 from mukron.optim.slots import Slot
 from mukron.params import Parametrization
-from mukron.precond import KernelFactor
+from mukron.precond import KernelFactor, Layer, Preparation, Prepared
 from mukron.theory import METHODS
 
 
@@ -68,15 +68,18 @@ class GaussNewton(SecondOrder):
         ones = h.new_ones(*h.shape[:3], 1)
         return {block: {"K": KernelFactor(ones if block == BIAS else h, delta, samples)} for block in gradients}
 
-    def prepare(
-        self, factors: Mapping[str, Factor], rho: Mapping[str, Tensor]
-    ) -> tuple[dict[str, Operator], dict[str, str]]:
+    def prepare(self, layers: Sequence[Layer], rescue: bool = True) -> Preparation:
+        return [self._operator(*layer) for layer in layers], []
+
+    def _operator(self, factors: Mapping[str, Factor], rho: Mapping[str, Tensor]) -> Prepared | FactorizationError:
         factor = factors["K"]
         assert isinstance(factor, KernelFactor)
-        operator, rung = factor.operator(rho["K"])
+        try:
+            operator, rung = factor.operator_at(rho["K"])
+        except FactorizationError as error:
+            return error
         return {"K": operator}, {"K": rung} if rung else {}
 
-    def precondition(
-        self, slot: Slot, block: str, G: Tensor, operators: Mapping[str, Mapping[str, Operator]]
-    ) -> Tensor:
+    def precondition(self, slot: Slot, block: str, G: Move, operators: Mapping[str, Mapping[str, Operator]]) -> Tensor:
+        assert isinstance(G, Tensor)
         return operators[block]["K"].right(G)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from mukron.curvature import FISHERS, LIKELIHOODS, Batch, Gathered, Listening, Memory, Window, needs_matrix
 from mukron.damping import Rescaled, Rule
 from mukron.linalg import SOLVERS, LowRank, Operator
-from mukron.optim.base import BIAS, WEIGHT, Blocks, Move, SecondOrder, Settings, one_of, probe, proportion
+from mukron.optim.base import BIAS, WEIGHT, Blocks, Move, SecondOrder, Settings, joined, one_of, probe, proportion
 from mukron.optim.slots import Slot
 from mukron.params import Parametrization
 from mukron.precond import apply, apply_out
@@ -33,6 +33,9 @@ class KFAC(SecondOrder):
     likelihood: "categorical" (the output is logits; ``class_dim`` says where, if it has positions) or "gaussian".
     sharing: how positions of one sample share a weight: "expand" or "reduce".
     memory: what factors remember: ``Batch()``, ``EMA(decay)``, ``Sum()`` or ``Window(batches)``.
+    fused: do not form gradients of weights that are cheaper to precondition as they arise, from the batch's inputs and
+        signals: their ``grad`` stays None. Faster where layers are wide; nothing may look at those gradients before
+        the step (no clipping, no GradScaler, no activation checkpointing).
     """
 
     method = METHODS["kfac"]
@@ -54,6 +57,7 @@ class KFAC(SecondOrder):
         sharing: str = "expand",
         memory: Memory | None = None,
         form: str = "auto",
+        fused: bool = False,
         solver: str = "cholesky",
         factor_every: int = 1,
         inverse_every: int = 1,
@@ -71,6 +75,8 @@ class KFAC(SecondOrder):
         one_of("form", form, ("auto", "rows", "matrix"))
         one_of("solver", solver, SOLVERS)
         memory = Batch() if memory is None else memory
+        if fused and grad_scaler is not None:
+            raise ValueError("fused=True leaves no gradients for a GradScaler to unscale; train in bfloat16 or float32")
         self.reduction, self.grad_scaler = reduction, grad_scaler
         listening = Listening(
             signals=self.method.e_B > 0,
@@ -80,6 +86,7 @@ class KFAC(SecondOrder):
             sharing=sharing,
             form="matrix" if needs_matrix(memory) or solver != "cholesky" else _form(memory, form),
             output=output,
+            fused=fused,
         )
         settings = Settings(
             memory, factor_every, inverse_every, solver, kl_clip, graft, fallback, exclude=tuple(exclude), seed=seed
@@ -110,13 +117,14 @@ class KFAC(SecondOrder):
         scale = float(self.capture.samples) if self.reduction == "mean" else 1.0
         return scale if self.grad_scaler is None else scale / self.grad_scaler.get_scale()
 
-    def precondition(self, slot: Slot, block: str, G: Tensor, operators: Mapping[str, Mapping[str, Operator]]) -> Move:
+    def precondition(self, slot: Slot, block: str, G: Move, operators: Mapping[str, Mapping[str, Operator]]) -> Move:
         if block == BIAS:
+            assert isinstance(G, Tensor)
             # An input weight whose input is 1 at every position: A is their number where positions are expanded.
             positions = self.state[slot.anchor]["positions"] if self.listening.sharing == "expand" else 1
             step = apply_out(operators[WEIGHT], G.squeeze(-1)).unsqueeze(-1)
             return step / float(positions ** float(self.method.e_A))
-        return apply(operators[WEIGHT], self._as_it_arose(slot, G) or G)
+        return apply(operators[WEIGHT], G if isinstance(G, LowRank) else self._as_it_arose(slot, G) or G)
 
     def _as_it_arose(self, slot: Slot, G: Tensor) -> LowRank | None:
         """G as D^T H from this batch's signals and inputs, where that is cheaper and where it still is the gradient.
@@ -125,9 +133,9 @@ class KFAC(SecondOrder):
         rounding, is seen in what G does to a random vector; then G itself is used.
         """
         gathered = self._gathered.get(slot.name)
-        if gathered is None or not gathered.inputs or len(gathered.inputs) != len(gathered.gradients):
+        if gathered is None or not gathered.halves:
             return None
-        H, D = _joined(gathered.inputs), _joined(gathered.gradients)
+        D, H = joined([half.D for half in gathered.halves]), joined([half.H for half in gathered.halves])
         rows, d_in, d_out = H.shape[1], H.shape[2], D.shape[2]
         if D.shape[1] != rows or rows * (d_in + d_out) >= d_in * d_out:
             return None
@@ -174,10 +182,6 @@ class KFAC(SecondOrder):
 def _form(memory: Memory, form: str) -> str:
     """A window holds batches of any size side by side: rows, all of them."""
     return "rows" if isinstance(memory, Window) else form
-
-
-def _joined(rows: list[Tensor]) -> Tensor:
-    return rows[0] if len(rows) == 1 else torch.cat(rows, dim=1)
 
 
 class FOOF(KFAC):

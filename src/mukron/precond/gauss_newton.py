@@ -71,8 +71,8 @@ class KernelFactor(MatrixFactor):
         super().__init__(kernel(h, delta).unsqueeze(0) / n)
         self.h, self.delta, self.n = h, delta, n
 
-    def operator(self, rho: Tensor) -> tuple[Operator, str]:
-        rho = at_least_rounding(rho, self)
+    def operator_at(self, rho: Tensor) -> tuple[Operator, str]:
+        rho = at_least_rounding([({"K": self}, {"K": rho})])[0]["K"]
         factorization = factorize(self.M[0] * self.n, rho[0] * self.n)
         return JacobianRows(self.h, self.delta, factorization.lower, factorization.rho / self.n), factorization.rung
 

@@ -2,34 +2,78 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
 import torch
 from torch import Tensor
 
-from mukron.linalg import Factor, LowRank, Operator
+from mukron.linalg import Factor, FactorizationError, Inverse, LowRank, Operator, attempt, invert
 
+Layer = tuple[Mapping[str, Factor], Mapping[str, Tensor]]  # its factors, and the damping of each
+Prepared = tuple[dict[str, Operator], dict[str, str]]  # operators, and the rungs of the ladder that were needed
+Preparation = tuple[list[Prepared | FactorizationError], list[Tensor]]  # and numbers that must be finite
 OUT_SIDE, IN_SIDE = ("B", "L"), ("A", "R")  # factors of the layer's output and of its input
 
 
-def prepare(
-    factors: Mapping[str, Factor], rho: Mapping[str, Tensor], powers: Mapping[str, Fraction], solver: str
-) -> tuple[dict[str, Operator], dict[str, str]]:
-    """(X + rho_X I)^-e for every factor X, and the rungs of the ladder that were needed."""
-    operators, rungs = {}, {}
-    for name, factor in factors.items():
-        operators[name], rung = factor.prepare(at_least_rounding(rho[name], factor), powers[name], solver)
-        if rung:
-            rungs[name] = rung
-    return operators, rungs
+def prepare(layers: Sequence[Layer], powers: Mapping[str, Fraction], solver: str, rescue: bool = True) -> Preparation:
+    """(X + rho_X I)^-e for every factor X of many layers. What is an inverse is made for all layers at once.
+
+    rescue: look at how the inverses came out, and climb the ladder for those that failed. Without it nothing is read
+    from the device, and the caller has to see that the numbers returned are finite.
+    """
+    rhos = at_least_rounding(layers)
+    wanted = {
+        (number, name): damped
+        for number, (factors, _) in enumerate(layers)
+        for name, factor in factors.items()
+        if (damped := factor.damped(rhos[number][name], powers[name], solver)) is not None
+    }
+    numbers: list[Tensor] = []
+    if rescue:
+        made: Sequence[Inverse | FactorizationError] = invert(list(wanted.values()))
+    else:
+        matrices, numbers = attempt(list(wanted.values()))
+        made = [Inverse(matrix, rho) for matrix, (_, rho) in zip(matrices, wanted.values(), strict=True)]
+    inverses = dict(zip(wanted, made, strict=True))
+    prepared: list[Prepared | FactorizationError] = []
+    for number, (factors, _) in enumerate(layers):
+        operators, rungs = {}, {}
+        try:
+            for name, factor in factors.items():
+                inverse = inverses.get((number, name))
+                if isinstance(inverse, FactorizationError):
+                    raise inverse
+                if inverse is None:
+                    operators[name], rung = factor.prepare(rhos[number][name], powers[name], solver)
+                else:
+                    operators[name], rung = factor.operator(inverse), inverse.rung
+                if rung:
+                    rungs[name] = rung
+        except FactorizationError as error:
+            prepared.append(error)
+        else:
+            prepared.append((operators, rungs))
+    return prepared, numbers
 
 
-def at_least_rounding(rho: Tensor, factor: Factor) -> Tensor:
-    """A factor is damped by at least its own rounding, and one that is all zero (no signal yet) by 1."""
-    trace = factor.trace()
-    rounding = torch.finfo(trace.dtype).eps * trace.abs() / factor.d
-    return torch.maximum(rho, rounding).where(trace + rho != 0, 1.0)
+def at_least_rounding(layers: Sequence[Layer]) -> list[dict[str, Tensor]]:
+    """A factor is damped by at least its own rounding, and one that is all zero (no signal yet) by 1.
+
+    All of them as one vector: on a GPU each small operation costs a launch.
+    """
+    places = [(number, name) for number, (factors, _) in enumerate(layers) for name in factors]
+    found: list[dict[str, Tensor]] = [{} for _ in layers]
+    for kind in {layers[number][1][name].dtype for number, name in places}:
+        some = [(number, name) for number, name in places if layers[number][1][name].dtype == kind]
+        factors = [layers[number][0][name] for number, name in some]
+        eps = torch.finfo(kind).eps
+        rounding = torch.cat([factor.trace() * (eps / factor.d) for factor in factors])
+        rho = torch.maximum(torch.cat([layers[number][1][name] for number, name in some]), rounding)
+        sizes = [len(factor.trace()) for factor in factors]
+        for (number, name), part in zip(some, torch.split(rho.where(rho != 0, 1.0), sizes), strict=True):
+            found[number][name] = part
+    return found
 
 
 def apply(operators: Mapping[str, Operator], G: Tensor | LowRank) -> Tensor | LowRank:

@@ -29,11 +29,20 @@ class Layout:
     def __init__(self, module: nn.Module) -> None:
         self.module = module
 
+    @property
+    def tf32(self) -> bool:
+        """Whether the layer's own float32 products on a GPU are in TF32 though torch's matrix products are not."""
+        return False
+
     def inputs(self, x: Tensor) -> Tensor:
         raise NotImplementedError
 
     def signals(self, delta: Tensor) -> Tensor:
         raise NotImplementedError
+
+    def row_count(self, x: Tensor) -> int | None:
+        """Samples times positions, from the layer's input alone; None: not known."""
+        return None
 
     def matrix(self, weight: Tensor) -> Tensor:
         raise NotImplementedError

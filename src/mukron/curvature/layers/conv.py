@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -21,6 +22,10 @@ class ConvLayout(Layout):
         self.d_out = module.out_channels // module.groups
         self.d_in = module.in_channels // module.groups * math.prod(module.kernel_size)
 
+    @property
+    def tf32(self) -> bool:
+        return bool(self.module.weight.is_cuda and torch.backends.cudnn.allow_tf32)
+
     def inputs(self, x: Tensor) -> Tensor:
         conv, dimensions = self.module, len(self.module.kernel_size)
         x = _batched(x, dimensions)
@@ -37,6 +42,15 @@ class ConvLayout(Layout):
     def signals(self, delta: Tensor) -> Tensor:
         delta = _batched(delta, len(self.module.kernel_size))
         return delta.reshape(delta.shape[0], self.groups, self.d_out, -1).permute(1, 0, 3, 2)
+
+    def row_count(self, x: Tensor) -> int:
+        conv, dimensions = self.module, len(self.module.kernel_size)
+        count = 1 if x.ndim == dimensions + 1 else x.shape[0]
+        padding = conv._reversed_padding_repeated_twice[::-1]  # [before, after] of each dimension, backwards
+        for axis, (size, kernel) in enumerate(zip(x.shape[-dimensions:], conv.kernel_size, strict=True)):
+            padded = size + padding[2 * axis] + padding[2 * axis + 1]
+            count *= (padded - conv.dilation[axis] * (kernel - 1) - 1) // conv.stride[axis] + 1
+        return count
 
     def matrix(self, weight: Tensor) -> Tensor:
         return weight.reshape(self.groups, self.d_out, self.d_in)

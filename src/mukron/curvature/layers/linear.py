@@ -21,6 +21,9 @@ class LinearLayout(Layout):
     def signals(self, delta: Tensor) -> Tensor:
         return _positions(delta)
 
+    def row_count(self, x: Tensor) -> int:
+        return x.numel() // self.d_in
+
     def matrix(self, weight: Tensor) -> Tensor:
         return weight.unsqueeze(0)
 

@@ -1,0 +1,185 @@
+"""(M + rho I)^-1 of many matrices at once.
+
+Alone, a factorization of a thousand rows leaves most of a GPU idle, and launching it takes longer than its work. So on
+a GPU small matrices of one size are stacked, large ones have a stream each, and the whole is recorded once for given
+sizes as a CUDA graph, which replays with a single launch.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from mukron.linalg.cholesky import FactorizationError, add_to_diagonal, factorize
+
+STREAMS = 8
+STACKED = 512  # matrices up to this size are stacked
+ASIDE = 1024  # matrices up to this size have a stream each; larger ones fill a GPU, one after the other
+RECORDED = 2**23  # numbers in all, up to which kernels are recorded: a recording holds about five times its matrices
+RECORDINGS = 4  # kept at a time
+Damped = tuple[Tensor, Tensor]  # M [groups, d, d] and rho [groups]
+
+
+@dataclass(frozen=True)
+class Inverse:
+    """(M + rho I)^-1, the damping it took, and the rung of the ladder ("" is the first)."""
+
+    matrix: Tensor
+    rho: Tensor
+    rung: str = ""
+
+
+def attempt(damped: Sequence[Damped]) -> tuple[list[Tensor], list[Tensor]]:
+    """The inverses, and numbers [groups] for each that are finite if it came out well.
+
+    Nothing is read from the device: whoever uses the inverses has to look at the numbers.
+    """
+    if not damped:
+        return [], []
+    if not damped[0][0].is_cuda:
+        found = [_inverse(*each, *_room(*each)) for each in damped]
+        return [inverse for inverse, _ in found], [number for _, number in found]
+    by_size: dict[tuple[int, torch.dtype, int], list[int]] = defaultdict(list)
+    for place, (M, _) in enumerate(damped):
+        d = M.shape[-1]
+        by_size[d, M.dtype, 0 if d <= STACKED else place + 1].append(place)
+    stacks = [_stacked([damped[place] for place in places]) for places in by_size.values()]
+    found = _recorded(stacks) or _side_by_side(stacks)
+    inverses: list[Tensor] = [damped[0][0]] * len(damped)
+    numbers: list[Tensor] = list(inverses)
+    for places, (inverse, number) in zip(by_size.values(), found, strict=True):
+        groups = [len(damped[place][0]) for place in places]
+        for place, part, own in zip(places, torch.split(inverse, groups), torch.split(number, groups), strict=True):
+            inverses[place], numbers[place] = part, own
+    return inverses, numbers
+
+
+def invert(damped: Sequence[Damped]) -> list[Inverse | FactorizationError]:
+    """The same, looked at; what did not come out well climbs the ladder alone."""
+    inverses, numbers = attempt(damped)
+    good = [bool(number.isfinite().all()) for number in numbers]
+    return [
+        Inverse(matrix, rho) if fine else _rescued(M, rho)
+        for fine, matrix, (M, rho) in zip(good, inverses, damped, strict=True)
+    ]
+
+
+def _rescued(M: Tensor, rho: Tensor) -> Inverse | FactorizationError:
+    try:
+        found = factorize(M, rho)
+    except FactorizationError as error:
+        return error
+    return Inverse(_from_lower(found.lower), found.rho, found.rung)
+
+
+def _stacked(damped: Sequence[Damped]) -> Damped:
+    if len(damped) == 1:
+        return damped[0]
+    return torch.cat([M for M, _ in damped]), torch.cat([rho for _, rho in damped])
+
+
+def _room(M: Tensor, rho: Tensor) -> Damped:
+    return torch.empty_like(M, memory_format=torch.contiguous_format), torch.empty_like(rho)
+
+
+def _inverse(M: Tensor, rho: Tensor, out: Tensor, number: Tensor) -> Damped:
+    lower, info = torch.linalg.cholesky_ex(add_to_diagonal(M, rho))
+    _from_lower(lower, out)
+    number.copy_(torch.where(info > 0, torch.nan, out.diagonal(dim1=-2, dim2=-1).sum(-1)))
+    return out, number
+
+
+def _from_lower(lower: Tensor, out: Tensor | None = None) -> Tensor:
+    """L^-T L^-1. On a GPU a triangular solve and a product take half the time of torch's own ``cholesky_inverse``."""
+    if not lower.is_cuda:
+        return torch.cholesky_inverse(lower, out=out)
+    identity = torch.eye(lower.shape[-1], dtype=lower.dtype, device=lower.device).expand_as(lower)
+    half = torch.linalg.solve_triangular(lower, identity, upper=False)
+    return torch.matmul(half.mT, half, out=out)
+
+
+# On a GPU.
+
+
+@lru_cache(maxsize=8)
+def _streams(device: torch.device) -> list[torch.cuda.Stream]:
+    return [torch.cuda.Stream(device) for _ in range(STREAMS)]  # type: ignore[no-untyped-call]
+
+
+def _side_by_side(stacks: Sequence[Damped]) -> list[Damped]:
+    """Each in a stream of its own, unless it is large.
+
+    Results are made on the stream that will use them: what a side stream allocates stays its own.
+    """
+    found = [_room(*stack) for stack in stacks]
+    jobs = list(zip(stacks, found, strict=True))
+    aside = [job for job in jobs if job[0][0].shape[-1] <= ASIDE]
+    here, streams = torch.cuda.current_stream(), _streams(stacks[0][0].device)[: len(aside)]
+    for stream in streams:
+        stream.wait_stream(here)
+    for place, (stack, room) in enumerate(aside):
+        with torch.cuda.stream(streams[place % len(streams)]):
+            _inverse(*stack, *room)
+    for stack, room in jobs:
+        if stack[0].shape[-1] > ASIDE:
+            _inverse(*stack, *room)
+    for stream in streams:
+        here.wait_stream(stream)
+    return found
+
+
+class Recording:
+    """The kernels for matrices of given sizes, recorded once. Replaying them costs one launch."""
+
+    def __init__(self, stacks: Sequence[Damped]) -> None:
+        self.given = [tensor.clone() for stack in stacks for tensor in stack]
+        own = list(zip(self.given[::2], self.given[1::2], strict=True))
+        aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside):  # libraries set themselves up outside of a recording
+            for _ in range(2):
+                _side_by_side(own)
+        torch.cuda.current_stream().wait_stream(aside)
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
+            self.found = [tensor for result in _side_by_side(own) for tensor in result]
+
+    def __call__(self, stacks: Sequence[Damped]) -> list[Damped]:
+        torch._foreach_copy_(self.given, [tensor for stack in stacks for tensor in stack])
+        self.graph.replay()
+        found = [torch.empty_like(tensor) for tensor in self.found]
+        torch._foreach_copy_(found, self.found)
+        return list(zip(found[::2], found[1::2], strict=True))
+
+
+_recordings: OrderedDict[object, Recording | None] = OrderedDict()  # None: these sizes cannot be recorded
+
+
+def _recorded(stacks: Sequence[Damped]) -> list[Damped] | None:
+    """By a recording, which is made when sizes come a second time; None: there is none."""
+    if sum(M.numel() for M, _ in stacks) > RECORDED or torch.cuda.is_current_stream_capturing():
+        return None
+    key = (stacks[0][0].device, torch.get_float32_matmul_precision(), *((M.shape, M.dtype) for M, _ in stacks))
+    if key not in _recordings:
+        _recordings[key] = None
+        _seen.add(key)
+        while len(_recordings) > RECORDINGS:
+            _seen.discard(_recordings.popitem(last=False)[0])
+        return None
+    if key in _seen:
+        _seen.discard(key)
+        try:
+            _recordings[key] = Recording(stacks)
+        except RuntimeError:  # a library that cannot be recorded: it is slower without, and no less right
+            torch.cuda.synchronize()
+    _recordings.move_to_end(key)
+    recording = _recordings[key]
+    return None if recording is None else recording(stacks)
+
+
+_seen: set[object] = set()  # sizes that came once
