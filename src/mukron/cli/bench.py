@@ -193,8 +193,7 @@ def _whole(text: str) -> tuple[int, ...]:
 
 def _command(context: typer.Context) -> str:
     """As it was typed; a path that is not of this folder is nobody else's business."""
-    words = [*context.command_path.split()]
-    words[0] = "mukron"
+    words = ["mukron", "bench", str(context.info_name)]
     for parameter in context.command.params:
         name = parameter.name or ""
         source = context.get_parameter_source(name)
