@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -144,18 +145,55 @@ def test_installed_command():
     assert re.fullmatch(r"mukron \d+\.\d+\.\d+\S*\n", shown)
 
 
-def test_bench(tmp_path):
-    """Small and without a bar on time: every method is measured, and K-FAC holds no matrix of a layer's size."""
-    path = tmp_path / "bench.json"
-    small = ("--width", "64", "--memory-width", "2048", "--batch", "64", "--rounds", "3")
-    output = run("bench", "kfac-step", *small, "--json", str(path))
-    rows = {row["method"]: row for row in json.loads(path.read_text())["rows"]}
-    assert set(rows) == {"SGD", "AdamW", "K-FAC (mc)", "K-FAC (empirical)", "FOOF"}
-    assert all(row["milliseconds"] > 0 for row in rows.values())
-    parameters = (784 * 2048 + 2048**2 + 2048 * 10) * 4 / 2**20
-    assert 2 * parameters < rows["SGD"]["memory"]  # weights and gradients, and momentum
-    assert rows["K-FAC (mc)"]["memory"] < rows["SGD"]["memory"] + 2048**2 * 4 / 2**20
-    assert re.search(r"^SGD +\S+ +\S+ - \S+ +1\.00 ", output, re.MULTILINE)
+def test_bench(tmp_path, monkeypatch):
+    """Small and without a bar on time: every method is measured, and the command can be typed again."""
+    monkeypatch.chdir(tmp_path)
+    typed = ("bench", "kfac-step", "--widths", "32,64", "--batch", "16", "--rounds", "2", "--against", "none")
+    output = run(*typed, "--no-memory", "--out", "found")
+    data = json.loads(Path("found/kfac-step-cpu.json").read_text())
+    methods = ["SGD", "AdamW", "K-FAC (mc)", "K-FAC (empirical)", "FOOF"]
+    assert [(row["width"], row["method"]) for row in data["rows"]] == [(w, m) for w in (32, 64) for m in methods]
+    assert all(len(row["milliseconds"]) == 2 and row["differs"] < 1e-2 for row in data["rows"])
+    assert data["command"] == shlex.join(["mukron", *typed, "--no-memory", "--out", "found"])
+    assert Path("found/kfac-step-cpu.svg").exists()
+    assert re.search(r"^32 +SGD +\S+ +\S+ - \S+ +1\.00 ", output, re.MULTILINE)
+    run("bench", "page", "found/kfac-step-cpu.json", "--out", "docs/performance.md")
+    assert "(../found/kfac-step-cpu.svg)" in Path("docs/performance.md").read_text()
+
+
+def test_bench_stopped_keeps_the_widths_it_has(tmp_path, monkeypatch):
+    from mukron.bench.steps import StepsRun
+
+    whole = StepsRun._at
+
+    def stopped(self, width, *rest):
+        if width > 8:
+            raise KeyboardInterrupt
+        return whole(self, width, *rest)
+
+    monkeypatch.setattr(StepsRun, "_at", stopped)
+    typed = ("bench", "kfac-step", "--widths", "8,16", "--batch", "4", "--rounds", "2", "--against", "none")
+    result = CliRunner().invoke(app, (*typed, "--no-memory", "--out", str(tmp_path / "found")))
+    assert result.exit_code == 130
+    data = json.loads((tmp_path / "found/kfac-step-cpu.json").read_text())
+    assert {row["width"] for row in data["rows"]} == {8}
+    assert str(tmp_path) not in data["command"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("kfac-step", "--widths", "wide"), "--widths 'wide': expected numbers"),
+        (("kfac-step", "--widths", "0"), "expected whole numbers from 1 on"),
+        (("kfac-step", "--widths", "1.5"), "--widths '1.5': expected whole numbers"),
+        (("kfac-step", "--against", "jax"), "unknown peer 'jax'; this benchmark knows"),
+        (("roots", "--device", "tpu"), "unknown device 'tpu'; choose cpu or cuda"),
+        (("conv", "--classes", "7"), "--classes 7: choose 10 or 100"),
+        (("page", "nothing.json"), "nothing.json: no result of mukron bench could be read"),
+    ],
+)
+def test_bench_refuses_with_a_way_out(arguments, said):
+    assert said in refuse("bench", *arguments)
 
 
 def test_bench_without_a_gpu(monkeypatch):

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from mukron.bench.result import Result
 from mukron.cli import app
 
 ROOT = Path(__file__).parent.parent
@@ -57,13 +58,16 @@ def test_links_lead_somewhere(page):
 
 
 def test_the_price_of_a_step_is_what_the_benchmark_wrote():
-    rows = {row["method"]: row for row in json.loads((ROOT / "docs/figures/kfac_step_cpu.json").read_text())["rows"]}
-    ratio = {key: rows["K-FAC (mc)"][key] / rows["SGD"][key] for key in ("milliseconds", "memory")}
+    result = Result.load(ROOT / "docs/figures/bench/kfac-step-cpu.json")
+    page = (ROOT / "docs/optimizers.md").read_text()
+    assert f"`{result.command}`" in page
     said = re.search(
-        r"at ([\d.]+) times the time and ([\d.]+) times the memory", (ROOT / "docs/optimizers.md").read_text()
+        r"at ([\d.]+) times the time and ([\d.]+) times the memory of SGD with momentum at width (\d+)", page
     )
     assert said is not None
-    assert said.groups() == (f"{ratio['milliseconds']:.2f}", f"{ratio['memory']:.2f}")
+    width = int(said[3])
+    base, row = (next(r for r in result.at(width) if r.method == name) for name in ("SGD", "K-FAC (mc)"))
+    assert said.groups()[:2] == (f"{row.median / base.median:.2f}", f"{row.memory / base.memory:.2f}")
 
 
 def stored_tables() -> dict[str, str]:

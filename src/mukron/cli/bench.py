@@ -2,46 +2,209 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable
+import shlex
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar
 
 import typer
 from rich.console import Console
 
 from mukron.cli.common import errors, show
+from mukron.cli.numbers import read_numbers
 
-bench_app = typer.Typer(no_args_is_help=True, help="Measure steps of this library beside torch's own.")
+if TYPE_CHECKING:
+    from mukron.bench.result import Result, Row
+
+    class Run(Protocol):
+        """A benchmark that is about to run."""
+
+        result: Result
+
+        def rows(self, track: Any, rounds: Any) -> Iterator[list[Row]]: ...
 
 
-@bench_app.callback()
-def bench() -> None:
-    pass
+T = TypeVar("T")
+
+bench_app = typer.Typer(
+    no_args_is_help=True, help="Measure steps of this library beside torch's own and other libraries'."
+)
+
+Widths = Annotated[str, typer.Option(help="Hidden widths, as in 256,1024 or 256:4096.")]
+Batch = Annotated[int, typer.Option(min=2, help="Samples a step.")]
+Rounds = Annotated[int, typer.Option(min=1, help="Turns of each method.")]
+Device = Annotated[str, typer.Option(help="cpu or cuda.")]
+Precision = Annotated[str, typer.Option(help="Of float32 products on a GPU: float32 or tf32.")]
+Against = Annotated[str, typer.Option(help="Other libraries: all that are installed, none, or their names on PyPI.")]
+Patience = Annotated[float, typer.Option(min=0, help="Seconds a turn; what is slower gets 3 rounds.")]
+Memory = Annotated[bool, typer.Option(help="Measure the peak of memory too.")]
+Profile = Annotated[bool, typer.Option(help="Say where the time of this library's steps goes.")]
+Out = Annotated[Path, typer.Option(help="Folder for the numbers and the figure.")]
+Classes = Annotated[int, typer.Option(help="10 or 100.")]
+OUT = Path("bench")
 
 
 @bench_app.command("kfac-step")
 def kfac_step(
-    width: Annotated[int, typer.Option(min=1, help="Hidden width for the times.")] = 1024,
-    batch: Annotated[int, typer.Option(min=2, help="Samples a step.")] = 256,
-    memory_width: Annotated[int, typer.Option(min=1, help="Hidden width for the memory.")] = 8192,
-    rounds: Annotated[int, typer.Option(min=2, help="Times each method steps.")] = 20,
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the numbers there too.")] = None,
+    context: typer.Context,
+    widths: Widths = "1024",
+    batch: Batch = 256,
+    rounds: Rounds = 20,
+    device: Device = "cpu",
+    precision: Precision = "float32",
+    against: Against = "all",
+    patience: Patience = 20.0,
+    memory: Memory = True,
+    profile: Profile = False,
+    out: Out = OUT,
 ) -> None:
-    """Time and memory of one step of SGD, AdamW, K-FAC and FOOF on a 784-M-M-10 MLP, in turns."""
+    """K-FAC and FOOF on a 784-M-M-10 MLP, everything refreshed at every step, beside SGD and AdamW."""
+    with errors():
+        from mukron.bench.kfac_step import KFAC_STEP
+        from mukron.bench.measure import Options
+        from mukron.bench.steps import StepsRun
+
+        options = Options(_whole(widths), batch, rounds, device, precision, against, patience, memory, profile)
+        _run(StepsRun(KFAC_STEP, options, _command(context)), out)
+
+
+@bench_app.command("shampoo-step")
+def shampoo_step(
+    context: typer.Context,
+    widths: Widths = "256",
+    batch: Batch = 256,
+    rounds: Rounds = 10,
+    device: Device = "cpu",
+    precision: Precision = "float32",
+    against: Against = "all",
+    patience: Patience = 20.0,
+    memory: Memory = True,
+    profile: Profile = False,
+    out: Out = OUT,
+) -> None:
+    """Shampoo on a 784-M-M-10 MLP by every solver, refreshed at every step or every tenth, beside SGD and AdamW."""
+    with errors():
+        from mukron.bench.measure import Options
+        from mukron.bench.shampoo_step import SHAMPOO_STEP
+        from mukron.bench.steps import StepsRun
+
+        options = Options(_whole(widths), batch, rounds, device, precision, against, patience, memory, profile)
+        _run(StepsRun(SHAMPOO_STEP, options, _command(context)), out)
+
+
+@bench_app.command("conv")
+def conv(
+    context: typer.Context,
+    widths: Annotated[str, typer.Option("--widths", "--width", help="1 has 16 channels first; 4 is usual.")] = "4",
+    batch: Batch = 128,
+    classes: Classes = 10,
+    rounds: Rounds = 3,
+    device: Device = "cpu",
+    precision: Precision = "float32",
+    patience: Patience = 20.0,
+    memory: Memory = True,
+    profile: Profile = False,
+    out: Out = OUT,
+) -> None:
+    """K-FAC on ResNet-18 and 32 x 32 images, refreshed at every tenth step, beside SGD."""
+    with errors():
+        from mukron.bench.conv import conv as bench
+        from mukron.bench.measure import Options
+        from mukron.bench.steps import StepsRun
+
+        if classes not in (10, 100):
+            raise ValueError(f"--classes {classes}: choose 10 or 100")
+        options = Options(_whole(widths), batch, rounds, device, precision, "none", patience, memory, profile)
+        _run(StepsRun(bench(classes), options, _command(context)), out)
+
+
+@bench_app.command("roots")
+def roots(
+    context: typer.Context,
+    widths: Annotated[str, typer.Option(help="Sizes of the matrices, as in 256,1024 or 256:4096.")] = "256,512",
+    rounds: Rounds = 10,
+    device: Device = "cpu",
+    precision: Precision = "float32",
+    patience: Patience = 20.0,
+    out: Out = OUT,
+) -> None:
+    """Damped inverse roots of covariance matrices by every solver: time, and what float32 loses."""
+    with errors():
+        from mukron.bench.measure import Options
+        from mukron.bench.roots import RootsRun
+
+        options = Options(
+            _whole(widths),
+            rounds=rounds,
+            device=device,
+            precision=precision,
+            against="none",
+            patience=patience,
+            memory=False,
+        )
+        _run(RootsRun(options, _command(context)), out)
+
+
+@bench_app.command("page")
+def page(
+    files: Annotated[list[Path], typer.Argument(help="Results of benchmarks, .json.")],
+    out: Annotated[Path, typer.Option(help="The page to write.")] = Path("docs/performance.md"),
+) -> None:
+    """Write a page from results, a section each: table, figure, how to run it again."""
+    with errors():
+        from mukron.bench.page import write_page
+
+        print(f"wrote {write_page(files, out)}")
+
+
+def _run(run: Run, out: Path) -> None:
+    """Measure, then show and keep what there is, also after Ctrl-C between two widths."""
+    from mukron import figures
+    from mukron.bench.drawing import draw
+
+    result = run.result
+    try:
+        for rows in run.rows(_track, _track):
+            result = result.with_rows(rows)
+    finally:
+        if result.rows:
+            show(result.table())
+            parts = result.parts_table()
+            if parts is not None:
+                show(parts)
+            written = [result.save(out)]
+            if figures.available():
+                written += draw(result, written[0])
+            print(f"wrote {', '.join(map(str, written))}")
+
+
+def _track(work: Sequence[T], description: str) -> Iterable[T]:
     from rich.progress import track
 
-    from mukron.bench import as_dict
-    from mukron.bench import kfac_step as measure
+    return track(work, description=description, console=Console(stderr=True))
 
-    def progress(numbers: Iterable[int]) -> Iterable[int]:
-        return track(list(numbers), description="steps", console=Console(stderr=True))
 
-    with errors():
-        measured, table = measure(width, batch, memory_width, rounds, device, progress)
-        show(table)
-        if json_file is not None:
-            json_file.write_text(
-                json.dumps({"title": table.title, "notes": table.notes, "rows": as_dict(measured)}, indent=1)
-            )
+def _whole(text: str) -> tuple[int, ...]:
+    numbers = read_numbers(text, "--widths")
+    if any(number != int(number) for number in numbers):
+        raise ValueError(f"--widths {text!r}: expected whole numbers, as in 256,1024")
+    return tuple(sorted({int(number) for number in numbers}))
+
+
+def _command(context: typer.Context) -> str:
+    """As it was typed; a path that is not of this folder is nobody else's business."""
+    words = ["mukron", "bench", str(context.info_name)]
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        source = context.get_parameter_source(name)
+        if source is None or source.name != "COMMANDLINE":
+            continue
+        value = context.params[name]
+        if isinstance(value, Path) and value.is_absolute():
+            continue
+        flag = parameter.opts[0]
+        if isinstance(value, bool):
+            words.append(flag if value else flag.replace("--", "--no-"))
+        else:
+            words += [flag, str(value)]
+    return shlex.join(words)

@@ -27,7 +27,7 @@ from torch import nn
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
-from mukron.bench import SMALL_LR, peak, reset_peak
+from mukron.bench.memory import peak, reset_peak
 from mukron.curvature import Layout, Window, layout, needs_matrix, parse_memory
 from mukron.curvature.accumulate import rows_are_cheaper
 from mukron.data import Dataset, Split
@@ -39,6 +39,7 @@ from mukron.train import RunConfig, base_width_of, build, device_of
 from mukron.train.config import FIRST_ORDER
 from mukron.train.randomness import own_random_numbers
 
+SMALL_LR = 1e-6  # the numbers must stay finite; their values do not matter
 TRIED = 8  # samples, to see that the network takes them
 LONG = 20.0  # seconds of steps after which no more are made
 TIME_LIMIT = 300.0  # seconds for one method's steps, with all that surrounds them
@@ -179,7 +180,7 @@ def measured(config: RunConfig, dataset: Dataset, batch: int, steps: int) -> tup
     """The method's step and SGD's, on one batch of the run's data."""
     few = Split(dataset.train.inputs[:batch].clone(), dataset.train.targets[:batch].clone())  # no view of them all
     data = replace(dataset, train=few, test=few).to("cpu")
-    own = config.replace(lr=SMALL_LR, compile=False)  # the numbers must stay finite; their values do not matter
+    own = config.replace(lr=SMALL_LR, compile=False)
     sgd = own.replace(method="sgd", method_options={}, damping=None, kl_clip=None)
     cost = _elsewhere(sgd, data, steps)  # the quick one first: if it fails, so does the other
     return (cost,) if config.method == "sgd" else (_elsewhere(own, data, steps), cost)

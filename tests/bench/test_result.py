@@ -1,0 +1,105 @@
+"""What is kept, and what is made of it: tables, figures, the page."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from mukron.bench.drawing import draw
+from mukron.bench.measure import Options
+from mukron.bench.page import write_page
+from mukron.bench.result import Result, Row, begun
+from mukron.bench.roots import ROOTS, RootsRun
+
+
+def result(widths=(64, 128, 256)) -> Result:
+    empty = begun("kfac-step", "One step", "SGD", ("a note",), Options(widths), "mukron bench kfac-step")
+    rows = []
+    for width in widths:
+        rows += [
+            Row("SGD", width, (1e-3 * width**2, 1.1e-3 * width**2, 0.9e-3 * width**2), 10.0, 1e-7),
+            Row("K-FAC", width, (2e-3 * width**2,) * 3, 15.0, 2e-6, parts={"forward": 1.0, "step": 3.0}),
+            Row("peer", width, note="another thing", failed="out of memory"),
+        ]
+    return empty.with_rows(rows)
+
+
+def test_a_result_is_read_as_it_was_written(tmp_path):
+    path = result().save(tmp_path)
+    assert path.name == "kfac-step-cpu.json"
+    assert Result.load(path).table() == result().table()
+    assert Result.load(path).save(tmp_path / "again").read_text() == path.read_text()
+    assert '"median": 4.096' in path.read_text()
+
+
+def test_another_precision_has_files_of_its_own():
+    tf32 = replace(result(), settings={"device": "cuda", "precision": "tf32"})
+    assert tf32.name == "kfac-step-cuda-tf32"
+
+
+def test_the_table_compares_with_the_base():
+    table = result((64,)).table()
+    rows = {row[1]: dict(zip(table.columns, row, strict=True)) for row in table.rows}
+    assert rows["K-FAC"]["x SGD"] == "2.00"
+    assert rows["K-FAC"]["MiB x SGD"] == "1.50"
+    assert rows["K-FAC"]["off float64 by"] == "2.0e-06"
+    assert rows["peer"]["ms"] == "-"
+    assert "peer at width 64: out of memory" in table.notes
+    assert "peer: another thing" in table.notes
+
+
+def test_shares_are_of_the_whole_step():
+    (row,) = [row for row in result((64,)).parts_table().rows if row[2] == "step"]
+    assert row[-1] == "75%"
+
+
+def test_lines_carry_the_fitted_slope(tmp_path):
+    svg, png = draw(result(), tmp_path / "figure")
+    assert png.exists()
+    assert "K-FAC, width^2.0" in svg.read_text()
+    assert "peer" not in svg.read_text()
+
+
+def test_one_width_is_drawn_as_bars(tmp_path):
+    (svg,) = draw(result((64,)), tmp_path / "figure", (".svg",))
+    assert "x SGD" in svg.read_text()
+    assert "width^" not in svg.read_text()
+
+
+def test_nothing_measured_gives_no_figure(tmp_path):
+    assert draw(replace(result(), rows=()), tmp_path / "figure") == []
+
+
+def test_the_page_is_written_from_the_files_alone(tmp_path):
+    file = result().save(tmp_path / "figures")
+    page = write_page([file], tmp_path / "performance.md")
+    text = page.read_text()
+    assert "mukron bench kfac-step" in text
+    assert re.search(r"^\| 64 \| K-FAC \|", text, re.MULTILINE)
+    assert "(figures/kfac-step-cpu.json)" in text
+    assert "(figures/kfac-step-cpu.svg)" in text
+    assert file.with_suffix(".svg").exists()
+    assert "Where the time goes" in text
+    assert str(tmp_path) not in text
+    before = text, file.with_suffix(".svg").read_text()
+    write_page([file], page)
+    assert (page.read_text(), file.with_suffix(".svg").read_text()) == before
+
+
+def test_a_file_of_something_else_is_refused(tmp_path):
+    (tmp_path / "other.json").write_text('{"rows": []}')
+    for name in ("other.json", "missing.json"):
+        with pytest.raises(ValueError, match="no result of mukron bench could be read"):
+            Result.load(tmp_path / name)
+
+
+def test_roots_are_timed_and_told_from_float64():
+    run = RootsRun(Options((32,), rounds=2), "")
+    (rows,) = run.rows(lambda work, _: work, lambda work, _: work)
+    assert [row.method for row in rows] == [root.name for root in ROOTS]
+    assert {root.solver for root in ROOTS} >= {"cholesky", "eigh", "newton"}
+    for row in rows:
+        assert len(row.milliseconds) == 2
+        assert row.differs < 1e-3, row.method
