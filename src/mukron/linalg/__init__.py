@@ -4,6 +4,7 @@ from mukron.linalg.cholesky import Factorization, FactorizationError, add_to_dia
 from mukron.linalg.factors import SOLVERS, DiagonalFactor, Factor, MatrixFactor, RowsFactor
 from mukron.linalg.operators import Diagonal, Identity, LowRank, Matrix, Operator, SampleSpace
 from mukron.linalg.roots import inverse_root_eigh, inverse_root_newton
+from mukron.linalg.tracked import KeptFactor, Turned, kept_factor, turn
 
 __all__ = [
     "SOLVERS",
@@ -13,14 +14,18 @@ __all__ = [
     "Factorization",
     "FactorizationError",
     "Identity",
+    "KeptFactor",
     "LowRank",
     "Matrix",
     "MatrixFactor",
     "Operator",
     "RowsFactor",
     "SampleSpace",
+    "Turned",
     "add_to_diagonal",
     "factorize",
     "inverse_root_eigh",
     "inverse_root_newton",
+    "kept_factor",
+    "turn",
 ]

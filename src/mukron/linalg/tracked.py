@@ -1,0 +1,310 @@
+"""Inverse roots of factors that change a little from step to step, in an eigenbasis that is kept.
+
+A factor M = Q S Q^T is held as S in a basis Q in which it was diagonal some steps ago; what comes in is turned into that
+basis first. Small eigenvalues keep their digits so, and no step but a few needs an eigendecomposition:
+
+* ``TrackedFactor``: S is a matrix. With lambda the diagonal of S + rho I and E the rest, to first order
+
+      (S + rho I)^-e = diag(lambda^-e) + F o E,    F_ij = (lambda_i^-e - lambda_j^-e) / (lambda_i - lambda_j),
+
+  which is off by the square of E_ij / sqrt(lambda_i lambda_j), however close eigenvalues are. The error is measured.
+  One that is too large is corrected by products, or the basis is renewed, whichever has been cheaper since it was made.
+* ``ThinFactor``: what comes in has few rows (a bias has one, an output layer one a class): S = diag(D) + Z^T Z, and
+  (S + rho I)^-e is a sum over poles, each solved by Woodbury's identity. Exact; renewed when Z has ``ROWS`` rows.
+
+What is kept lies in a plain dict of tensors, so that it can be saved.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mukron.linalg.factors import ONE, Factor, MatrixFactor
+from mukron.linalg.operators import Operator
+
+TOLERANCE = 0.01  # root mean square of the relative error of (S + rho I)^-e over all directions
+REACH = 10 * TOLERANCE  # an error up to which corrections converge fast
+ROWS = 64  # of Z
+PROBES = 4
+POLES, MARGIN = 48, 10.0  # MARGIN: how far beyond the spectrum poles reach, in powers of Euler's number
+CORRECTION, RENEWAL, RENEWAL_ON_GPU = 3, 9, 36  # prices, in matrix products
+
+Kept = dict[str, Any]
+
+
+class KeptFactor(Factor):
+    """A factor in a basis that outlives it; ``rows`` are what this step brings, M_new = rows^T rows in that basis."""
+
+    def __init__(self, kept: Kept, rows: Tensor) -> None:
+        self.kept, self.rows, self.d = kept, rows, rows.shape[-1]
+
+    def mix(self, old: float, new: float) -> KeptFactor:
+        """M <- old M + new M_new."""
+        raise NotImplementedError
+
+    def renewed(self, values: Tensor, vectors: Tensor) -> None:
+        """The basis is now that of the eigenvectors of S."""
+        Q = self.kept["Q"] @ vectors
+        # one Newton-Schulz step, so that rounding does not add up over renewals
+        self.kept["Q"] = 1.5 * Q - 0.5 * Q @ (Q.mT @ Q)
+        self.kept["top"] = torch.zeros_like(values)
+        self.kept["top"][..., -1] = 1
+        self.kept["renewals"] += 1
+
+
+def kept_factor(kept: Kept, rows: Tensor) -> KeptFactor:
+    """The form that suits what comes in."""
+    return (ThinFactor if is_thin(*rows.shape[-2:]) else TrackedFactor)(kept, rows)
+
+
+def is_thin(rows: int, d: int) -> bool:
+    return 4 * rows <= ROWS and 16 * rows <= d
+
+
+def turn(kept: Kept, rows: Tensor) -> Tensor:
+    """Rows [groups, n, d] in the basis that is kept; the first ones begin with the plain one."""
+    if "Q" not in kept:
+        groups, _, d = rows.shape
+        kept.update(Q=torch.eye(d, dtype=rows.dtype, device=rows.device).repeat(groups, 1, 1), renewals=0)
+        return rows
+    turned: Tensor = rows @ kept["Q"]
+    return turned
+
+
+class TrackedFactor(KeptFactor, MatrixFactor):
+    """S as a matrix; ``M`` is S, whose trace and eigenvalues are those of the factor."""
+
+    def mix(self, old: float, new: float) -> KeptFactor:
+        S = self.kept.get("S")
+        self.strange = S is None or old == 0  # nothing says that S is near its diagonal
+        if S is None:
+            self.M = new * (self.rows.mT @ self.rows)
+        else:
+            self.M = torch.baddbmm(S, self.rows.mT, self.rows, beta=old, alpha=new)
+        self.kept["S"] = self.M
+        return self
+
+    def largest_eigenvalue(self) -> Tensor:
+        if self.strange:
+            return super().largest_eigenvalue()
+        place = self.M.diagonal(dim1=-2, dim2=-1).argmax(-1, keepdim=True)
+        starts = torch.stack([self.kept["top"], torch.zeros_like(self.kept["top"]).scatter_(-1, place, 1)], dim=-1)
+        largest, self.kept["top"] = _largest(lambda v: self.M @ v, starts, 4)
+        return largest
+
+    def prepare(self, rho: Tensor, e: Fraction = ONE, solver: str = "tracked") -> tuple[Operator, str]:
+        root = None if self.strange else self._near(rho, e)
+        if root is not None:
+            return Turned(self.kept["Q"], root), ""
+        values, vectors, rung = self.eigh
+        values = values.clamp_min(0)
+        self.renewed(values, vectors)
+        self.kept.update(S=torch.diag_embed(values), spent=0)
+        return Turned(self.kept["Q"], (values + rho.unsqueeze(-1)).pow(-float(e))), rung
+
+    def _near(self, rho: Tensor, e: Fraction) -> Tensor | None:
+        """(S + rho I)^-e from its first-order form, or None where that does not come within the tolerance."""
+        if e.numerator != 1 or e.denominator % 2:
+            return None  # corrections and their residual are made for even roots
+        S, half = self.M, e.denominator // 2
+        diagonal = S.diagonal(dim1=-2, dim2=-1).clamp_min(0)
+        damped = diagonal + rho.unsqueeze(-1)
+        A = S.clone()
+        A.diagonal(dim1=-2, dim2=-1).copy_(damped)
+        C = divided_differences(damped, e) * S
+        C.diagonal(dim1=-2, dim2=-1).copy_(damped.pow(-float(e)))
+        V, limit = _probes(self.d, S.dtype, S.device), float("inf")
+        while True:
+            error = float(e) * float(_residual(A, C, half, V))
+            if error <= TOLERANCE:
+                return C
+            price = RENEWAL_ON_GPU if S.is_cuda else RENEWAL
+            if not error < min(REACH, limit) or self.kept["spent"] + CORRECTION > price:
+                return None
+            # C <- C - R / J with R = C^(p/2) A C^(p/2) - I, and J the derivative of R by C at the diagonal
+            power = torch.linalg.matrix_power(C, half)
+            R = power @ A @ power
+            R.diagonal(dim1=-2, dim2=-1).sub_(1)
+            C = C - R / _slope(damped, e)
+            self.kept["spent"] += CORRECTION
+            limit = error / 2
+
+
+class ThinFactor(KeptFactor):
+    """S = diag(D) + Z^T Z for few rows Z."""
+
+    def mix(self, old: float, new: float) -> KeptFactor:
+        kept, rows = self.kept, self.rows * new**0.5
+        if "D" not in kept:
+            kept.update(D=torch.zeros_like(rows[..., 0, :]), Z=rows, top=rows[..., 0, :])
+        else:
+            kept["D"] = old * kept["D"]
+            kept["Z"] = torch.cat([old**0.5 * kept["Z"], rows], dim=-2) if old else rows
+        self.D, self.Z = kept["D"], kept["Z"]
+        return self
+
+    def trace(self) -> Tensor:
+        return self.D.sum(-1) + self.Z.square().sum((-2, -1))
+
+    def largest_eigenvalue(self) -> Tensor:
+        D, Z = self.D.unsqueeze(-1), self.Z
+        place = (self.D + Z.square().sum(-2)).argmax(-1, keepdim=True)
+        spike = torch.zeros_like(self.D).scatter_(-1, place, 1)
+        starts = torch.cat([torch.stack([self.kept["top"], spike], dim=-1), self.rows.mT], dim=-1)
+        largest, self.kept["top"] = _largest(lambda v: D * v + Z.mT @ (Z @ v), starts, 8)
+        return largest
+
+    def prepare(self, rho: Tensor, e: Fraction = ONE, solver: str = "tracked") -> tuple[Operator, str]:
+        if self.Z.shape[-2] <= ROWS and e < 1:
+            return Poles.prepare(self.kept["Q"], self.D, self.Z, rho, float(e)), ""
+        values, vectors, rung = MatrixFactor(torch.diag_embed(self.D) + self.Z.mT @ self.Z).eigh
+        values = values.clamp_min(0)
+        self.renewed(values, vectors)
+        self.kept.update(D=values, Z=self.Z[..., :0, :])
+        return Turned(self.kept["Q"], (values + rho.unsqueeze(-1)).pow(-float(e))), rung
+
+
+@dataclass(frozen=True)
+class InBasis(Operator):
+    """P = Q C Q^T; says what C is by ``inside``."""
+
+    Q: Tensor
+
+    def back(self, G: Tensor) -> Tensor:
+        return G @ self.Q.mT
+
+    def lies_in(self, Q: Tensor | None) -> bool:
+        return self.Q is Q
+
+    def right(self, G: Tensor) -> Tensor:
+        return self.back(self.inside(G @ self.Q))
+
+
+@dataclass(frozen=True)
+class Turned(InBasis):
+    """C is a matrix [groups, d, d] or a diagonal [groups, d]."""
+
+    C: Tensor
+
+    @property
+    def form(self) -> str:
+        return f"{'eigenbasis' if self.C.ndim == 2 else 'kept basis'} {self.Q.shape[-1]}"
+
+    def work(self, d_out: int, d_in: int, in_side: bool) -> int:
+        return (self.C.ndim) * d_out * d_in * (d_in if in_side else d_out)
+
+    def inside(self, G: Tensor) -> Tensor:
+        return G * self.C.unsqueeze(-2) if self.C.ndim == 2 else G @ self.C
+
+    def matrix(self) -> Tensor:
+        return self.back(self.inside(self.Q))
+
+
+@dataclass(frozen=True)
+class Poles(InBasis):
+    """C = (diag(D) + Z^T Z)^-e for few rows Z, 0 < e < 1, as a sum over poles s of (diag(D) + Z^T Z + s I)^-1.
+
+    x^-e = sin(pi e) / pi  integral of s^-e / (s + x) ds,  by the trapezoidal rule in log s. Its two tails are geometric
+    series and are added in closed form, as ``constant`` and as a pole at 0.
+    """
+
+    D: Tensor  # damped
+    Z: Tensor
+    poles: Tensor  # [groups, POLES + 1]
+    weights: Tensor
+    constant: Tensor
+    lower: Tensor  # Cholesky factors of I + Z (D + s)^-1 Z^T, [groups, POLES + 1, rows, rows]
+
+    @classmethod
+    def prepare(cls, Q: Tensor, D: Tensor, Z: Tensor, rho: Tensor, e: float) -> Poles:
+        # in float64: Woodbury's identity loses as many digits as D + rho and Z^T Z differ in size
+        D, Z = D.double() + rho.double().unsqueeze(-1), Z.double()
+        low = D.amin(-1).log() - MARGIN
+        high = (D.amax(-1) + Z.square().sum((-2, -1))).log() + MARGIN
+        h = ((high - low) / (POLES - 1)).unsqueeze(-1)
+        u = low.unsqueeze(-1) + h * torch.arange(POLES, device=D.device)
+        scale = math.sin(math.pi * e) / math.pi * h
+        before = ((1 - e) * low.unsqueeze(-1)).exp() / torch.expm1((1 - e) * h)
+        after = (-e * high.unsqueeze(-1)).exp() / torch.expm1(e * h)
+        poles = torch.cat([torch.zeros_like(h), u.exp()], dim=-1)
+        weights = scale * torch.cat([before, ((1 - e) * u).exp()], dim=-1)
+        K = (Z.unsqueeze(1) / (D.unsqueeze(1) + poles.unsqueeze(-1)).unsqueeze(-2)) @ Z.mT.unsqueeze(1)
+        K.diagonal(dim1=-2, dim2=-1).add_(1)
+        lower = torch.linalg.cholesky_ex(K)[0]
+        return cls(Q, D, Z, poles, weights, (scale * after).squeeze(-1), lower)
+
+    @property
+    def form(self) -> str:
+        return f"kept basis {self.Q.shape[-1]}, {self.Z.shape[-2]} rows"
+
+    def work(self, d_out: int, d_in: int, in_side: bool) -> int:
+        return 2 * d_out * d_in * (d_in if in_side else d_out)
+
+    def inside(self, G: Tensor) -> Tensor:
+        X = G.double()
+        inverse = 1 / (self.D.unsqueeze(1) + self.poles.unsqueeze(-1)).unsqueeze(-2)
+        Y = X.unsqueeze(1) * inverse  # [groups, poles, n, d]
+        inner = torch.cholesky_solve(self.Z.unsqueeze(1) @ Y.mT, self.lower)
+        Y = Y - (inner.mT @ self.Z.unsqueeze(1)) * inverse
+        total = self.constant[:, None, None] * X + (self.weights[..., None, None] * Y).sum(1)
+        return total.to(G.dtype)
+
+
+def divided_differences(x: Tensor, e: Fraction) -> Tensor:
+    """(x_i^-e - x_j^-e) / (x_i - x_j) for positive x [..., d], without cancellation.
+
+    With e = s / p and b = x^(1/p):  - sum_k<s b_i^k b_j^(s-1-k) / (b_i^s b_j^s sum_k<p b_i^k b_j^(p-1-k)).
+    """
+    s, p = e.numerator, e.denominator
+    b = x.pow(1 / p)
+    outer = b.unsqueeze(-1).pow(s) * b.unsqueeze(-2).pow(s)
+    return -_mixed_powers(b, s) / (outer * _mixed_powers(b, p))
+
+
+def _mixed_powers(b: Tensor, n: int) -> Tensor:
+    """sum over k < n of b_i^k b_j^(n-1-k), [..., d, d]."""
+    powers = torch.stack([b.pow(k) for k in range(n)], dim=-1)
+    return powers @ powers.flip(-1).mT
+
+
+def _slope(x: Tensor, e: Fraction) -> Tensor:
+    """The derivative of C^(p/2) A C^(p/2) by C where both are diagonal, A = diag(x) and C = diag(x^-1/p)."""
+    root = x.sqrt()
+    return _mixed_powers(x.pow(-float(e)), e.denominator // 2) * (root.unsqueeze(-1) + root.unsqueeze(-2))
+
+
+def _residual(A: Tensor, C: Tensor, half: int, V: Tensor) -> Tensor:
+    """Root mean square of the entries of C^half A C^half - I times the root of its size, by probes V; of all groups."""
+    W = V
+    for _ in range(half):
+        W = C @ W
+    W = A @ W
+    for _ in range(half):
+        W = C @ W
+    return ((W - V).square().mean((-2, -1))).amax().sqrt()
+
+
+@lru_cache(maxsize=64)
+def _probes(d: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Random signs [d, PROBES], the same each time."""
+    generator = torch.Generator().manual_seed(d)
+    return (2 * torch.randint(2, (d, PROBES), generator=generator) - 1).to(device, dtype)
+
+
+def _largest(times: Any, starts: Tensor, steps: int) -> tuple[Tensor, Tensor]:
+    """The largest Rayleigh quotient that power iterations from ``starts`` [groups, d, n] reach, and its vector."""
+    tiny = torch.finfo(starts.dtype).tiny
+    v = starts / starts.norm(dim=-2, keepdim=True).clamp_min(tiny)
+    for _ in range(steps):
+        v = times(v)
+        v = v / v.norm(dim=-2, keepdim=True).clamp_min(tiny)
+    quotients = (v * times(v)).sum(-2)
+    largest, best = quotients.max(-1)
+    return largest.clamp_min(0), torch.take_along_dim(v, best[:, None, None], dim=-1).squeeze(-1)
