@@ -18,6 +18,7 @@ What is kept lies in a plain dict of tensors, so that it can be saved.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
@@ -28,6 +29,7 @@ from torch import Tensor
 
 from mukron.linalg.factors import ONE, Factor, MatrixFactor
 from mukron.linalg.operators import Operator
+from mukron.linalg.roots import largest_by_squaring
 
 TOLERANCE = 0.01  # root mean square of the relative error of (S + rho I)^-e over all directions
 REACH = 10 * TOLERANCE  # an error up to which corrections converge fast
@@ -49,14 +51,13 @@ class KeptFactor(Factor):
         """M <- old M + new M_new."""
         raise NotImplementedError
 
-    def renewed(self, values: Tensor, vectors: Tensor) -> None:
+    def renewed(self, vectors: Tensor) -> None:
         """The basis is now that of the eigenvectors of S."""
-        Q = self.kept["Q"] @ vectors
-        # one Newton-Schulz step, so that rounding does not add up over renewals
-        self.kept["Q"] = 1.5 * Q - 0.5 * Q @ (Q.mT @ Q)
-        self.kept["top"] = torch.zeros_like(values)
-        self.kept["top"][..., -1] = 1
+        Q = self.kept["Q"] @ vectors if self.kept["renewals"] else vectors
         self.kept["renewals"] += 1
+        if self.kept["renewals"] % 8 == 0:  # one Newton-Schulz step, so that rounding does not add up
+            Q = 1.5 * Q - 0.5 * Q @ (Q.mT @ Q)
+        self.kept["Q"] = Q
 
 
 def kept_factor(kept: Kept, rows: Tensor) -> KeptFactor:
@@ -94,10 +95,7 @@ class TrackedFactor(KeptFactor, MatrixFactor):
     def largest_eigenvalue(self) -> Tensor:
         if self.strange:
             return super().largest_eigenvalue()
-        place = self.M.diagonal(dim1=-2, dim2=-1).argmax(-1, keepdim=True)
-        starts = torch.stack([self.kept["top"], torch.zeros_like(self.kept["top"]).scatter_(-1, place, 1)], dim=-1)
-        largest, self.kept["top"] = _largest(lambda v: self.M @ v, starts, 4)
-        return largest
+        return _largest(lambda v: self.M @ v, self.M.diagonal(dim1=-2, dim2=-1))
 
     def prepare(self, rho: Tensor, e: Fraction = ONE, solver: str = "tracked") -> tuple[Operator, str]:
         root = None if self.strange else self._near(rho, e)
@@ -105,7 +103,7 @@ class TrackedFactor(KeptFactor, MatrixFactor):
             return Turned(self.kept["Q"], root), ""
         values, vectors, rung = self.eigh
         values = values.clamp_min(0)
-        self.renewed(values, vectors)
+        self.renewed(vectors)
         self.kept.update(S=torch.diag_embed(values), spent=0)
         return Turned(self.kept["Q"], (values + rho.unsqueeze(-1)).pow(-float(e))), rung
 
@@ -113,24 +111,23 @@ class TrackedFactor(KeptFactor, MatrixFactor):
         """(S + rho I)^-e from its first-order form, or None where that does not come within the tolerance."""
         if e.numerator != 1 or e.denominator % 2:
             return None  # corrections and their residual are made for even roots
-        S, half = self.M, e.denominator // 2
-        diagonal = S.diagonal(dim1=-2, dim2=-1).clamp_min(0)
-        damped = diagonal + rho.unsqueeze(-1)
-        A = S.clone()
-        A.diagonal(dim1=-2, dim2=-1).copy_(damped)
-        C = divided_differences(damped, e) * S
+        S, half, eye_times = self.M, e.denominator // 2, rho[..., None, None]
+        damped = S.diagonal(dim1=-2, dim2=-1) + rho.unsqueeze(-1)
+        C = divided_differences(damped, e).mul_(S)
         C.diagonal(dim1=-2, dim2=-1).copy_(damped.pow(-float(e)))
-        V, limit = _probes(self.d, S.dtype, S.device), float("inf")
+        V, limit = _probes(self.d, S.dtype, S.device), REACH
+        price = RENEWAL_ON_GPU if S.is_cuda else RENEWAL
         while True:
-            error = float(e) * float(_residual(A, C, half, V))
+            W = _repeated(C, half, V)
+            W = _repeated(C, half, S @ W + eye_times * W)
+            error = float(e) * float((W - V).square().mean((-2, -1)).amax().sqrt())
             if error <= TOLERANCE:
                 return C
-            price = RENEWAL_ON_GPU if S.is_cuda else RENEWAL
-            if not error < min(REACH, limit) or self.kept["spent"] + CORRECTION > price:
+            if not error < limit or self.kept["spent"] + CORRECTION > price:
                 return None
-            # C <- C - R / J with R = C^(p/2) A C^(p/2) - I, and J the derivative of R by C at the diagonal
+            # C <- C - R / J with R = C^(p/2) (S + rho I) C^(p/2) - I, and J the derivative of R by C at the diagonal
             power = torch.linalg.matrix_power(C, half)
-            R = power @ A @ power
+            R = (power @ S + eye_times * power) @ power
             R.diagonal(dim1=-2, dim2=-1).sub_(1)
             C = C - R / _slope(damped, e)
             self.kept["spent"] += CORRECTION
@@ -143,7 +140,7 @@ class ThinFactor(KeptFactor):
     def mix(self, old: float, new: float) -> KeptFactor:
         kept, rows = self.kept, self.rows * new**0.5
         if "D" not in kept:
-            kept.update(D=torch.zeros_like(rows[..., 0, :]), Z=rows, top=rows[..., 0, :])
+            kept.update(D=torch.zeros_like(rows[..., 0, :]), Z=rows)
         else:
             kept["D"] = old * kept["D"]
             kept["Z"] = torch.cat([old**0.5 * kept["Z"], rows], dim=-2) if old else rows
@@ -155,18 +152,14 @@ class ThinFactor(KeptFactor):
 
     def largest_eigenvalue(self) -> Tensor:
         D, Z = self.D.unsqueeze(-1), self.Z
-        place = (self.D + Z.square().sum(-2)).argmax(-1, keepdim=True)
-        spike = torch.zeros_like(self.D).scatter_(-1, place, 1)
-        starts = torch.cat([torch.stack([self.kept["top"], spike], dim=-1), self.rows.mT], dim=-1)
-        largest, self.kept["top"] = _largest(lambda v: D * v + Z.mT @ (Z @ v), starts, 8)
-        return largest
+        return _largest(lambda v: D * v + Z.mT @ (Z @ v), self.D + Z.square().sum(-2))
 
     def prepare(self, rho: Tensor, e: Fraction = ONE, solver: str = "tracked") -> tuple[Operator, str]:
         if self.Z.shape[-2] <= ROWS and e < 1:
             return Poles.prepare(self.kept["Q"], self.D, self.Z, rho, float(e)), ""
         values, vectors, rung = MatrixFactor(torch.diag_embed(self.D) + self.Z.mT @ self.Z).eigh
         values = values.clamp_min(0)
-        self.renewed(values, vectors)
+        self.renewed(vectors)
         self.kept.update(D=values, Z=self.Z[..., :0, :])
         return Turned(self.kept["Q"], (values + rho.unsqueeze(-1)).pow(-float(e))), rung
 
@@ -264,31 +257,26 @@ def divided_differences(x: Tensor, e: Fraction) -> Tensor:
     """
     s, p = e.numerator, e.denominator
     b = x.pow(1 / p)
-    outer = b.unsqueeze(-1).pow(s) * b.unsqueeze(-2).pow(s)
-    return -_mixed_powers(b, s) / (outer * _mixed_powers(b, p))
+    return _mixed_powers(b, range(s)).neg_().div_(_mixed_powers(b, range(s, s + p)))
 
 
-def _mixed_powers(b: Tensor, n: int) -> Tensor:
-    """sum over k < n of b_i^k b_j^(n-1-k), [..., d, d]."""
-    powers = torch.stack([b.pow(k) for k in range(n)], dim=-1)
+def _mixed_powers(b: Tensor, exponents: range) -> Tensor:
+    """sum over k of b_i^k b_j^l where k runs through the exponents upwards and l downwards, [..., d, d]."""
+    powers = torch.stack([b.pow(k) for k in exponents], dim=-1)
     return powers @ powers.flip(-1).mT
 
 
 def _slope(x: Tensor, e: Fraction) -> Tensor:
     """The derivative of C^(p/2) A C^(p/2) by C where both are diagonal, A = diag(x) and C = diag(x^-1/p)."""
     root = x.sqrt()
-    return _mixed_powers(x.pow(-float(e)), e.denominator // 2) * (root.unsqueeze(-1) + root.unsqueeze(-2))
+    return _mixed_powers(x.pow(-float(e)), range(e.denominator // 2)) * (root.unsqueeze(-1) + root.unsqueeze(-2))
 
 
-def _residual(A: Tensor, C: Tensor, half: int, V: Tensor) -> Tensor:
-    """Root mean square of the entries of C^half A C^half - I times the root of its size, by probes V; of all groups."""
-    W = V
-    for _ in range(half):
-        W = C @ W
-    W = A @ W
-    for _ in range(half):
-        W = C @ W
-    return ((W - V).square().mean((-2, -1))).amax().sqrt()
+def _repeated(C: Tensor, times: int, V: Tensor) -> Tensor:
+    """C^times V."""
+    for _ in range(times):
+        V = C @ V
+    return V
 
 
 @lru_cache(maxsize=64)
@@ -298,13 +286,22 @@ def _probes(d: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     return (2 * torch.randint(2, (d, PROBES), generator=generator) - 1).to(device, dtype)
 
 
-def _largest(times: Any, starts: Tensor, steps: int) -> tuple[Tensor, Tensor]:
-    """The largest Rayleigh quotient that power iterations from ``starts`` [groups, d, n] reach, and its vector."""
-    tiny = torch.finfo(starts.dtype).tiny
-    v = starts / starts.norm(dim=-2, keepdim=True).clamp_min(tiny)
+def _largest(times: Callable[[Tensor], Tensor], diagonal: Tensor, steps: int = 6) -> Tensor:
+    """The largest eigenvalue of an S that is near its diagonal, never above it, by Lanczos' method.
+
+    It starts where the diagonal is largest, with a little of everything else.
+    """
+    tiny = torch.finfo(diagonal.dtype).tiny
+    start = 0.1 / diagonal.shape[-1] ** 0.5 * _probes(diagonal.shape[-1], diagonal.dtype, diagonal.device)[:, :1]
+    start = start.repeat(len(diagonal), 1, 1).scatter_(-2, diagonal.argmax(-1)[:, None, None], 1.0)
+    new, K, images = times(start), start[..., :0], start[..., :0]
     for _ in range(steps):
-        v = times(v)
-        v = v / v.norm(dim=-2, keepdim=True).clamp_min(tiny)
-    quotients = (v * times(v)).sum(-2)
-    largest, best = quotients.max(-1)
-    return largest.clamp_min(0), torch.take_along_dim(v, best[:, None, None], dim=-1).squeeze(-1)
+        for _ in range(2):  # once more, since the first leaves rounding behind
+            new = new / new.norm(dim=-2, keepdim=True).clamp_min(tiny)
+            new = new - K @ (K.mT @ new)
+        size = new.norm(dim=-2, keepdim=True)
+        # what shrinks in the second round too is rounding alone: S has no more directions to show
+        K = torch.cat([K, torch.where(size > 0.5, new / size.clamp_min(tiny), 0.0)], dim=-1)
+        new = times(K[..., -1:])
+        images = torch.cat([images, new], dim=-1)
+    return largest_by_squaring(K.mT @ images)

@@ -92,6 +92,20 @@ class Shampoo(SecondOrder):
         L, R = sides["L"], sides["R"]
         return L.back(R.back(R.inside(L.inside(G_turned.mT).mT)).mT).mT
 
+    @property
+    def renewals(self) -> dict[str, int]:
+        """With solver="tracked": how often the basis of each factor was renewed, by parameter and side."""
+        found = {}
+        for slot in self.slots.values():
+            for block, sides in self.state.get(slot.anchor, {}).get("memory", {}).items():
+                for name, kept in sides.items():
+                    if "renewals" in kept:
+                        found[f"{slot.name}.{block} {name}"] = kept["renewals"]
+        return found
+
+    def _is_diagonal(self, d: int, one_hot: bool = False) -> bool:
+        return one_hot or d == 1 or d > self.max_size
+
     def _one_hot(self, slot: Slot, block: str) -> bool:
         return block == WEIGHT and slot.layout.one_hot
 
@@ -99,7 +113,7 @@ class Shampoo(SecondOrder):
         """The same, in the bases that are kept: Q_L^T G Q_R serves both sides."""
         memory = self.state[slot.anchor]["memory"].setdefault(block, {})
         kept = {name: memory.setdefault(name, {}) for name in ("L", "R")}
-        diagonal = {"L": G.shape[-2] > self.max_size, "R": G.shape[-1] > self.max_size or self._one_hot(slot, block)}
+        diagonal = {"L": self._is_diagonal(G.shape[-2]), "R": self._is_diagonal(G.shape[-1], self._one_hot(slot, block))}
         G = G if diagonal["L"] else turn(kept["L"], G.mT).mT
         G = G if diagonal["R"] else turn(kept["R"], G)
         rows = {"L": G.mT, "R": G}
@@ -111,6 +125,6 @@ class Shampoo(SecondOrder):
 
     def _moment(self, G: Tensor, diagonal: bool = False) -> Factor:
         """G^T G, or its diagonal."""
-        if diagonal or G.shape[-1] > self.max_size:
+        if self._is_diagonal(G.shape[-1], diagonal):
             return DiagonalFactor(G.square().sum(-2))
         return MatrixFactor(G.mT @ G)

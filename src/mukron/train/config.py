@@ -377,7 +377,7 @@ METHOD_OPTIONS: dict[str, dict[str, Reader]] = {  # by method: the optimizer's a
         **_ALL,
         **_EVERY,
         "memory": _memory_in_matrices,
-        "solver": _one_of(("eigh", "newton")),
+        "solver": _one_of(("eigh", "newton", "tracked")),
         "max_size": _whole(1),
     },
     "gauss-newton": _ALL,
