@@ -154,7 +154,9 @@ def test_float32_thin_factors_lose_no_digits_to_small_damping():
         X = draw(1, 1, 64, seed=step, dtype=torch.float32)
         factor = kept_factor(kept, turn(kept, X)).mix(1.0, 1.0)
     assert isinstance(factor, ThinFactor)
-    M = sum(draw(1, 1, 64, seed=step).float().double().mT @ draw(1, 1, 64, seed=step).float().double() for step in range(20))
+    M = sum(
+        draw(1, 1, 64, seed=step).float().double().mT @ draw(1, 1, 64, seed=step).float().double() for step in range(20)
+    )
     operator, _ = factor.prepare(torch.tensor([1e-6]), QUARTER)
     expected = X.double() @ root(M, 1e-6, QUARTER)
     assert torch.allclose(operator.right(X).double(), expected, rtol=1e-4, atol=1e-5 * float(expected.abs().amax()))

@@ -26,7 +26,7 @@ class Shampoo(SecondOrder):
     e: the exponent; 1/2 is Gupta and others' own.
     memory: ``Sum()``, ``EMA(decay)`` or ``Batch()``.
     solver: "eigh"; "newton" for an iteration of matrix products; or "tracked", which keeps an eigenbasis from step to
-        step, corrects for what has changed, and renews it when its error would exceed 1 percent.
+        step, corrects for what has changed, and renews it when steps would be off by more than 2 percent.
     max_size: a side larger than this keeps only its diagonal, as an embedding's vocabulary does.
     """
 
@@ -76,10 +76,10 @@ class Shampoo(SecondOrder):
         self, factors: Mapping[str, Factor], rho: Mapping[str, Tensor]
     ) -> tuple[dict[str, Operator], dict[str, str]]:
         operators, rungs = super().prepare(factors, rho)
-        for (name, operator), other in zip(operators.items(), reversed(factors.values()), strict=True):
-            uses = self.settings.inverse_every * other.d
-            if isinstance(operator, Turned) and self.settings.inverse_every > 1 and uses > factors[name].d:
-                operators[name] = Matrix(operator.matrix())  # used often enough to be multiplied out
+        for name, other in (("L", "R"), ("R", "L")):
+            operator, uses = operators[name], self.settings.inverse_every
+            if isinstance(operator, Turned) and uses > 1 and uses * factors[other].d > factors[name].d:
+                operators[name] = Matrix(operator.matrix())  # it will be applied often enough to be multiplied out
         return operators, rungs
 
     def precondition(self, slot: Slot, block: str, G: Tensor, operators: Mapping[str, Mapping[str, Operator]]) -> Move:
@@ -113,7 +113,10 @@ class Shampoo(SecondOrder):
         """The same, in the bases that are kept: Q_L^T G Q_R serves both sides."""
         memory = self.state[slot.anchor]["memory"].setdefault(block, {})
         kept = {name: memory.setdefault(name, {}) for name in ("L", "R")}
-        diagonal = {"L": self._is_diagonal(G.shape[-2]), "R": self._is_diagonal(G.shape[-1], self._one_hot(slot, block))}
+        diagonal = {
+            "L": self._is_diagonal(G.shape[-2]),
+            "R": self._is_diagonal(G.shape[-1], self._one_hot(slot, block)),
+        }
         G = G if diagonal["L"] else turn(kept["L"], G.mT).mT
         G = G if diagonal["R"] else turn(kept["R"], G)
         rows = {"L": G.mT, "R": G}
