@@ -91,6 +91,21 @@ def test_a_run_in_float32_learns_as_with_eigendecompositions(digits):
     assert torch.allclose(losses["tracked"], losses["eigh"], rtol=0.1, atol=0.01), losses
 
 
+def test_a_larger_tolerance_renews_less_often(digits):
+    renewals = []
+    for tolerance in (0.005, 0.1):
+        model = network()
+        optimizer = Shampoo(model, lr=0.02, damping=DAMPING, solver="tracked", tolerance=tolerance)
+        for x, y in batches(digits, 40):
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+        renewals.append(sum(optimizer.renewals.values()))
+    assert renewals[1] < 0.8 * renewals[0]
+    with pytest.raises(ValueError, match="tolerance must be positive, got 0"):
+        Shampoo(network(), tolerance=0)
+
+
 def test_what_is_renewed_is_counted_and_saved(digits):
     model = network()
     optimizer = Shampoo(model, lr=0.02, solver="tracked")

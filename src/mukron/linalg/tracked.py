@@ -8,7 +8,7 @@ that basis first. Small eigenvalues keep their digits so, and few steps need an 
       (S + rho I)^-e = diag(lambda^-e) + F o E,    F_ij = (lambda_i^-e - lambda_j^-e) / (lambda_i - lambda_j),
 
   which is off by the square of E_ij / sqrt(lambda_i lambda_j), however close eigenvalues are. The error is measured.
-  One above ``TOLERANCE`` is corrected by products or, where they do not help or have cost as much since the basis was
+  One above the tolerance is corrected by products or, where they do not help or have cost as much since the basis was
   made, by a new basis.
 * ``ThinFactor``: what comes in has few rows (a bias has one, an output layer one a class): S = diag(D) + Z^T Z, and
   (S + rho I)^-e is a sum over poles, each solved by Woodbury's identity. Exact; renewed when Z has ``ROWS`` rows.
@@ -33,7 +33,7 @@ from mukron.linalg.operators import Operator
 from mukron.linalg.roots import largest_by_squaring
 
 TOLERANCE = 0.02  # of (S + rho I)^-e, in the worst direction seen
-REACH = 10 * TOLERANCE  # an error up to which corrections converge fast
+REACH = 0.2  # an error up to which corrections converge fast
 ROWS = 64  # of Z
 PROBES = 2
 POLES, MARGIN = 48, 10.0  # MARGIN: how far beyond the spectrum poles reach, in powers of Euler's number
@@ -45,8 +45,8 @@ Kept = dict[str, Any]
 class KeptFactor(Factor):
     """A factor in a basis that outlives it; ``rows`` are what this step brings, M_new = rows^T rows in that basis."""
 
-    def __init__(self, kept: Kept, rows: Tensor) -> None:
-        self.kept, self.rows, self.d = kept, rows, rows.shape[-1]
+    def __init__(self, kept: Kept, rows: Tensor, tolerance: float = TOLERANCE) -> None:
+        self.kept, self.rows, self.tolerance, self.d = kept, rows, tolerance, rows.shape[-1]
 
     def mix(self, old: float, new: float) -> KeptFactor:
         """M <- old M + new M_new."""
@@ -61,9 +61,9 @@ class KeptFactor(Factor):
         self.kept["Q"] = Q
 
 
-def kept_factor(kept: Kept, rows: Tensor) -> KeptFactor:
-    """The form that suits what comes in."""
-    return (ThinFactor if is_thin(*rows.shape[-2:]) else TrackedFactor)(kept, rows)
+def kept_factor(kept: Kept, rows: Tensor, tolerance: float = TOLERANCE) -> KeptFactor:
+    """The form that suits what comes in; ``tolerance``: relative error of its root in the worst direction seen."""
+    return (ThinFactor if is_thin(*rows.shape[-2:]) else TrackedFactor)(kept, rows, tolerance)
 
 
 def is_thin(rows: int, d: int) -> bool:
@@ -120,7 +120,7 @@ class TrackedFactor(KeptFactor, MatrixFactor):
         price = RENEWAL_ON_GPU if S.is_cuda else RENEWAL
         while True:
             error = float(e) * float(_residual(S, shift, C, half, V))  # one synchronisation a factor
-            if error <= TOLERANCE:
+            if error <= self.tolerance:
                 return C
             if not error < limit or self.kept["spent"] + CORRECTION > price:
                 return None

@@ -26,7 +26,8 @@ class Shampoo(SecondOrder):
     e: the exponent; 1/2 is Gupta and others' own.
     memory: ``Sum()``, ``EMA(decay)`` or ``Batch()``.
     solver: "eigh"; "newton" for an iteration of matrix products; or "tracked", which keeps an eigenbasis from step to
-        step, corrects for what has changed, and renews it when steps would be off by more than 2 percent.
+        step, corrects for what has changed, and renews it when its error would exceed the tolerance.
+    tolerance: of "tracked", the relative error of a factor's root in the worst direction seen; most steps' is far less.
     max_size: a side larger than this keeps only its diagonal, as an embedding's vocabulary does.
     """
 
@@ -42,6 +43,7 @@ class Shampoo(SecondOrder):
         e: Fraction | int | str = Fraction(1, 2),
         memory: Memory | None = None,
         solver: str = "eigh",
+        tolerance: float = 0.02,
         max_size: int = 8192,
         factor_every: int = 1,
         inverse_every: int = 1,
@@ -53,7 +55,9 @@ class Shampoo(SecondOrder):
     ) -> None:
         one_of("solver", solver, SOLVERS)
         self.method = shampoo(e)  # type: ignore[misc]
-        self.max_size = max_size
+        if not tolerance > 0:
+            raise ValueError(f"tolerance must be positive, got {tolerance}")
+        self.max_size, self.tolerance = max_size, tolerance
         self._turned: dict[tuple[str, str], tuple[Tensor, dict[str, Tensor | None]]] = {}  # of the step being made
         memory = Sum() if memory is None else memory
         if isinstance(memory, Window):
@@ -122,7 +126,9 @@ class Shampoo(SecondOrder):
         rows = {"L": G.mT, "R": G}
         self._turned[slot.name, block] = G, {name: each.get("Q") for name, each in kept.items()}
         return {
-            name: self._moment(rows[name], True) if diagonal[name] else kept_factor(kept[name], rows[name])
+            name: self._moment(rows[name], True)
+            if diagonal[name]
+            else kept_factor(kept[name], rows[name], self.tolerance)
             for name in rows
         }
 
