@@ -27,6 +27,13 @@ MAKERS = {
     "shampoo, newton": lambda model, **options: Shampoo(
         model, **{"lr": 0.05, "damping": 1e-3, "solver": "newton", **options}
     ),
+    "shampoo, tracked": lambda model, **options: Shampoo(
+        model, **{"lr": 0.05, "damping": 1e-3, "solver": "tracked", **options}
+    ),
+    "shampoo, tracked, rarely": lambda model, **options: Shampoo(
+        model,
+        **{"lr": 0.05, "damping": 1e-3, "solver": "tracked", "factor_every": 2, "inverse_every": 4, **options},
+    ),
     "gauss-newton": lambda model, **options: GaussNewton(model, **{"lr": 0.05, **options}),
 }
 DATA = torch.Generator().manual_seed(0)

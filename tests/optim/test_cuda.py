@@ -22,6 +22,7 @@ METHODS = {
     "kfac, window": lambda model: KFAC(model, lr=0.05, memory=Window(2), fisher="exact"),
     "foof": lambda model: FOOF(model, lr=0.05),
     "shampoo": lambda model: Shampoo(model, lr=0.05, damping=1e-3),
+    "shampoo, tracked": lambda model: Shampoo(model, lr=0.05, damping=1e-3, solver="tracked"),
     "shampoo, newton": lambda model: Shampoo(model, lr=0.05, damping=1e-3, solver="newton"),
     "gauss-newton": lambda model: GaussNewton(model, lr=0.05),
 }

@@ -137,7 +137,7 @@ def test_foof(network):
         assert torch.allclose(ours, theirs, rtol=1e-8, atol=1e-10), name
 
 
-@pytest.mark.parametrize("solver", ["eigh", "newton"])
+@pytest.mark.parametrize("solver", ["eigh", "newton", "tracked"])
 @pytest.mark.parametrize("e", ["1/2", "1", "1/4"])
 @pytest.mark.parametrize("network", NETWORKS)
 def test_shampoo(network, e, solver):

@@ -247,7 +247,7 @@ def test_no_damping_gives_no_nan(method):
 
 
 @pytest.mark.parametrize("scale", [1e-19, 1e-21])
-@pytest.mark.parametrize("solver", ["eigh", "newton"])
+@pytest.mark.parametrize("solver", ["eigh", "newton", "tracked"])
 def test_tiny_gradients_never_become_nan(scale, solver):
     model = Net(8)
     optimizer = Shampoo(model, lr=0.1, solver=solver)

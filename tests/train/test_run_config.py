@@ -205,7 +205,10 @@ def test_nobody_can_change_a_config():
         ({"method_options": {"exclude": [1]}}, r"method_options: exclude=\(1,\): expected a name"),
         ({"method_options": {"fisher": "none"}}, "method_options: fisher='none': known: mc, exact, empirical"),
         ({"method_options": {"solver": "svd"}}, "method_options: solver='svd': known: cholesky, eigh, newton"),
-        ({"method": "shampoo", "method_options": {"solver": "cholesky"}}, "solver='cholesky': known: eigh, newton"),
+        (
+            {"method": "shampoo", "method_options": {"solver": "cholesky"}},
+            "solver='cholesky': known: eigh, newton, tracked",
+        ),
         ({"method_options": {"inverse_every": 0}}, "inverse_every=0: expected a whole number from 1 on"),
         ({"method_options": {"inverse_every": "ten"}}, "inverse_every='ten': expected a whole number from 1 on"),
         ({"method_options": {"factor_every": 2, "inverse_every": 3}}, "inverse_every=3 must be a multiple of fac.*=2"),

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mukron.linalg import DiagonalFactor, Factor, MatrixFactor, RowsFactor
+from mukron.linalg import DiagonalFactor, Factor, KeptFactor, MatrixFactor, RowsFactor
 
 State = dict[str, Any]
 
@@ -19,7 +19,7 @@ class Batch:
     """This batch alone."""
 
     def update(self, state: State, batch: Factor) -> Factor:
-        return batch
+        return batch.mix(0.0, 1.0) if isinstance(batch, KeptFactor) else batch
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,9 @@ class EMA:
 
     def update(self, state: State, batch: Factor) -> Factor:
         updates = state["updates"] = state.get("updates", 0) + 1
+        if isinstance(batch, KeptFactor):  # which holds what is corrected already
+            whole = 1 - self.decay**updates
+            return batch.mix((whole - (1 - self.decay)) / whole, (1 - self.decay) / whole)
         new = _dense(batch) * (1 - self.decay)
         total = state["total"] = new if "total" not in state else self.decay * state["total"] + new
         return _factor(total / (1 - self.decay**updates), batch)
@@ -44,6 +47,8 @@ class Sum:
     """The sum of all batches so far (Shampoo's own)."""
 
     def update(self, state: State, batch: Factor) -> Factor:
+        if isinstance(batch, KeptFactor):
+            return batch.mix(1.0, 1.0)
         new = _dense(batch)
         total = state["total"] = new if "total" not in state else state["total"] + new
         return _factor(total, batch)

@@ -5,6 +5,7 @@ from mukron.linalg.factors import SOLVERS, DiagonalFactor, Factor, MatrixFactor,
 from mukron.linalg.inverses import Inverse, attempt, invert
 from mukron.linalg.operators import Diagonal, Identity, LowRank, Matrix, Operator, SampleSpace
 from mukron.linalg.roots import inverse_root_eigh, inverse_root_newton
+from mukron.linalg.tracked import KeptFactor, Turned, kept_factor, turn
 
 __all__ = [
     "SOLVERS",
@@ -15,16 +16,20 @@ __all__ = [
     "FactorizationError",
     "Identity",
     "Inverse",
+    "KeptFactor",
     "LowRank",
     "Matrix",
     "MatrixFactor",
     "Operator",
     "RowsFactor",
     "SampleSpace",
+    "Turned",
     "add_to_diagonal",
     "attempt",
     "factorize",
     "inverse_root_eigh",
     "inverse_root_newton",
     "invert",
+    "kept_factor",
+    "turn",
 ]

@@ -29,6 +29,20 @@ class Operator:
     def left(self, G: Tensor) -> Tensor:
         return self.right(G.mT).mT
 
+    # P = Q C Q^T for those that keep a basis Q; without one, Q = I and C = P
+
+    def inside(self, G: Tensor) -> Tensor:
+        """G C."""
+        return self.right(G)
+
+    def back(self, G: Tensor) -> Tensor:
+        """G Q^T."""
+        return G
+
+    def lies_in(self, Q: Tensor | None) -> bool:
+        """Whether that is its basis."""
+        return Q is None
+
     @property
     def form(self) -> str:
         """For people: what is held."""

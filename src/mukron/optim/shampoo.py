@@ -10,11 +10,13 @@ from torch import Tensor, nn
 
 from mukron.curvature import Gathered, Listening, Memory, Sum, Window
 from mukron.damping import MaxEigenvalue, Rule
-from mukron.linalg import DiagonalFactor, Factor, MatrixFactor
-from mukron.optim.base import WEIGHT, Blocks, SecondOrder, Settings, one_of
+from mukron.linalg import DiagonalFactor, Factor, Matrix, MatrixFactor, Operator, Turned, kept_factor, turn
+from mukron.optim.base import WEIGHT, Blocks, Move, SecondOrder, Settings, one_of
 from mukron.optim.slots import Slot
 from mukron.params import Parametrization
 from mukron.theory import shampoo
+
+SOLVERS = ("eigh", "newton", "tracked")
 
 
 class Shampoo(SecondOrder):
@@ -23,7 +25,9 @@ class Shampoo(SecondOrder):
     damping: a number means ``MaxEigenvalue(number)``, which muP allows.
     e: the exponent; 1/2 is Gupta and others' own.
     memory: ``Sum()``, ``EMA(decay)`` or ``Batch()``.
-    solver: "eigh", or "newton" for an iteration of matrix products.
+    solver: "eigh"; "newton" for an iteration of matrix products; or "tracked", which keeps an eigenbasis from step to
+        step, corrects for what has changed, and renews it when its error would exceed the tolerance.
+    tolerance: of "tracked", the relative error of a factor's root in the worst direction seen; most steps' is far less.
     max_size: a side larger than this keeps only its diagonal, as an embedding's vocabulary does.
     """
 
@@ -39,6 +43,7 @@ class Shampoo(SecondOrder):
         e: Fraction | int | str = Fraction(1, 2),
         memory: Memory | None = None,
         solver: str = "eigh",
+        tolerance: float = 0.02,
         max_size: int = 8192,
         factor_every: int = 1,
         inverse_every: int = 1,
@@ -48,9 +53,12 @@ class Shampoo(SecondOrder):
         exclude: tuple[str, ...] = (),
         **groups: Any,
     ) -> None:
-        one_of("solver", solver, ("eigh", "newton"))
+        one_of("solver", solver, SOLVERS)
         self.method = shampoo(e)  # type: ignore[misc]
-        self.max_size = max_size
+        if not tolerance > 0:
+            raise ValueError(f"tolerance must be positive, got {tolerance}")
+        self.max_size, self.tolerance = max_size, tolerance
+        self._turned: dict[tuple[str, str], tuple[Tensor, dict[str, Tensor | None]]] = {}  # of the step being made
         memory = Sum() if memory is None else memory
         if isinstance(memory, Window):
             raise ValueError("Shampoo's factors are matrices: choose Sum(), EMA(decay) or Batch()")
@@ -61,13 +69,71 @@ class Shampoo(SecondOrder):
         super().__init__(model, parametrization, lr, damping=damping, listening=listening, settings=settings, **groups)
 
     def measure(self, slot: Slot, gathered: Gathered | None, gradients: Mapping[str, Tensor]) -> Blocks:
+        if self.settings.solver == "tracked":
+            return {block: self._in_basis(slot, block, G) for block, G in gradients.items()}
         return {
-            block: {"L": self._moment(G.mT), "R": self._moment(G, diagonal=block == WEIGHT and slot.layout.one_hot)}
+            block: {"L": self._moment(G.mT), "R": self._moment(G, diagonal=self._one_hot(slot, block))}
             for block, G in gradients.items()
+        }
+
+    def prepare(
+        self, factors: Mapping[str, Factor], rho: Mapping[str, Tensor]
+    ) -> tuple[dict[str, Operator], dict[str, str]]:
+        operators, rungs = super().prepare(factors, rho)
+        for name, other in (("L", "R"), ("R", "L")):
+            operator, uses = operators[name], self.settings.inverse_every
+            if isinstance(operator, Turned) and uses > 1 and uses * factors[other].d > factors[name].d:
+                operators[name] = Matrix(operator.matrix())  # it will be applied often enough to be multiplied out
+        return operators, rungs
+
+    def precondition(self, slot: Slot, block: str, G: Tensor, operators: Mapping[str, Mapping[str, Operator]]) -> Move:
+        G_turned, bases = self._turned.pop((slot.name, block), (None, {}))
+        sides = operators[block]
+        fresh = self.steps % self.settings.factor_every == 0
+        if G_turned is None or not fresh or any(not sides[name].lies_in(Q) for name, Q in bases.items()):
+            return super().precondition(slot, block, G, operators)
+        # the bases that this step's factors were measured in still stand: Q_L C_L (Q_L^T G Q_R) C_R Q_R^T
+        L, R = sides["L"], sides["R"]
+        return L.back(R.back(R.inside(L.inside(G_turned.mT).mT)).mT).mT
+
+    @property
+    def renewals(self) -> dict[str, int]:
+        """With solver="tracked": how often the basis of each factor was renewed, by parameter and side."""
+        found = {}
+        for slot in self.slots.values():
+            for block, sides in self.state.get(slot.anchor, {}).get("memory", {}).items():
+                for name, kept in sides.items():
+                    if "renewals" in kept:
+                        found[f"{slot.name}.{block} {name}"] = kept["renewals"]
+        return found
+
+    def _is_diagonal(self, d: int, one_hot: bool = False) -> bool:
+        return one_hot or d == 1 or d > self.max_size
+
+    def _one_hot(self, slot: Slot, block: str) -> bool:
+        return block == WEIGHT and slot.layout.one_hot
+
+    def _in_basis(self, slot: Slot, block: str, G: Tensor) -> dict[str, Factor]:
+        """The same, in the bases that are kept: Q_L^T G Q_R serves both sides."""
+        memory = self.state[slot.anchor]["memory"].setdefault(block, {})
+        kept = {name: memory.setdefault(name, {}) for name in ("L", "R")}
+        diagonal = {
+            "L": self._is_diagonal(G.shape[-2]),
+            "R": self._is_diagonal(G.shape[-1], self._one_hot(slot, block)),
+        }
+        G = G if diagonal["L"] else turn(kept["L"], G.mT).mT
+        G = G if diagonal["R"] else turn(kept["R"], G)
+        rows = {"L": G.mT, "R": G}
+        self._turned[slot.name, block] = G, {name: each.get("Q") for name, each in kept.items()}
+        return {
+            name: self._moment(rows[name], True)
+            if diagonal[name]
+            else kept_factor(kept[name], rows[name], self.tolerance)
+            for name in rows
         }
 
     def _moment(self, G: Tensor, diagonal: bool = False) -> Factor:
         """G^T G, or its diagonal."""
-        if diagonal or G.shape[-1] > self.max_size:
+        if self._is_diagonal(G.shape[-1], diagonal):
             return DiagonalFactor(G.square().sum(-2))
         return MatrixFactor(G.mT @ G)

@@ -138,7 +138,8 @@ def _factor_numbers(config: RunConfig, known: Layout, batch: int, positions: int
     shampoo = config.family == "shampoo"
     memory = parse_memory(options.get("memory", "sum" if shampoo else "batch"))
     copies = 2 if needs_matrix(memory) else 1  # what is remembered, and its inverse
-    dense = shampoo or copies == 2 or options.get("solver", "cholesky") != "cholesky"
+    copies = 3 if options.get("solver") == "tracked" else copies  # and the basis of both
+    dense = shampoo or copies > 1 or options.get("solver", "cholesky") != "cholesky"
     form = "matrix" if dense else "rows" if isinstance(memory, Window) else options.get("form", "auto")
     largest = options.get("max_size", 8192) if shampoo else math.inf
 
