@@ -36,11 +36,16 @@ LADDER: tuple[tuple[str, float, torch.dtype | None, str | None], ...] = (
 def factorize(M: Tensor, rho: Tensor) -> Factorization:
     """Cholesky of M + rho I for positive semi-definite M [..., d, d] and damping rho [...]; climbs ``LADDER``."""
     for rung, times, dtype, device in LADDER:
-        damped = add_to_diagonal(M.to(dtype=dtype or M.dtype, device=device or M.device), times * rho)
-        lower, info = torch.linalg.cholesky_ex(damped)
-        if not bool(info.any()) and bool(torch.isfinite(lower).all()):
+        lower, good = attempt(M.to(dtype=dtype or M.dtype, device=device or M.device), times * rho)
+        if bool(good.all()):
             return Factorization(lower.to(M), times * rho, rung)
     raise FactorizationError(f"a {list(M.shape)} matrix could not be factorized at damping {rho.tolist()}")
+
+
+def attempt(M: Tensor, rho: Tensor) -> tuple[Tensor, Tensor]:
+    """The plain factorization alone: the lower factor of M + rho I, and of every group whether it is one."""
+    lower, info = torch.linalg.cholesky_ex(add_to_diagonal(M, rho))
+    return lower, (info == 0) & torch.isfinite(lower).all(-1).all(-1)
 
 
 def add_to_diagonal(M: Tensor, rho: Tensor) -> Tensor:
@@ -54,3 +59,14 @@ def inverse(factorization: Factorization) -> Tensor:
     """(M + rho I)^-1 as a matrix."""
     cholesky_inverse: Callable[[Tensor], Tensor] = torch.cholesky_inverse
     return cholesky_inverse(factorization.lower)
+
+
+def attempt_inverse(M: Tensor, rho: Tensor) -> tuple[Tensor, Tensor]:
+    """(M + rho I)^-1 by the plain factorization, and of every group whether it is that. Nothing waits for a GPU."""
+    lower, good = attempt(M, rho)
+    identity = torch.eye(M.shape[-1], dtype=M.dtype, device=M.device)
+    lower = torch.where(good[..., None, None], lower, identity)
+    if not M.is_cuda:
+        return inverse(Factorization(lower, rho)), good
+    root = torch.linalg.solve_triangular(lower, identity.expand_as(lower), upper=False)
+    return root.mT @ root, good

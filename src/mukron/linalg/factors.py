@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
-from mukron.linalg.cholesky import FactorizationError, factorize, inverse
+from mukron.linalg.cholesky import FactorizationError, attempt_inverse, factorize, inverse
 from mukron.linalg.operators import Diagonal, Matrix, Operator, SampleSpace
 from mukron.linalg.roots import inverse_root_eigh, inverse_root_newton, largest_by_squaring
 
@@ -35,6 +35,10 @@ class Factor:
 
     def prepare(self, rho: Tensor, e: Fraction = ONE, solver: str = "cholesky") -> tuple[Operator, str]:
         """(M + rho I)^-e, and the rung of the ladder that was needed ("" if none)."""
+        raise NotImplementedError
+
+    def attempt(self, rho: Tensor) -> tuple[Operator, Tensor]:
+        """(M + rho I)^-1 by the first rung alone, and of every group whether that did. Nothing waits for a GPU."""
         raise NotImplementedError
 
 
@@ -74,6 +78,10 @@ class MatrixFactor(Factor):
             return Matrix(inverse_root_newton(self.M, rho, e, largest=self.trace())), ""
         values, vectors, rung = self.eigh
         return Matrix(inverse_root_eigh(values, vectors, rho, e)), rung
+
+    def attempt(self, rho: Tensor) -> tuple[Operator, Tensor]:
+        P, good = attempt_inverse(self.M, rho)
+        return Matrix(P), good
 
 
 class DiagonalFactor(Factor):
@@ -118,3 +126,7 @@ class RowsFactor(Factor):
             return MatrixFactor(self.X.mT @ self.X / self.n).prepare(rho, e, solver)
         factorization = factorize(self.gram, self.n * rho)
         return SampleSpace.prepare(self.X, factorization, self.n), factorization.rung
+
+    def attempt(self, rho: Tensor) -> tuple[Operator, Tensor]:
+        S, good = attempt_inverse(self.gram, self.n * rho)
+        return SampleSpace(self.X, S, rho, self.n), good
