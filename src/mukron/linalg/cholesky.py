@@ -45,7 +45,8 @@ def factorize(M: Tensor, rho: Tensor) -> Factorization:
 def attempt(M: Tensor, rho: Tensor) -> tuple[Tensor, Tensor]:
     """The plain factorization alone: the lower factor of M + rho I, and of every group whether it is one."""
     lower, info = torch.linalg.cholesky_ex(add_to_diagonal(M, rho))
-    return lower, (info == 0) & torch.isfinite(lower).all(-1).all(-1)
+    # a row with a number that is not finite has such a number on the diagonal, or made the factorization fail
+    return lower, (info == 0) & lower.diagonal(dim1=-2, dim2=-1).isfinite().all(-1)
 
 
 def add_to_diagonal(M: Tensor, rho: Tensor) -> Tensor:
@@ -64,9 +65,9 @@ def inverse(factorization: Factorization) -> Tensor:
 def attempt_inverse(M: Tensor, rho: Tensor) -> tuple[Tensor, Tensor]:
     """(M + rho I)^-1 by the plain factorization, and of every group whether it is that. Nothing waits for a GPU."""
     lower, good = attempt(M, rho)
-    identity = torch.eye(M.shape[-1], dtype=M.dtype, device=M.device)
-    lower = torch.where(good[..., None, None], lower, identity)
+    lower.diagonal(dim1=-2, dim2=-1).masked_fill_(~good.unsqueeze(-1), 1.0)  # a zero there would be an error
     if not M.is_cuda:
         return inverse(Factorization(lower, rho)), good
+    identity = torch.eye(M.shape[-1], dtype=M.dtype, device=M.device)
     root = torch.linalg.solve_triangular(lower, identity.expand_as(lower), upper=False)
     return root.mT @ root, good

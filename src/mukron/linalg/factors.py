@@ -110,8 +110,12 @@ class RowsFactor(Factor):
     def gram(self) -> Tensor:
         return self.X @ self.X.mT
 
-    def trace(self) -> Tensor:
+    @cached_property
+    def _trace(self) -> Tensor:
         return self.X.square().sum((-2, -1)) / self.n
+
+    def trace(self) -> Tensor:
+        return self._trace
 
     def largest_eigenvalue(self) -> Tensor:
         try:
