@@ -61,9 +61,9 @@ PLAIN = {  # method_options that a stack can have, and which values of them
     "form": ("auto",),
     "class_dim": (None,),
 }
-# Measured on one core with 8 to 32 runs of 3 layers: at N width^2 = 2^21 multiplications in a hidden layer's product a
-# stack is 3 times as quick as its runs one by one, at 2^24 1.2 to 2.3 times, at 2^28 not at all. On a GPU idle time is
-# what is won, up to where one run's products fill it.
+# Measured on one core, 8 to 32 runs of 3 layers, by the multiplications N width^2 of a hidden layer's product: a stack is
+# 5 to 6 times as quick as its runs one by one at 2^18, 2 to 3 times at 2^21, 1.2 to 2.3 times at 2^24, no quicker at 2^28.
+# On a GPU idle time is what is won, up to where one run's products fill it.
 GAINS = {"cpu": 2**25, "cuda": 2**30}
 LARGEST = {"cpu": 32, "cuda": 64}  # on a CPU more are slower: the stack no longer fits its cache
 MEMORY = 2**30  # bytes, on a CPU
