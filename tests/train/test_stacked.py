@@ -11,7 +11,8 @@ import torch
 
 from mukron.data import load
 from mukron.linalg import RowsFactor
-from mukron.train import RunConfig, RunError, stack_size, stackable, stacked, train, train_stack
+from mukron.train import RunConfig, RunError, stack_size, stackable, train, train_stack
+from mukron.train.stacked import choice, loop
 
 DIGITS = load("digits")
 SMALL = RunConfig(width=32, base_width=16, samples=96, test_samples=40, epochs=3, dtype="float64")
@@ -47,7 +48,7 @@ def left_alone(monkeypatch):
         found.append(config)
         return train(config, **options)
 
-    monkeypatch.setattr(stacked, "train", watched)
+    monkeypatch.setattr(loop, "train", watched)
     return found
 
 
@@ -216,7 +217,7 @@ def test_it_is_said_why_a_run_cannot_be_stacked(fields, reason):
 
 def test_stacks_are_made_where_they_gain():
     config = SMALL.replace(dtype="float32", samples=None, batch=128)
-    assert stack_size(config, DIGITS) == stacked.LARGEST["cpu"]
+    assert stack_size(config, DIGITS) == choice.LARGEST["cpu"]
     assert stack_size(config.replace(width=2048), DIGITS) == 1
     assert stack_size(config.replace(model="cnn"), DIGITS) == 1
     wide = config.replace(width=400)
