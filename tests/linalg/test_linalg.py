@@ -11,11 +11,13 @@ from mukron.linalg import (
     DiagonalFactor,
     FactorizationError,
     Identity,
+    Inverse,
     LowRank,
     MatrixFactor,
     Operator,
     RowsFactor,
     add_to_diagonal,
+    attempt,
     factorize,
     inverse_root_eigh,
     inverse_root_newton,
@@ -114,6 +116,23 @@ def test_the_ladder_goes_to_float64():
     found = factorize(M, rho)
     assert found.rung == "float64"
     assert found.lower.dtype == torch.float32
+
+
+@pytest.mark.parametrize("form", ["matrix", "rows"])
+def test_an_attempt_says_of_every_group_whether_it_went_well(form):
+    """One group that cannot be factorized leaves the others as they are."""
+    X = torch.randn(3, 4, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    X[1, 2, 3] = float("nan")
+    factor = RowsFactor(X, 4) if form == "rows" else MatrixFactor(X.mT @ X / 4)
+    rho = torch.tensor([0.5, 1.0, 2.0], dtype=torch.float64)
+    ((inverse,), (number,)) = attempt([factor.damped(rho, Fraction(1), "cholesky")])
+    operator = factor.operator(Inverse(inverse, rho * (4 if form == "rows" else 1)))
+    assert number.isfinite().tolist() == [True, False, True]
+    G = torch.randn(3, 2, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    for group in (0, 2):
+        alone = type(factor)(X[group, None], 4) if form == "rows" else MatrixFactor(factor.M[group, None])
+        expected = alone.prepare(rho[group, None])[0].right(G[group, None])
+        assert torch.allclose(operator.right(G)[group], expected[0], rtol=1e-12)
 
 
 def test_the_ladder_ends():

@@ -26,13 +26,13 @@ def draw(*shape, seed=0, dtype=torch.float64):
 def settled(d=D, groups=1, dtype=torch.float64):
     """A factor with a spread of eigenvalues, as it is after its first refresh; and its kept state."""
     kept, rows = {}, draw(groups, 2 * d, d, dtype=dtype) * torch.logspace(-2, 0, d, dtype=dtype)
-    factor = kept_factor(kept, turn(kept, rows)).mix(1.0, 1.0)
+    factor = kept_factor(kept, turn(kept, rows)).mix(kept, 1.0, 1.0)
     factor.prepare(torch.full((groups,), 1e-4, dtype=dtype), QUARTER)
     return kept, rows.mT @ rows
 
 
 def follow(kept, rows, old=1.0, e=QUARTER):
-    factor = kept_factor(kept, turn(kept, rows)).mix(old, 1.0)
+    factor = kept_factor(kept, turn(kept, rows)).mix(kept, old, 1.0)
     operator, rung = factor.prepare(rows.new_full(rows.shape[:1], 1e-4), e)
     assert rung == ""
     return operator
@@ -129,7 +129,7 @@ def test_the_largest_eigenvalue_is_right_to_well_below_a_percent():
         for step in range(60):
             X = draw(1, rows, 48, seed=step) * torch.logspace(-1, 0, 48, dtype=torch.float64)
             total = total + X.mT @ X
-            factor = kept_factor(kept, turn(kept, X)).mix(1.0, 1.0)
+            factor = kept_factor(kept, turn(kept, X)).mix(kept, 1.0, 1.0)
             worst = max(worst, float(1 - factor.largest_eigenvalue() / torch.linalg.eigvalsh(total)[..., -1]))
             factor.prepare(torch.tensor([1e-4], dtype=torch.float64), QUARTER)
     assert 0 <= worst < 0.01
@@ -152,7 +152,7 @@ def test_float32_thin_factors_lose_no_digits_to_small_damping():
     kept = {}
     for step in range(20):
         X = draw(1, 1, 64, seed=step, dtype=torch.float32)
-        factor = kept_factor(kept, turn(kept, X)).mix(1.0, 1.0)
+        factor = kept_factor(kept, turn(kept, X)).mix(kept, 1.0, 1.0)
     assert isinstance(factor, ThinFactor)
     M = sum(
         draw(1, 1, 64, seed=step).float().double().mT @ draw(1, 1, 64, seed=step).float().double() for step in range(20)
@@ -166,6 +166,6 @@ def test_the_basis_stays_orthogonal_over_many_renewals():
     kept = {}
     for step in range(40):
         X = draw(1, 40, D, seed=step, dtype=torch.float32)
-        kept_factor(kept, turn(kept, X)).mix(0.0, 1.0).prepare(torch.tensor([1e-4]), QUARTER)
+        kept_factor(kept, turn(kept, X)).mix(kept, 0.0, 1.0).prepare(torch.tensor([1e-4]), QUARTER)
     assert kept["renewals"] == 40
     assert float((kept["Q"].mT @ kept["Q"] - torch.eye(D)).abs().amax()) < 5e-6

@@ -241,11 +241,11 @@ def test_learning_rates_follow_the_method(method):
     scales = plan.scales(optimizer.method)
     for name, parameter in model.named_parameters():
         expected = plan.scales("sgd")[name].lr if name.startswith("norm") else scales[name].lr
-        assert optimizer._rate(parameter) == pytest.approx(0.1 * expected)
+        assert optimizer.rate(parameter) == pytest.approx(0.1 * expected)
     grafted = method(model, plan, lr=0.1, graft="sgd")
-    assert grafted._rate(model.head.weight) == pytest.approx(0.1 * plan.scales("sgd")["head.weight"].lr)
+    assert grafted.rate(model.head.weight) == pytest.approx(0.1 * plan.scales("sgd")["head.weight"].lr)
     other = method(model, plan, lr=0.1, fallback="adamw", fallback_lr=0.01)
-    assert other._rate(model.norm.weight) == pytest.approx(0.01 * plan.scales("adamw")["norm.weight"].lr)
+    assert other.rate(model.norm.weight) == pytest.approx(0.01 * plan.scales("adamw")["norm.weight"].lr)
 
 
 def test_a_bare_number_means_the_rule_that_mup_allows():

@@ -13,7 +13,8 @@ TINY = RunConfig(base_width=8, samples=64, test_samples=50, epochs=2, batch=32, 
 
 
 def tiny_study(folder: Path, config: RunConfig = TINY, **options: object) -> TransferStudy:
-    given = {"widths": (8, 16), "lr": (0.01, 0.02, 0.04), "seeds": 2, "folder": folder, **options}
+    """One run at a time, if not said otherwise: test_stacks.py has those of many at once."""
+    given = {"widths": (8, 16), "lr": (0.01, 0.02, 0.04), "seeds": 2, "folder": folder, "one_by_one": True, **options}
     return TransferStudy(config, **given)
 
 

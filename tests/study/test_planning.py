@@ -54,7 +54,7 @@ def test_numbers_are_those_of_the_optimizer(fields):
     built = build(plan.config, dataset_of(plan.config))
     optimizer, parameters = built.optimizer, dict(built.model.named_parameters())
     assert [each.name for each in plan.settings] == list(parameters)
-    rate = getattr(optimizer, "_rate", None) or (
+    rate = getattr(optimizer, "rate", None) or (
         lambda p: next(group["lr"] for group in optimizer.param_groups if any(p is each for each in group["params"]))
     )
     for each in plan.settings:

@@ -261,15 +261,15 @@ def test_a_point_given_back_while_a_worker_looks_is_taken_up(tmp_path, monkeypat
     study = tiny_study(tmp_path, widths=(8,), lr=(0.01,), schemes=("mup",), seeds=1)
     store = study.store
     theirs = store.claim(study.design.next)
-    real = store.claim
+    real = store.claim_many
 
     def claim(choose):
         mine = real(choose)
-        if mine is None and store.entries()[0].state == "running":
+        if not mine and store.entries()[0].state == "running":
             store.give_up(theirs, INTERRUPTED)
         return mine
 
-    monkeypatch.setattr(store, "claim", claim)
+    monkeypatch.setattr(store, "claim_many", claim)
     assert len(study.run().results) == 1
 
 

@@ -251,7 +251,9 @@ def test_factors_that_cannot_be_inverted_are_a_divergence(monkeypatch):
     def fail(*args):
         raise FactorizationError("a [64, 64] matrix could not be factorized")
 
-    monkeypatch.setattr("mukron.linalg.factors.factorize", fail)
+    monkeypatch.setattr("mukron.linalg.inverses.factorize", fail)
+    failing = torch.linalg.cholesky_ex
+    monkeypatch.setattr(torch.linalg, "cholesky_ex", lambda M: (failing(M)[0], torch.ones(len(M), dtype=torch.int32)))
     run = train(SMALL, dataset=DIGITS)
     assert run.status == "diverged"
     assert re.fullmatch('step 0: layer "fc1": a .* matrix could not be factorized; raise the damping', run.reason)

@@ -53,6 +53,7 @@ Storage = Annotated[
 Name = Annotated[str | None, typer.Option(help="The study's name in --storage; made of its folder if not given.")]
 Workers = Annotated[int, typer.Option(min=1, help="Processes on this machine that train side by side.")]
 KeepRuns = Annotated[bool, typer.Option("--keep-runs", help="Keep every run's records and checkpoints too.")]
+OneByOne = Annotated[bool, typer.Option("--one-by-one", help="Do not train many narrow networks at once.")]
 DataDir = Annotated[Path | None, typer.Option(help="Where data sets are kept.")]
 Report = Annotated[bool, typer.Option("--report/--no-report", help="Figures and report.html in the folder.")]
 
@@ -93,6 +94,7 @@ def transfer(
     name: Name = None,
     workers: Workers = 1,
     keep_runs: KeepRuns = False,
+    one_by_one: OneByOne = False,
     report: Report = True,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the certificate there.")] = None,
     data_dir: DataDir = None,
@@ -125,6 +127,7 @@ def transfer(
             storage=storage,
             name=name,
             keep_runs=keep_runs,
+            one_by_one=one_by_one,
             data_dir=data_dir,
         )
         if len({*study.design.widths, *(result.point.width for result in study.results())}) < 2:

@@ -2,7 +2,7 @@
 
 from mukron.curvature.accumulate import Accumulator, rows_are_cheaper
 from mukron.curvature.capture import Capture, Listening
-from mukron.curvature.fisher import FISHERS, LIKELIHOODS, targets
+from mukron.curvature.fisher import FISHERS, LIKELIHOODS, drawn_targets, targets
 from mukron.curvature.layers import Layout, layout
 from mukron.curvature.precision import as_precise
 from mukron.curvature.running import EMA, Batch, Memory, Sum, Window, needs_matrix, parse_memory
@@ -24,6 +24,7 @@ __all__ = [
     "Sum",
     "Window",
     "as_precise",
+    "drawn_targets",
     "layout",
     "needs_matrix",
     "parse_memory",

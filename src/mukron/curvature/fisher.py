@@ -11,7 +11,7 @@ know how many samples there are.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Generator, Tensor
@@ -34,6 +34,26 @@ def targets(f: Tensor, fisher: str, likelihood: str, class_dim: int, generator: 
         drawn = torch.multinomial(flat, 1, generator=generator).to(f.device).reshape(p.shape[:-1])
         one_hot = torch.nn.functional.one_hot(drawn, p.shape[-1])
         yield (one_hot - p).movedim(-1, class_dim).to(f)
+
+
+def drawn_targets(f: Tensor, likelihood: str, generators: Sequence[Generator]) -> Tensor:
+    """The vectors "mc" of many networks' outputs f [networks, samples, classes], each drawn by its own generator.
+
+    They are what ``targets`` draws for each. A class y is drawn as the largest of p / q with q exponential, as
+    ``torch.multinomial`` does it, which would wait for the device twice a network.
+    """
+    f = f.detach()
+    if likelihood == "gaussian":
+        noise = torch.empty(f.shape, device=generators[0].device)
+        for own, generator in zip(noise, generators, strict=True):
+            own.normal_(generator=generator)
+        return noise.to(f)
+    p = (f if f.dtype == torch.float64 else f.float()).softmax(-1)
+    noise = torch.empty_like(p, device=generators[0].device)
+    for own, generator in zip(noise, generators, strict=True):
+        own.exponential_(generator=generator)
+    y = (p.nan_to_num(1.0) / noise.to(p.device)).argmax(-1)
+    return (torch.nn.functional.one_hot(y, p.shape[-1]) - p).to(f)
 
 
 def _exact(f: Tensor, likelihood: str, class_dim: int) -> Iterator[Tensor]:

@@ -19,7 +19,7 @@ class Batch:
     """This batch alone."""
 
     def update(self, state: State, batch: Factor) -> Factor:
-        return batch.mix(0.0, 1.0) if isinstance(batch, KeptFactor) else batch
+        return batch.mix(state, 0.0, 1.0) if isinstance(batch, KeptFactor) else batch
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class EMA:
         updates = state["updates"] = state.get("updates", 0) + 1
         if isinstance(batch, KeptFactor):  # which holds what is corrected already
             whole = 1 - self.decay**updates
-            return batch.mix((whole - (1 - self.decay)) / whole, (1 - self.decay) / whole)
+            return batch.mix(state, (whole - (1 - self.decay)) / whole, (1 - self.decay) / whole)
         new = _dense(batch) * (1 - self.decay)
         total = state["total"] = new if "total" not in state else self.decay * state["total"] + new
         return _factor(total / (1 - self.decay**updates), batch)
@@ -48,7 +48,7 @@ class Sum:
 
     def update(self, state: State, batch: Factor) -> Factor:
         if isinstance(batch, KeptFactor):
-            return batch.mix(1.0, 1.0)
+            return batch.mix(state, 1.0, 1.0)
         new = _dense(batch)
         total = state["total"] = new if "total" not in state else state["total"] + new
         return _factor(total, batch)

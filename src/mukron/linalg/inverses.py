@@ -89,8 +89,9 @@ def _room(M: Tensor, rho: Tensor) -> Damped:
 
 def _inverse(M: Tensor, rho: Tensor, out: Tensor, number: Tensor) -> Damped:
     lower, info = torch.linalg.cholesky_ex(add_to_diagonal(M, rho))
+    lower.diagonal(dim1=-2, dim2=-1).masked_fill_((info != 0).unsqueeze(-1), 1.0)  # a zero there would be an error
     _from_lower(lower, out)
-    number.copy_(torch.where(info > 0, torch.nan, out.diagonal(dim1=-2, dim2=-1).sum(-1)))
+    number.copy_(torch.where(info != 0, torch.nan, out.diagonal(dim1=-2, dim2=-1).sum(-1)))
     return out, number
 
 

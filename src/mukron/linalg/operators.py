@@ -147,6 +147,10 @@ class LowRank:
     D: Tensor
     H: Tensor
 
+    @staticmethod
+    def is_cheaper(rows: int, d_out: int, d_in: int) -> bool:
+        return rows * (d_in + d_out) < d_in * d_out
+
     def right(self, operator: Operator) -> LowRank:
         if isinstance(operator, SampleSpace) and same(operator.X, self.H):
             return LowRank(operator.own_rows(self.D), self.H)

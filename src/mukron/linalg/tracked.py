@@ -47,9 +47,26 @@ class KeptFactor(Factor):
 
     def __init__(self, kept: Kept, rows: Tensor, tolerance: float = TOLERANCE) -> None:
         self.kept, self.rows, self.tolerance, self.d = kept, rows, tolerance, rows.shape[-1]
+        self._prepared: tuple[Operator, str] | None = None
 
-    def mix(self, old: float, new: float) -> KeptFactor:
-        """M <- old M + new M_new."""
+    def mix(self, state: Kept, old: float, new: float) -> KeptFactor:
+        """M <- old M + new M_new; from now on what is kept is kept in ``state``."""
+        for name, value in self.kept.items():
+            state.setdefault(name, value)
+        self.kept = state
+        self._mix(old, new)
+        return self
+
+    def _mix(self, old: float, new: float) -> None:
+        raise NotImplementedError
+
+    def prepare(self, rho: Tensor, e: Fraction = ONE, solver: str = "tracked") -> tuple[Operator, str]:
+        """Once: it may renew the basis, which is then no longer the one of M."""
+        if self._prepared is None:
+            self._prepared = self._prepare(rho, e)
+        return self._prepared
+
+    def _prepare(self, rho: Tensor, e: Fraction) -> tuple[Operator, str]:
         raise NotImplementedError
 
     def renewed(self, vectors: Tensor) -> None:
@@ -83,7 +100,7 @@ def turn(kept: Kept, rows: Tensor) -> Tensor:
 class TrackedFactor(KeptFactor, MatrixFactor):
     """S as a matrix; ``M`` is S, whose trace and eigenvalues are those of the factor."""
 
-    def mix(self, old: float, new: float) -> KeptFactor:
+    def _mix(self, old: float, new: float) -> None:
         S = self.kept.get("S")
         self.strange = S is None or old == 0  # nothing says that S is near its diagonal
         if S is None:
@@ -91,14 +108,13 @@ class TrackedFactor(KeptFactor, MatrixFactor):
         else:
             self.M = torch.baddbmm(S, self.rows.mT, self.rows, beta=old, alpha=new)
         self.kept["S"] = self.M
-        return self
 
     def largest_eigenvalue(self) -> Tensor:
         if self.strange:
             return super().largest_eigenvalue()
         return _largest(lambda v: self.M @ v, self.M.diagonal(dim1=-2, dim2=-1))
 
-    def prepare(self, rho: Tensor, e: Fraction = ONE, solver: str = "tracked") -> tuple[Operator, str]:
+    def _prepare(self, rho: Tensor, e: Fraction) -> tuple[Operator, str]:
         root = None if self.strange else self._near(rho, e)
         if root is not None:
             return Turned(self.kept["Q"], root), ""
@@ -144,7 +160,7 @@ class TrackedFactor(KeptFactor, MatrixFactor):
 class ThinFactor(KeptFactor):
     """S = diag(D) + Z^T Z for few rows Z."""
 
-    def mix(self, old: float, new: float) -> KeptFactor:
+    def _mix(self, old: float, new: float) -> None:
         kept, rows = self.kept, self.rows * new**0.5
         if "D" not in kept:
             kept.update(D=torch.zeros_like(rows[..., 0, :]), Z=rows)
@@ -152,7 +168,6 @@ class ThinFactor(KeptFactor):
             kept["D"] = old * kept["D"]
             kept["Z"] = torch.cat([old**0.5 * kept["Z"], rows], dim=-2) if old else rows
         self.D, self.Z = kept["D"], kept["Z"]
-        return self
 
     def trace(self) -> Tensor:
         trace: Tensor = self.D.sum(-1) + self.Z.square().sum((-2, -1))
@@ -162,7 +177,7 @@ class ThinFactor(KeptFactor):
         D, Z = self.D.unsqueeze(-1), self.Z
         return _largest(lambda v: D * v + Z.mT @ (Z @ v), self.D + Z.square().sum(-2))
 
-    def prepare(self, rho: Tensor, e: Fraction = ONE, solver: str = "tracked") -> tuple[Operator, str]:
+    def _prepare(self, rho: Tensor, e: Fraction) -> tuple[Operator, str]:
         if self.Z.shape[-2] <= ROWS and e < 1:
             return Poles.prepare(self.kept["Q"], self.D, self.Z, rho, float(e)), ""
         values, vectors, rung = MatrixFactor(torch.diag_embed(self.D) + self.Z.mT @ self.Z).eigh

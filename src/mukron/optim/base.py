@@ -430,13 +430,8 @@ class SecondOrder(Optimizer):
     def _damping(
         self, slot: Slot, block: str, factors: Mapping[str, Factor], peaks: Mapping[str, Tensor]
     ) -> dict[str, Tensor] | FactorizationError:
-        group = self._group_of[id(slot.parameters.get(block, slot.anchor))]
-        damping = group["damping"]
-        rule = (
-            damping if isinstance(damping, Rule) else Rule.from_plain({**group["damping_rule"], "rho": float(damping)})
-        )
         try:
-            return rule(factors, replace(slot.sides_of(block), peaks=peaks))
+            return self.rule_of(slot, block)(factors, replace(slot.sides_of(block), peaks=peaks))
         except FactorizationError as error:  # of the largest eigenvalue
             return error
 
@@ -471,6 +466,14 @@ class SecondOrder(Optimizer):
                     said = f", factor {side}: factorized with" if side else ": its factors could not be inverted,"
                     warnings.warn(f'layer "{name}"{said} {rung}', RuntimeWarning, stacklevel=6)
                 self.rungs[f"{name} {side}: {rung}"] += 1
+
+    def rule_of(self, slot: Slot, block: str) -> Rule:
+        """The damping rule of a layer, with the number that its group has now."""
+        group = self._group_of[id(slot.parameters.get(block, slot.anchor))]
+        damping = group["damping"]
+        if isinstance(damping, Rule):
+            return damping
+        return Rule.from_plain({**group["damping_rule"], "rho": float(damping)})
 
     def _gradient(self, parameter: Parameter) -> Tensor:
         """The gradient to descend, in the precision of the curvature; coupled weight decay is part of it."""
@@ -511,7 +514,7 @@ class SecondOrder(Optimizer):
                     matrix = self._graft(parameter, _matrix(G), matrix, slot, block)
                 directions[parameter] = slot.values(block, matrix)
                 if self.settings.kl_clip is not None:
-                    products.append((self._rate(parameter) ** 2, (matrix * _matrix(G)).sum()))
+                    products.append((self.rate(parameter) ** 2, (matrix * _matrix(G)).sum()))
         if products:
             # nu = min(1, sqrt(kappa / sum of eta^2 <direction, gradient>))  (Grosse and Martens 2016)
             total = sum((rate * product for rate, product in products), torch.zeros_like(products[0][1]))
@@ -557,11 +560,12 @@ class SecondOrder(Optimizer):
     def _adam(self, parameter: Parameter, G: Tensor) -> Tensor:
         return adam_direction(self.state[parameter], G, self.settings.betas, self.settings.eps)
 
-    def _rate(self, parameter: Parameter) -> float:
+    def rate(self, parameter: Parameter) -> float:
         """The learning rate of one parameter: the group's, times the parametrization's multiplier."""
-        return self._base_rate(parameter) * self._scale[id(parameter)]
+        return self.base_rate(parameter) * self._scale[id(parameter)]
 
-    def _base_rate(self, parameter: Parameter) -> float:
+    def base_rate(self, parameter: Parameter) -> float:
+        """The group's learning rate, as the width does not change it."""
         group = self._group_of[id(parameter)]
         own = id(parameter) in self._slot_of or group["fallback_lr"] is None
         return float(group["lr"] if own else group["fallback_lr"])
@@ -574,15 +578,15 @@ class SecondOrder(Optimizer):
                 continue
             if group["weight_decay"] and group["decoupled"]:
                 for parameter in parameters:
-                    parameter.mul_(1 - self._base_rate(parameter) * group["weight_decay"])
+                    parameter.mul_(1 - self.base_rate(parameter) * group["weight_decay"])
             moves = self._with_momentum(parameters, directions, group)
             alike = defaultdict(list)  # one fused update for all parameters of one learning rate
             for parameter in parameters:
                 move = moves[parameter]
                 if isinstance(move, LowRank):
-                    self._add(parameter, parameter, move, alpha=-self._rate(parameter))
+                    self._add(parameter, parameter, move, alpha=-self.rate(parameter))
                 else:
-                    alike[self._rate(parameter)].append((parameter, move.to(parameter.dtype)))
+                    alike[self.rate(parameter)].append((parameter, move.to(parameter.dtype)))
             for rate, pairs in alike.items():
                 torch._foreach_add_([p for p, _ in pairs], [move for _, move in pairs], alpha=-rate)
 

@@ -136,10 +136,9 @@ class KFAC(SecondOrder):
         if gathered is None or not gathered.halves:
             return None
         D, H = joined([half.D for half in gathered.halves]), joined([half.H for half in gathered.halves])
-        rows, d_in, d_out = H.shape[1], H.shape[2], D.shape[2]
-        if D.shape[1] != rows or rows * (d_in + d_out) >= d_in * d_out:
+        if D.shape[1] != H.shape[1] or not LowRank.is_cheaper(H.shape[1], D.shape[2], H.shape[2]):
             return None
-        v = probe(d_in, G.dtype, G.device)
+        v = probe(H.shape[2], G.dtype, G.device)
         factor, off = proportion(D.mT @ (H @ v), G @ v)
         return LowRank(factor * D, H) if bool(off < 300 * torch.finfo(G.dtype).eps) else None
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -10,10 +10,21 @@ from torch import Tensor, nn
 
 from mukron.curvature import Gathered, Listening, Memory, Sum, Window
 from mukron.damping import MaxEigenvalue, Rule
-from mukron.linalg import DiagonalFactor, Factor, Matrix, MatrixFactor, Operator, Turned, kept_factor, turn
+from mukron.linalg import (
+    DiagonalFactor,
+    Factor,
+    FactorizationError,
+    Matrix,
+    MatrixFactor,
+    Operator,
+    Turned,
+    kept_factor,
+    turn,
+)
 from mukron.optim.base import WEIGHT, Blocks, Move, SecondOrder, Settings, one_of
 from mukron.optim.slots import Slot
 from mukron.params import Parametrization
+from mukron.precond import Layer, Preparation
 from mukron.theory import shampoo
 
 SOLVERS = ("eigh", "newton", "tracked")
@@ -76,17 +87,20 @@ class Shampoo(SecondOrder):
             for block, G in gradients.items()
         }
 
-    def prepare(
-        self, factors: Mapping[str, Factor], rho: Mapping[str, Tensor]
-    ) -> tuple[dict[str, Operator], dict[str, str]]:
-        operators, rungs = super().prepare(factors, rho)
-        for name, other in (("L", "R"), ("R", "L")):
-            operator, uses = operators[name], self.settings.inverse_every
-            if isinstance(operator, Turned) and uses > 1 and uses * factors[other].d > factors[name].d:
-                operators[name] = Matrix(operator.matrix())  # it will be applied often enough to be multiplied out
-        return operators, rungs
+    def prepare(self, layers: Sequence[Layer], rescue: bool = True) -> Preparation:
+        prepared, numbers = super().prepare(layers, rescue)
+        uses = self.settings.inverse_every
+        for (factors, _), found in zip(layers, prepared, strict=True):
+            if isinstance(found, FactorizationError):
+                continue
+            operators, _ = found
+            for name, other in (("L", "R"), ("R", "L")):
+                operator = operators[name]
+                if isinstance(operator, Turned) and uses > 1 and uses * factors[other].d > factors[name].d:
+                    operators[name] = Matrix(operator.matrix())  # it will be applied often enough to be multiplied out
+        return prepared, numbers
 
-    def precondition(self, slot: Slot, block: str, G: Tensor, operators: Mapping[str, Mapping[str, Operator]]) -> Move:
+    def precondition(self, slot: Slot, block: str, G: Move, operators: Mapping[str, Mapping[str, Operator]]) -> Move:
         G_turned, bases = self._turned.pop((slot.name, block), (None, {}))
         sides = operators[block]
         fresh = self.steps % self.settings.factor_every == 0
@@ -115,8 +129,8 @@ class Shampoo(SecondOrder):
 
     def _in_basis(self, slot: Slot, block: str, G: Tensor) -> dict[str, Factor]:
         """The same, in the bases that are kept: Q_L^T G Q_R serves both sides."""
-        memory = self.state[slot.anchor]["memory"].setdefault(block, {})
-        kept = {name: memory.setdefault(name, {}) for name in ("L", "R")}
+        memory = self.state[slot.anchor].get("memory", {}).get(block, {})
+        kept = {name: dict(memory.get(name, {})) for name in ("L", "R")}  # what changes counts once the step does
         diagonal = {
             "L": self._is_diagonal(G.shape[-2]),
             "R": self._is_diagonal(G.shape[-1], self._one_hot(slot, block)),

@@ -110,12 +110,24 @@ class Design:
 
     def next(self, entries: Sequence[Entry], since: int = 0) -> Point | None:
         """The first point that nobody has run or runs; None if there is none, for now. Deaths count from ``since``."""
+        point = next(self._waiting(entries, since, TRIES), None)
+        return self._proposal(self.search, entries) if point is None and self.search is not None else point
+
+    def stack(self, entries: Sequence[Entry], since: int = 0) -> list[Point]:
+        """The first point of a grid and all those of its width that could be trained at once with it.
+
+        One whose worker died comes alone: it may have been this one that killed it.
+        """
+        first = self.next(entries, since)
+        fresh = [] if self.search is not None else list(self._waiting(entries, since, 1))
+        alike = [point for point in fresh if first is not None and point.width == first.width]
+        return alike if first in alike else [] if first is None else [first]
+
+    def _waiting(self, entries: Sequence[Entry], since: int, deaths: int) -> Iterator[Point]:
+        """Points that nobody has run or runs, and whose workers died less often than so."""
         taken = {entry.point for entry in entries if entry.state != LOST}
-        deaths = self._deaths(entries, since)
-        for point in self.points(entries):
-            if point not in taken and deaths[point] < TRIES:
-                return point
-        return None if self.search is None else self._proposal(self.search, entries)
+        died = self._deaths(entries, since)
+        return (point for point in self.points(entries) if point not in taken and died[point] < deaths)
 
     def standing(self, entries: Sequence[Entry]) -> dict[str, list[Entry]]:
         """The trials of this design by their state, one a point."""

@@ -5,6 +5,8 @@ each is run once however many they are:
 
     lock -> trials whose heart has stopped fail -> which points have no trial? -> a trial for the first -> unlock
 
+A worker that trains many at once takes the first few.
+
 A worker that was killed leaves a trial that fails when its heart has not beaten for ``GRACE`` seconds; its point then
 has no trial, and another worker takes it up. There is no queue that could be out of date.
 """
@@ -47,7 +49,8 @@ class Entry:
     state: str  # "running", "ended", or "lost": with its worker, or by an error or Ctrl-C
     result: Result | None = None
     reason: str = ""  # why it was lost
-    seconds: float = 0.0  # from its beginning to its end, with all that surrounds the training
+    seconds: float = 0.0  # from its beginning to its end, with all that surrounds the training; its share of a stack's
+    together: int = 1  # trials that were begun with it as one stack
 
 
 @dataclass(frozen=True)
@@ -157,39 +160,52 @@ class Store:
         if "point" not in attributes:  # a trial that somebody else added to the study
             return None
         point = Point(**attributes["point"])
+        together = attributes.get("together", 1)
         if not trial.state.is_finished():
-            return Entry(trial.number, point, RUNNING)
-        seconds = trial.duration.total_seconds() if trial.duration else 0.0
+            return Entry(trial.number, point, RUNNING, together=together)
+        seconds = trial.duration.total_seconds() / together if trial.duration else 0.0
         if "result" in attributes and trial.state.name != "FAIL":
             result = Result.from_dict({**attributes["point"], **attributes["result"]})
-            entry = Entry(trial.number, point, ENDED, result, seconds=seconds)
+            entry = Entry(trial.number, point, ENDED, result, seconds=seconds, together=together)
         else:
-            entry = Entry(trial.number, point, LOST, reason=attributes.get("reason", WORKER_DIED), seconds=seconds)
+            reason = attributes.get("reason", WORKER_DIED)
+            entry = Entry(trial.number, point, LOST, reason=reason, seconds=seconds, together=together)
         self._ended[trial.number] = entry
         return entry
 
     # What a worker does.
 
-    @_patient
     def claim(self, choose: Callable[[Sequence[Entry]], Point | None]) -> Claim | None:
         """The point that ``choose`` names, given what is there, as this worker's; None if it names none."""
-        optuna = _optuna()
+
+        def choose_one(entries: Sequence[Entry]) -> list[Point]:
+            point = choose(entries)
+            return [] if point is None else [point]
+
+        return next(iter(self.claim_many(choose_one)), None)
+
+    @_patient
+    def claim_many(self, choose: Callable[[Sequence[Entry]], Sequence[Point]]) -> list[Claim]:
+        """The points that ``choose`` names, given what is there, as this worker's."""
         with self.exclusive():
             self._bury()
-            point = choose(self.entries())
-            if point is None:
-                return None
-            template = optuna.trial.create_trial(
-                state=optuna.trial.TrialState.WAITING,
-                params=(params := _params(point)),
-                distributions={name: _distribution(optuna, name, value) for name, value in params.items()},
-                user_attrs={"scheme": point.scheme, "point": asdict(point), "worker": f"{_host()}:{os.getpid()}"},
-            )
-            # Its heart beats before it runs: a worker killed between two of these lines leaves nothing behind.
-            trial_id = self._storage.create_new_trial(self._id, template_trial=template)
-            self._rdb.record_heartbeat(trial_id)
-            self._storage.set_trial_state_values(trial_id, optuna.trial.TrialState.RUNNING)
-            return Claim(point, optuna.trial.Trial(self.study, trial_id), trial_id)
+            points = choose(self.entries())
+            return [self._claim(point, len(points)) for point in points]
+
+    def _claim(self, point: Point, together: int) -> Claim:
+        optuna = _optuna()
+        attributes = {"scheme": point.scheme, "point": asdict(point), "worker": f"{_host()}:{os.getpid()}"}
+        template = optuna.trial.create_trial(
+            state=optuna.trial.TrialState.WAITING,
+            params=(params := _params(point)),
+            distributions={name: _distribution(optuna, name, value) for name, value in params.items()},
+            user_attrs=attributes if together == 1 else {**attributes, "together": together},
+        )
+        # Its heart beats before it runs: a worker killed between two of these lines leaves nothing behind.
+        trial_id = self._storage.create_new_trial(self._id, template_trial=template)
+        self._rdb.record_heartbeat(trial_id)
+        self._storage.set_trial_state_values(trial_id, optuna.trial.TrialState.RUNNING)
+        return Claim(point, optuna.trial.Trial(self.study, trial_id), trial_id)
 
     def _bury(self) -> None:
         """Trials that nobody runs any more fail."""
@@ -203,14 +219,15 @@ class Store:
                 self._storage.set_trial_state_values(trial._trial_id, optuna.trial.TrialState.FAIL)
 
     @contextmanager
-    def alive(self, claim: Claim) -> Iterator[None]:
-        """The trial's heart beats while this lasts."""
+    def alive(self, *claims: Claim) -> Iterator[None]:
+        """The hearts of these trials beat while this lasts."""
         stop = threading.Event()
 
         def beat() -> None:
             while not stop.wait(self.beat):
-                with suppress(Exception):  # the next one may be heard; if none is, the trial counts as dead
-                    self._rdb.record_heartbeat(claim.trial_id)
+                for claim in claims:
+                    with suppress(Exception):  # the next one may be heard; if none is, the trial counts as dead
+                        self._rdb.record_heartbeat(claim.trial_id)
 
         thread = threading.Thread(target=beat, daemon=True)
         thread.start()
@@ -246,7 +263,7 @@ class Store:
 
     @_patient
     def give_up_of(self, worker: int, reason: str = WORKER_DIED) -> bool:
-        """The point of a process of this machine that is gone, without waiting for its heart; False: it had none."""
+        """The points of a process of this machine that is gone, without waiting for its heart; False: it had none."""
         states = _optuna().trial.TrialState
         with self.exclusive():
             trials = [

@@ -42,6 +42,7 @@ class TransferStudy:
     storage: postgresql://..., for workers on several machines; the same study joins. Its ``name`` there is made of the
         folder's and of what is trained.
     keep_runs: keep every run's records and checkpoints too, so that a trial which is stopped continues in its middle.
+    one_by_one: do not train many narrow networks at once (``mukron.train.stack_size`` says when that is done).
     dataset: the config's data, if it is loaded already; for one worker.
     """
 
@@ -60,6 +61,7 @@ class TransferStudy:
         storage: str | None = None,
         name: str | None = None,
         keep_runs: bool = False,
+        one_by_one: bool = False,
         dataset: Dataset | None = None,
         data_dir: str | os.PathLike[str] | None = None,
         beat: int | None = None,
@@ -77,7 +79,7 @@ class TransferStudy:
         self._is_own = storage is None
         self.url = storage or sqlite_at((self.folder / DATABASE).resolve())
         self.runs = str((self.folder / RUNS).resolve()) if keep_runs else None
-        self.rhythm = {"beat": beat, "grace": grace}
+        self.one_by_one, self.beat, self.grace = one_by_one, beat, grace
         self._store: Store | None = None
 
     def _shared_name(self) -> str:
@@ -95,7 +97,8 @@ class TransferStudy:
         return self._store
 
     def _job(self, since: int) -> Job:
-        return Job(self.design, self.url, self.name, since, self.data_dir, self.runs, **self.rhythm)
+        own = (self.data_dir, self.runs, self.one_by_one)
+        return Job(self.design, self.url, self.name, since, *own, beat=self.beat, grace=self.grace)
 
     def job(self) -> Job:
         """For a worker that begins now."""

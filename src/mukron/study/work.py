@@ -1,4 +1,5 @@
-"""Those who train: a worker takes one point after another; a foreman starts workers and looks after them."""
+"""Those who train: a worker takes one point after another, or many narrow ones at once; a foreman starts workers and
+looks after them."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ from mukron.study.errors import StudyError
 from mukron.study.points import DIVERGED, PRUNED, Point
 from mukron.study.search import pruner
 from mukron.study.store import ENDED, INTERRUPTED, RUNNING, Claim, Entry, Store
-from mukron.train import Progress, Run, dataset_of, train
+from mukron.train import Progress, Run, StackProgress, dataset_of, stack_size, train, train_stack
 from mukron.train.records import Row
 
 IDLE = 0.5  # seconds between two looks at the storage
@@ -56,6 +57,8 @@ class Job:
     since: int  # trials before this number are another command's
     data_dir: str | None = None  # where data sets are kept
     runs: str | None = None  # keep every run's records and checkpoints in this folder
+    one_by_one: bool = False  # train no stacks
+    workers: int = 1  # that share the points, as far as is known
     beat: int | None = None
     grace: int | None = None
 
@@ -90,15 +93,15 @@ def work(
     if dataset is None and design.next(seen, job.since) is not None:
         dataset = dataset_of(design.config, None, job.data_dir)  # once for all points, and before one is claimed
 
-    def choose(entries: Sequence[Entry]) -> Point | None:
+    def choose(entries: Sequence[Entry]) -> Sequence[Point]:
         nonlocal seen
         seen = entries
-        return design.next(entries, job.since)
+        return _at_once(job, design.stack(entries, job.since), dataset)
 
     while not stopped():
-        claim = store.claim(choose)
-        if claim is not None:
-            if _train(job, store, claim, dataset, stopped, tell) == INTERRUPTED:
+        claims = store.claim_many(choose)
+        if claims:
+            if _train(job, store, claims, dataset, stopped, tell) == INTERRUPTED:
                 return False
         elif wait and design.standing(seen)[RUNNING]:
             time.sleep(IDLE)
@@ -108,7 +111,63 @@ def work(
     return False
 
 
+def _at_once(job: Job, points: Sequence[Point], dataset: Dataset | None) -> Sequence[Point]:
+    """Of points of one width, those to be trained now: a stack where that is quicker, or the first alone.
+
+    Workers get an equal share each, so that none takes all while others wait.
+    """
+    if not points or dataset is None or job.one_by_one or job.runs is not None:
+        return points[:1]
+    one_of_each = {point.scheme: point.config(job.design.config) for point in points}
+    sizes = {scheme: stack_size(config, dataset, job.workers) for scheme, config in one_of_each.items()}
+    alike = [point for point in points if sizes[point.scheme] > 1]
+    share = math.ceil(len(alike) / job.workers)
+    return alike[: min(share, sizes[points[0].scheme])] if points[0] in alike else points[:1]
+
+
 def _train(
+    job: Job,
+    store: Store,
+    claims: Sequence[Claim],
+    dataset: Dataset | None,
+    stopped: Callable[[], bool],
+    tell: Callable[[], None],
+) -> str:
+    """Train the points that were claimed and write down what became of them; INTERRUPTED if they were stopped."""
+    if len(claims) == 1:
+        return _train_one(job, store, claims[0], dataset, stopped, tell)
+    heard = False
+
+    def on_progress(at: StackProgress) -> None:
+        nonlocal heard
+        if stopped() and not heard:  # before the stack itself listened
+            raise KeyboardInterrupt
+        heard = True
+        tell()
+
+    configs = [claim.point.config(job.design.config) for claim in claims]
+    with store.alive(*claims), _given_up_on_error(store, *claims):
+        try:
+            runs = train_stack(configs, dataset=dataset, data_dir=job.data_dir, progress=on_progress)
+        except torch.OutOfMemoryError as error:
+            said = str(error).partition(". ")[0]
+            raise StudyError(
+                f"width={configs[0].width:g}: no memory for {len(configs)} runs at once ({said}); train them one by "
+                "one (--one-by-one)"
+            ) from error
+        for claim, run in zip(claims, runs, strict=True):
+            _write_down(store, claim, run)
+    return INTERRUPTED if any(run.status == INTERRUPTED for run in runs) else ENDED
+
+
+def _write_down(store: Store, claim: Claim, run: Run) -> None:
+    if run.status == INTERRUPTED:
+        store.give_up(claim, INTERRUPTED)
+    else:
+        store.end(claim, run.status, run.epochs, run.reason, run.seconds)
+
+
+def _train_one(
     job: Job,
     store: Store,
     claim: Claim,
@@ -146,22 +205,20 @@ def _train(
         except _FellBehindError:
             reason = f"fell behind the others by epoch {rows[-1]['epoch']}"
             run = Run(config, PRUNED, rows, reason, time.monotonic() - began)
-        if run.status == INTERRUPTED:
-            store.give_up(claim, INTERRUPTED)
-        else:
-            store.end(claim, run.status, run.epochs, run.reason, run.seconds)
+        _write_down(store, claim, run)
     return run.status
 
 
 @contextmanager
-def _given_up_on_error(store: Store, claim: Claim) -> Iterator[None]:
+def _given_up_on_error(store: Store, *claims: Claim) -> Iterator[None]:
+    """What has ended by then stays as it ended."""
     try:
         yield
     except BaseException as error:
-        with suppress(Exception):
-            store.give_up(
-                claim, INTERRUPTED if isinstance(error, KeyboardInterrupt) else f"{type(error).__name__}: {error}"
-            )
+        reason = INTERRUPTED if isinstance(error, KeyboardInterrupt) else f"{type(error).__name__}: {error}"
+        for claim in claims:
+            with suppress(Exception):
+                store.give_up(claim, reason)
         raise
 
 
@@ -218,7 +275,8 @@ class Crew:
     """Processes of this machine that work on a job."""
 
     def __init__(self, job: Job, file: Path, workers: int, log: Path) -> None:
-        content = {**vars(job), "design": job.design.to_dict(), "path": sys.path, "parent": os.getpid()}
+        content = {**vars(job), "workers": workers, "design": job.design.to_dict()}
+        content |= {"path": sys.path, "parent": os.getpid()}
         content["threads"] = max(1, cores() // workers)
         file.write_text(json.dumps(content))
         self.file, self.log, self.idle_deaths = file, log, 0
@@ -318,7 +376,7 @@ def progress_of(design: Design, entries: Sequence[Entry], workers: int) -> Study
     ended, running = standing[ENDED], len(standing[RUNNING])
     diverged = sum(entry.result is not None and entry.result.status == DIVERGED for entry in ended)
     left = _seconds_left(design, ended, standing[RUNNING])
-    side_by_side = max(1, running, workers)
+    side_by_side = max(1.0, sum(1 / entry.together for entry in standing[RUNNING]), workers)
     total = max(design.total, len(ended) + running)  # a search may find more there than it asks for
     return StudyProgress(len(ended), total, running, diverged, None if left is None else left / side_by_side)
 

@@ -14,6 +14,7 @@ from mukron.train.config import RunConfig
 from mukron.train.errors import RunError
 from mukron.train.loop import Moment, Progress, train
 from mukron.train.records import Run
+from mukron.train.stacked import StackProgress, stack_size, stackable, train_stack
 
 __all__ = [
     "Built",
@@ -22,6 +23,7 @@ __all__ = [
     "Run",
     "RunConfig",
     "RunError",
+    "StackProgress",
     "base_width_of",
     "build",
     "dataset_of",
@@ -29,5 +31,8 @@ __all__ = [
     "factory_of",
     "loss_of",
     "optimizer_of",
+    "stack_size",
+    "stackable",
     "train",
+    "train_stack",
 ]

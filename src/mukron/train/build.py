@@ -82,6 +82,14 @@ class Built:
 
 def build(config: RunConfig, dataset: Dataset) -> Built:
     """Everything that a run needs, with all random numbers from the config's seed. Reseeds the global generators."""
+    model, plan = network_of(config, dataset)
+    optimizer = optimizer_of(config, model, plan)
+    network = _compiled(model) if config.compile else model
+    return Built(config, model, network, plan, optimizer, loss_of(config, dataset.classes))
+
+
+def network_of(config: RunConfig, dataset: Dataset) -> tuple[nn.Module, Parametrization]:
+    """The network with its initial weights, and its plan. Reseeds the global generators."""
     device = device_of(config)
     torch.manual_seed(config.seed)
     np.random.seed(config.seed % 2**32)
@@ -93,9 +101,7 @@ def build(config: RunConfig, dataset: Dataset) -> Built:
     plan = parametrize(model, shapes, config.scheme, output_exponent=config.output_exponent)
     with _memory_for(config):
         model = model.to(device, config.weights_dtype)
-    optimizer = optimizer_of(config, model, plan)
-    network = _compiled(model) if config.compile else model
-    return Built(config, model, network, plan, optimizer, loss_of(config, dataset.classes))
+    return model, plan
 
 
 def dataset_of(config: RunConfig, dataset: Dataset | None = None, folder: str | Path | None = None) -> Dataset:

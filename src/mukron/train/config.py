@@ -367,6 +367,7 @@ _LAYERS: dict[str, Reader] = {
     "solver": _one_of(SOLVERS),
     "sharing": _one_of(("expand", "reduce")),
     "form": _one_of(("auto", "rows", "matrix")),
+    "fused": _flag,
 }
 METHOD_OPTIONS: dict[str, dict[str, Reader]] = {  # by method: the optimizer's arguments that have no field of their own
     "sgd": {"nesterov": _flag},
@@ -422,6 +423,8 @@ def _contradictions(config: RunConfig) -> Iterator[str]:
     options = config.method_options
     if options.get("nesterov") and not config.momentum:
         yield "method_options: nesterov=True needs momentum above 0"
+    if options.get("fused") and config.clip_norm is not None:
+        yield "method_options: fused=True leaves no gradients to clip; use kl_clip, or drop one of the two"
     factors, inverses = options.get("factor_every", 1), options.get("inverse_every", 1)
     if inverses % factors:
         yield f"method_options: inverse_every={inverses} must be a multiple of factor_every={factors}"

@@ -154,6 +154,17 @@ def batches(samples: int, batch: int, seed: int, epoch: int) -> list[Tensor]:
     return list(torch.split(order, batch)[: samples // batch])
 
 
+def trouble_with(loss: float | None, first: float | None, what: str) -> str:
+    """Why a run with this loss, after that one at first, cannot come to anything; "" if it can."""
+    if loss is None or not math.isfinite(loss):
+        if first is None:
+            return f"the {what} is not finite before anything is learned; check the data"
+        return f"the {what} is not finite; lower the learning rate or raise the damping"
+    if first is not None and loss > TOO_LARGE * max(first, 1.0):
+        return f"the {what} is {loss:.3g}, and was {first:.3g} at first; lower the learning rate"
+    return ""
+
+
 class DivergedError(Exception):
     """The run cannot go on; says why."""
 
@@ -284,15 +295,10 @@ class Loop:
 
     def _check(self, loss: float | None, what: str) -> None:
         """Whether this is still a run that can come to something."""
-        if loss is None or not math.isfinite(loss):
-            if self.state.first_loss is None:
-                raise DivergedError(f"the {what} is not finite before anything is learned; check the data")
-            raise DivergedError(f"the {what} is not finite; lower the learning rate or raise the damping")
+        if trouble := trouble_with(loss, self.state.first_loss, what):
+            raise DivergedError(trouble)
         if self.state.first_loss is None:
             self.state.first_loss = loss
-        if loss > TOO_LARGE * max(self.state.first_loss, 1.0):
-            first = self.state.first_loss
-            raise DivergedError(f"the {what} is {loss:.3g}, and was {first:.3g} at first; lower the learning rate")
 
     # What is recorded.
 
