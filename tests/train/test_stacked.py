@@ -128,8 +128,10 @@ def test_a_factorization_that_needs_more_than_the_first_rung_is_left_to_train(mo
 
     def sometimes(damped):
         inverses, numbers = plain(damped)
+        if len(damped[0][1]) == 1:  # of train
+            return inverses, numbers
         calls.append(len(damped[0][1]))
-        if len(calls) > 6 and calls[-1] == 3:
+        if len(calls) > 3 and calls[-1] == 3:
             numbers = [number.where(torch.arange(3) != 1, torch.nan) for number in numbers]
         return inverses, numbers
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from mukron.bench.agreement import kfac
 from mukron.bench.methods import SGD, Method, by
@@ -15,11 +16,14 @@ EVERY = 10
 
 def conv(classes: int = 10) -> Bench:
     """On the classes of CIFAR-10 or CIFAR-100."""
-    kfac_every = Method(
-        f"K-FAC (mc), every {EVERY}",
-        by(lambda model, lr: KFAC(model, lr=lr, momentum=0.9, factor_every=EVERY, inverse_every=EVERY)),
-        period=EVERY,
-        truth=kfac("mc"),
-    )
+    methods = [
+        Method(
+            f"K-FAC (mc), every {EVERY}{', fused' if fused else ''}",
+            by(partial(KFAC, momentum=0.9, factor_every=EVERY, inverse_every=EVERY, fused=fused)),
+            period=EVERY,
+            truth=kfac("mc"),
+        )
+        for fused in (False, True)
+    ]
     name = "conv" if classes == 10 else f"conv-{classes}"
-    return Bench(name, resnet(classes), (replace(SGD, period=EVERY), kfac_every))
+    return Bench(name, resnet(classes), (replace(SGD, period=EVERY), *methods))

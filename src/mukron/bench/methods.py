@@ -57,6 +57,7 @@ class Method:
     period: int = 1
     truth: Truth | None = None
     note: str = ""
+    warm_up: int = 2  # turns before the first that counts
     package: str | None = None
 
 
@@ -70,6 +71,14 @@ KFAC_MC = Method("K-FAC (mc)", by(lambda model, lr: KFAC(model, lr=lr, momentum=
 KFAC_EMPIRICAL = Method(
     "K-FAC (empirical)",
     by(lambda model, lr: KFAC(model, lr=lr, momentum=0.9, fisher="empirical")),
+    truth=kfac("empirical"),
+)
+KFAC_MC_FUSED = Method(
+    "K-FAC (mc), fused", by(lambda model, lr: KFAC(model, lr=lr, momentum=0.9, fused=True)), truth=kfac("mc")
+)
+KFAC_EMPIRICAL_FUSED = Method(
+    "K-FAC (empirical), fused",
+    by(lambda model, lr: KFAC(model, lr=lr, momentum=0.9, fisher="empirical", fused=True)),
     truth=kfac("empirical"),
 )
 FOOF_ = Method("FOOF", by(lambda model, lr: FOOF(model, lr=lr, momentum=0.9)), truth=foof)

@@ -138,7 +138,7 @@ class Result:
         columns = ["width", "method", "ms", "quartiles"]
         columns += [f"x {self.base}"] if self.base else []
         columns += ["MiB", f"MiB x {self.base}"] if memory else []
-        columns += ["off float64 by"] if differs else []
+        columns += ["off by"] if differs else []
         said = [f"{row.method} at width {row.width}: {row.failed}" for row in self.rows if row.failed]
         said += dict.fromkeys(f"{row.method}: {row.note}" for row in self.rows if row.note)
         return Table(self.title, tuple(columns), tuple(rows), (*self.notes, *said))

@@ -7,19 +7,22 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from mukron.bench.measure import FEW, Options, Track, products, release, synchronize
 from mukron.bench.result import Row, begun
-from mukron.linalg import SOLVERS, FactorizationError, Matrix, MatrixFactor
+from mukron.linalg import SOLVERS, FactorizationError, Matrix, MatrixFactor, Turned, kept_factor, turn
 
 DAMPINGS = (1e-3, 1e-6)  # of the largest eigenvalue
 POWERS = (Fraction(1, 4), Fraction(1))  # Shampoo's and K-FAC's
 NOTES = (
     "median over turns in shuffled order; M: covariance of 2 x width samples, whose eigenvalues fall like 1 / i^2",
-    "off float64 by: |ours - truth| / |truth| (Frobenius), the truth by eigh in float64 on the CPU",
+    "off by: |ours - truth| / |truth| (Frobenius), the truth by eigh in float64 on the CPU",
+    "tracked: in the kept eigenbasis of what M was before its last two percent came, as Shampoo has it",
 )
 ONLY = {"cholesky": Fraction(1)}  # a solver of one power alone
 
@@ -42,9 +45,41 @@ class Root:
         return operator.P[0]
 
 
+class TrackedRoot(Root):
+    """In the eigenbasis of M before its last few samples came: as Shampoo finds it from one step to the next."""
+
+    def __call__(self, M: Tensor, rho: Tensor) -> Tensor:
+        basis, new = _before(M)
+        kept = dict(basis)
+        factor = kept_factor(kept, turn(kept, new)).mix(kept, 1.0, 1.0)
+        operator, _ = factor.prepare(rho[None], self.e)
+        assert isinstance(operator, Turned)
+        return operator.matrix()[0]
+
+
+@lru_cache(maxsize=1)
+def _before(M: Tensor) -> tuple[dict[str, Any], Tensor]:
+    """The kept basis of M less a fiftieth of it that has its own directions, and that fiftieth as rows."""
+    new = SHARE**0.5 * _root_of(M)
+    new = new * torch.linspace(0, 2, len(new), dtype=M.dtype, device=M.device)[:, None]  # more of some than of others
+    old = M - new.mT @ new
+    values, vectors = torch.linalg.eigh(old.double())
+    kept = {"Q": vectors.to(M)[None], "S": torch.diag(values.clamp_min(0)).to(M)[None], "renewals": 1, "spent": 0}
+    return kept, new[None]
+
+
+def _root_of(M: Tensor) -> Tensor:
+    """Rows X with X^T X = M, of no order."""
+    lower = torch.linalg.cholesky(M.double())
+    turned, _ = torch.linalg.qr(torch.randn(M.shape, generator=torch.Generator().manual_seed(0)).double())
+    rows: Tensor = (turned.to(lower.device) @ lower.mT).to(M)
+    return rows
+
+
+SHARE = 0.02  # of M that is new
 ROOTS = tuple(
     Root(solver, e, damping) for damping in DAMPINGS for e in POWERS for solver in SOLVERS if ONLY.get(solver, e) == e
-)
+) + tuple(TrackedRoot("tracked", POWERS[0], damping) for damping in DAMPINGS)
 
 
 def covariance(d: int) -> Tensor:

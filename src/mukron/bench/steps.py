@@ -61,7 +61,7 @@ class StepsRun:
             alone = "a process of its own" if self.options.device == "cpu" else "the method alone"
             yield f"MiB: peak of {alone} above what torch takes; weights, gradients, states, activations"
         yield (
-            "off float64 by: the first update, |ours - float64| / |float64|, of the layer where it is largest "
+            "off by: the first update, |ours - float64| / |float64|, of the layer where it is largest "
             f"(at most at width {width}, batch {batch})"
         )
         if self.missing:

@@ -145,6 +145,25 @@ def roots(
         _run(RootsRun(options, _command(context)), out)
 
 
+@bench_app.command("sweep")
+def sweep(
+    context: typer.Context,
+    widths: Widths = "128",
+    batch: Batch = 64,
+    rounds: Rounds = 3,
+    device: Device = "cpu",
+    precision: Precision = "float32",
+    out: Out = OUT,
+) -> None:
+    """64 short runs of an MLP with K-FAC that differ in learning rate and seed: one at a time, and as stacks."""
+    with errors():
+        from mukron.bench.measure import Options
+        from mukron.bench.sweep import SweepRun
+
+        options = Options(_whole(widths), batch, rounds, device, precision, "none", memory=False)
+        _run(SweepRun(options, _command(context)), out)
+
+
 @bench_app.command("page")
 def page(
     files: Annotated[list[Path], typer.Argument(help="Results of benchmarks, .json.")],
