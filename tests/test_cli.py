@@ -151,7 +151,15 @@ def test_bench(tmp_path, monkeypatch):
     typed = ("bench", "kfac-step", "--widths", "32,64", "--batch", "16", "--rounds", "2", "--against", "none")
     output = run(*typed, "--no-memory", "--out", "found")
     data = json.loads(Path("found/kfac-step-cpu.json").read_text())
-    methods = ["SGD", "AdamW", "K-FAC (mc)", "K-FAC (empirical)", "FOOF"]
+    methods = [
+        "SGD",
+        "AdamW",
+        "K-FAC (mc), fused",
+        "K-FAC (mc)",
+        "K-FAC (empirical), fused",
+        "K-FAC (empirical)",
+        "FOOF",
+    ]
     assert [(row["width"], row["method"]) for row in data["rows"]] == [(w, m) for w in (32, 64) for m in methods]
     assert all(len(row["milliseconds"]) == 2 and row["differs"] < 1e-2 for row in data["rows"])
     assert data["command"] == shlex.join(["mukron", *typed, "--no-memory", "--out", "found"])

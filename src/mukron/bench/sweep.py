@@ -44,7 +44,7 @@ class SweepRun:
         notes = (
             f"median of {options.rounds} rounds, each of all {RATES * SEEDS} runs as stacks, and of every {SAMPLE}th "
             "alone; evaluation and building the networks are part of a run",
-            "off by: the test loss in the end, |stacked - alone| / |alone|, of the run where it is largest",
+            "off by: the test loss in the end, of the same runs in float64, |stacked - alone| / |alone| at its largest",
         )
         self.result = begun("sweep", title, ALONE, notes, options, command)
 
@@ -57,27 +57,31 @@ class SweepRun:
         configs = grid(width, self.options)
         size = max(1, stack_size(configs[0], self.data))
         some = configs[:: SAMPLE + 1]  # all rates and all seeds
-        self._timed(lambda: _stacks(configs[:size], size, self.data))  # warms up both
-        train(some[0], dataset=self.data)
+        _stacks(configs[:size], size, self.data)  # both are warmed up
+        _alone(some[:1], self.data)
         times: dict[str, list[float]] = {ALONE: [], STACKED: []}
         for _ in rounds(range(self.options.rounds), f"width {width}: in turns"):
-            stacked, seconds = self._timed(lambda: _stacks(configs, size, self.data))
-            times[STACKED].append(1e3 * seconds / len(configs))
-            alone, seconds = self._timed(lambda: [train(config, dataset=self.data) for config in some])
-            times[ALONE].append(1e3 * seconds / len(some))
+            times[STACKED].append(1e3 * self._timed(lambda: _stacks(configs, size, self.data)) / len(configs))
+            times[ALONE].append(1e3 * self._timed(lambda: _alone(some, self.data)) / len(some))
+        precise = [config.replace(dtype="float64") for config in some]
+        both = zip(_stacks(precise, size, self.data), _alone(precise, self.data), strict=True)
+        differs = max(_difference(ours, theirs) for ours, theirs in both)
         release(self.options.device)
-        differs = max(_difference(ours, theirs) for ours, theirs in zip(stacked[:: SAMPLE + 1], alone, strict=True))
         return [
             Row(ALONE, width, tuple(times[ALONE])),
             Row(STACKED, width, tuple(times[STACKED]), differs=differs, note=f"{size} runs a stack"),
         ]
 
-    def _timed(self, work: Callable[[], list[Run]]) -> tuple[list[Run], float]:
+    def _timed(self, work: Callable[[], list[Run]]) -> float:
         synchronize(self.options.device)
         start = time.perf_counter()
-        found = work()
+        work()
         synchronize(self.options.device)
-        return found, time.perf_counter() - start
+        return time.perf_counter() - start
+
+
+def _alone(configs: Sequence[RunConfig], data: Dataset) -> list[Run]:
+    return [train(config, dataset=data) for config in configs]
 
 
 def _stacks(configs: Sequence[RunConfig], size: int, data: Dataset) -> list[Run]:
