@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from mukron.bench.page import HEAD, section
 from mukron.bench.result import Result
 from mukron.cli import app
 
@@ -68,6 +69,21 @@ def test_the_price_of_a_step_is_what_the_benchmark_wrote():
     width = int(said[3])
     base, row = (next(r for r in result.at(width) if r.method == name) for name in ("SGD", "K-FAC (mc)"))
     assert said.groups()[:2] == (f"{row.median / base.median:.2f}", f"{row.memory / base.memory:.2f}")
+
+
+def test_the_page_of_benchmarks_is_what_the_command_writes(tmp_path):
+    """From the files that it names, in their order; nothing is typed by hand."""
+    page = ROOT / "docs/performance.md"
+    files = [ROOT / "docs" / name for name in re.findall(r"Numbers: \[.*?\]\((.*?)\)", page.read_text())]
+    assert {file.stem for file in files} >= {
+        "kfac-step-cuda",
+        "kfac-step-cpu",
+        "shampoo-step-cpu",
+        "roots-cpu",
+        "sweep-cpu",
+    }
+    wanted = [section(Result.load(file), file, page.parent) for file in files]
+    assert page.read_text() == "\n\n".join([HEAD, *wanted]) + "\n"
 
 
 def stored_tables() -> dict[str, str]:

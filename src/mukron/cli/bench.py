@@ -219,7 +219,7 @@ def _command(context: typer.Context) -> str:
         if source is None or source.name != "COMMANDLINE":
             continue
         value = context.params[name]
-        if isinstance(value, Path) and value.is_absolute():
+        if name == "out" and Path(value).is_absolute():
             continue
         flag = parameter.opts[0]
         if isinstance(value, bool):
