@@ -9,7 +9,7 @@ import torch
 
 from mukron.bench import memory
 from mukron.bench.kfac_step import KFAC_STEP
-from mukron.bench.measure import FEW, Options, Racer, products, take_turns
+from mukron.bench.measure import FEW, WARM_UP, Options, Racer, products, take_turns
 from mukron.bench.methods import SGD, Method, Trainer
 from mukron.bench.peers import choose
 from mukron.bench.steps import Bench, StepsRun
@@ -56,12 +56,12 @@ def test_every_step_has_the_next_batch_of_the_pool():
     seen = []
     row = rows_of(bench(counting(seen, period=10)))["other"]
     assert len(row.milliseconds) == 5
-    assert len(seen) == 10 * (SGD.warm_up + 5)
+    assert len(seen) == 10 * (WARM_UP + 5)
     assert len(set(seen)) == POOL
     assert seen[:POOL] == seen[POOL : 2 * POOL]
 
 
-@pytest.mark.parametrize("at", [0, SGD.warm_up, SGD.warm_up + 2])
+@pytest.mark.parametrize("at", [0, WARM_UP, WARM_UP + 2])
 def test_a_peer_that_breaks_is_listed_and_the_others_go_on(at):
     rows = rows_of(bench(counting([], ValueError("no such thing\nand more"), at)))
     assert rows["other"].failed == "ValueError: no such thing"

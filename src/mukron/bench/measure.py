@@ -21,6 +21,7 @@ from mukron.train.surroundings import precision
 T = TypeVar("T")
 Track = Callable[[Sequence[T], str], Iterable[T]]  # shows how far one has come with something
 FEW = 3  # rounds of a method that is slower than one's patience
+WARM_UP = 2  # turns before the first that counts
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,9 @@ def release(device: str) -> None:
 def warm_up(racer: Racer, model: nn.Module, pool: Batches, options: Options) -> None:
     """The first turns, which do not count; the last of them tells how patient one must be."""
     racer.trainer, racer.batches = racer.method.make(model, LR), cycle(pool)
-    for _ in range(racer.method.warm_up):
+    if racer.method.prime is not None:
+        racer.method.prime(racer.trainer, racer.batches)
+    for _ in range(WARM_UP):
         last = turn(racer, options.device)
     slow = last * racer.method.period > 1e3 * options.patience
     racer.rounds = FEW if slow else options.rounds

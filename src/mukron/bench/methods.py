@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -49,6 +49,7 @@ class Method:
     make: from a network and a learning rate, what makes a step.
     period: how many steps it takes until the work repeats.
     truth: its first update in float64; without one ``note`` says why.
+    prime: brings it to where it is measured, from a trainer and its batches; None: that is the beginning.
     package: the peer's name on PyPI.
     """
 
@@ -57,7 +58,7 @@ class Method:
     period: int = 1
     truth: Truth | None = None
     note: str = ""
-    warm_up: int = 2  # turns before the first that counts
+    prime: Callable[[Trainer, Iterator[tuple[Tensor, Tensor]]], None] | None = None
     package: str | None = None
 
 

@@ -124,9 +124,9 @@ class Result:
             cells = [str(row.width), row.method]
             if row.milliseconds:
                 low, high = row.quartiles
-                cells += [_ms(row.median), f"{_ms(low)} - {_ms(high)}"]
+                cells += [_ms(row.median), f"{_ms(low)} - {_ms(high)}", _ms(statistics.fmean(row.milliseconds))]
             else:
-                cells += ["-", "-"]
+                cells += ["-", "-", "-"]
             if self.base:
                 cells += [f"{row.median / base.median:.2f}" if row.milliseconds and base else "-"]
             if memory:
@@ -135,7 +135,7 @@ class Result:
             if differs:
                 cells += ["-" if row.differs is None else f"{row.differs:.1e}"]
             rows.append(tuple(cells))
-        columns = ["width", "method", "ms", "quartiles"]
+        columns = ["width", "method", "ms", "quartiles", "mean"]
         columns += [f"x {self.base}"] if self.base else []
         columns += ["MiB", f"MiB x {self.base}"] if memory else []
         columns += ["off by"] if differs else []

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from torch import nn
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import islice
+
+from torch import Tensor, nn
 
 from mukron.bench.agreement import shampoo
-from mukron.bench.methods import ADAMW, SGD, Method, by
+from mukron.bench.methods import ADAMW, SGD, Method, Trainer, by
 from mukron.bench.peers import EVERY, SHAMPOO_PEERS
 from mukron.bench.steps import Bench
 from mukron.bench.tasks import mlp
 from mukron.optim import Shampoo
 from mukron.optim.shampoo import SOLVERS
 
-STEPS = 30  # before a kept basis is worth measuring
+REFRESHES = 300  # before a kept basis is measured: a run has thousands
 DAMPING = 1e-6  # of the largest eigenvalue: Shampoo's own
 
 
@@ -23,10 +27,22 @@ def _shampoo(solver: str, every: int) -> Method:
 
     name = f"Shampoo ({solver})" + (f", every {every}" if every > 1 else "")
     kept = solver == "tracked"
-    note = f"measured from step {STEPS} on; the first ones renew their bases, at the price of eigh" if kept else ""
-    warm_up = STEPS // every if kept else 2
+    note = (
+        f"after {REFRESHES} refreshes; in the first tens most renew their bases, at the price of eigh" if kept else ""
+    )
     truth = shampoo(lambda s: DAMPING * s[0].square())
-    return Method(name, by(make), period=every, truth=truth, note=note, warm_up=warm_up)
+    return Method(name, by(make), period=every, truth=truth, note=note, prime=_refreshed if kept else None)
+
+
+def _refreshed(trainer: Trainer, batches: Iterator[tuple[Tensor, Tensor]]) -> None:
+    """So many refreshes later: every step adds to the factors, and few make roots of them."""
+    optimizer = trainer.optimizer
+    assert isinstance(optimizer, Shampoo)
+    settings = optimizer.settings
+    optimizer.settings = replace(settings, factor_every=1, inverse_every=REFRESHES // 5)
+    for x, y in islice(batches, REFRESHES):
+        trainer(x, y)
+    optimizer.settings = settings
 
 
 OURS = tuple(_shampoo(solver, every) for solver in SOLVERS for every in (1, EVERY))
