@@ -35,14 +35,17 @@ def _shampoo(solver: str, every: int) -> Method:
 
 
 def _refreshed(trainer: Trainer, batches: Iterator[tuple[Tensor, Tensor]]) -> None:
-    """So many refreshes later: every step adds to the factors, and few make roots of them."""
+    """So many refreshes later: every step adds to the factors, few make roots of them, and no weight is moved."""
     optimizer = trainer.optimizer
     assert isinstance(optimizer, Shampoo)
-    settings = optimizer.settings
-    optimizer.settings = replace(settings, factor_every=1, inverse_every=REFRESHES // 5)
+    settings, (group,) = optimizer.settings, optimizer.param_groups
+    optimizer.settings, lr = replace(settings, factor_every=1, inverse_every=REFRESHES // 5), group["lr"]
+    group["lr"] = 0.0
     for x, y in islice(batches, REFRESHES):
         trainer(x, y)
-    optimizer.settings = settings
+    for state in optimizer.state.values():
+        state.pop("momentum_buffer", None)
+    optimizer.settings, group["lr"] = settings, lr
 
 
 OURS = tuple(_shampoo(solver, every) for solver in SOLVERS for every in (1, EVERY))
