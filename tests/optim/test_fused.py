@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from mukron import FOOF, KFAC
+from mukron import FOOF, KFAC, Shampoo
 from mukron.curvature import EMA, Window
 
 BATCH, WIDE = 6, 24
@@ -189,3 +189,47 @@ def test_a_saved_state_goes_on_alike(model):
     run(other, two, batches[3:])
     for p, q in zip(model.parameters(), other.parameters(), strict=True):
         torch.testing.assert_close(p, q, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("memory", [None, EMA(0.5)], ids=["sum", "ema"])
+@pytest.mark.parametrize("solver", ["eigh", "newton", "tracked"])
+def test_shampoo(model, solver, memory):
+    """Its factors, its roots and its steps, from D and H alone; tracked ones within their tolerance."""
+    options = {"damping": 1e-2, "solver": solver, **({} if memory is None else {"memory": memory})}
+    plain, none = trained(model, Shampoo, False, **options)
+    fused, without = trained(model, Shampoo, True, **options)
+    assert none == []
+    assert without == ["0.weight", "2.weight"]
+    for (name, start), p, q in zip(model.named_parameters(), plain.parameters(), fused.parameters(), strict=True):
+        moved, off = (p - start).detach(), (p - q).detach()
+        assert float(moved.norm()) > 1e-3, name
+        assert float(off.norm() / moved.norm()) < (0.02 if solver == "tracked" else 1e-6), name
+
+
+def test_shampoo_with_every_option(model):
+    for options in (
+        {"momentum": 0.9},
+        {"factor_every": 2, "inverse_every": 4},
+        {"passes": 2},
+        {"weight_decay": 0.1, "decoupled": False},
+        {"graft": "sgd"},
+        {"kl_clip": 1e-3},
+        {"maximize": True},
+    ):
+        plain, _ = trained(model, Shampoo, False, damping=1e-2, **options)
+        fused, _ = trained(model, Shampoo, True, damping=1e-2, **options)
+        for p, q in zip(plain.parameters(), fused.parameters(), strict=True):
+            torch.testing.assert_close(
+                q, p, rtol=1e-6, atol=1e-8, msg=lambda text, options=options: f"{options}: {text}"
+            )
+
+
+def test_shampoo_of_a_batch_without_signals(model):
+    """Signals that are all zero make factors of zeros, and no step."""
+    optimizer = Shampoo(model, lr=0.05, fused=True)
+    before = [p.detach().clone() for p in model.parameters()]
+    for x, y in data((BATCH, 20), steps=3):
+        optimizer.zero_grad()
+        (0.0 * F.cross_entropy(model(x), y)).backward()
+        optimizer.step()
+    assert all(torch.equal(p, q) for p, q in zip(before, model.parameters(), strict=True))

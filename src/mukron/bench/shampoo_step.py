@@ -20,12 +20,20 @@ REFRESHES = 300  # before a kept basis is measured: a run has thousands
 DAMPING = 1e-6  # of the largest eigenvalue: Shampoo's own
 
 
-def _shampoo(solver: str, every: int) -> Method:
+def _shampoo(solver: str, every: int, fused: bool = False) -> Method:
     def make(model: nn.Module, lr: float) -> Shampoo:
-        options = {"damping": DAMPING, "solver": solver, "factor_every": every, "inverse_every": every}
-        return Shampoo(model, lr=lr, momentum=0.9, **options)  # type: ignore[arg-type]
+        return Shampoo(
+            model,
+            lr=lr,
+            momentum=0.9,
+            damping=DAMPING,
+            solver=solver,
+            fused=fused,
+            factor_every=every,
+            inverse_every=every,
+        )
 
-    name = f"Shampoo ({solver})" + (f", every {every}" if every > 1 else "")
+    name = f"Shampoo ({solver})" + (", fused" if fused else "") + (f", every {every}" if every > 1 else "")
     kept = solver == "tracked"
     note = (
         f"after {REFRESHES} refreshes; in the first tens most renew their bases, at the price of eigh" if kept else ""
@@ -48,5 +56,6 @@ def _refreshed(trainer: Trainer, batches: Iterator[tuple[Tensor, Tensor]]) -> No
     optimizer.settings, group["lr"] = settings, lr
 
 
-OURS = tuple(_shampoo(solver, every) for solver in SOLVERS for every in (1, EVERY))
+PLAIN = tuple(_shampoo(solver, every) for solver in SOLVERS for every in (1, EVERY))
+OURS = (*PLAIN, *(_shampoo("tracked", every, fused=True) for every in (1, EVERY)))
 SHAMPOO_STEP = Bench("shampoo-step", mlp(), (SGD, ADAMW, *OURS), SHAMPOO_PEERS)

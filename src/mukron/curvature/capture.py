@@ -51,6 +51,15 @@ class Listening:
     output: Callable[[Any], Tensor] | None = None  # picks the network's output out of what the model returns
     fused: bool = False  # weights whose gradient is cheaper as D^T H never get one
 
+    @property
+    def halves_alone(self) -> bool:
+        """Nothing but gradients as D^T H."""
+        return self.fused and not (self.inputs or self.signals or self.jacobian)
+
+    @property
+    def anything(self) -> bool:
+        return self.inputs or self.signals or self.jacobian or self.fused
+
 
 @dataclass
 class Pass:
@@ -187,7 +196,7 @@ class Capture:
             return None
         if fused and not output.requires_grad:  # the first layer, whose input needs no gradient
             output = _Joined.apply(output, torch.ones((), requires_grad=True))  # type: ignore[no-untyped-call]
-        if self.due or fused:
+        if fused or (self.due and not self.listening.halves_alone):
             self._note(key, inputs, output)
         return output if fused else None
 
@@ -213,6 +222,8 @@ class Capture:
         N = layer.row_count(x)
         if N is None:
             return False
+        if self.listening.halves_alone:  # all products then cost N d^2 in place of d^3
+            return min(d_in, d_out) >= 2 * N
         as_rows = self.listening.form != "matrix"
         a_rows, b_rows = as_rows and d_in > N, as_rows and d_out > N
         own_b = 1 if self.listening.fisher == "empirical" and self.due else 2
@@ -254,7 +265,7 @@ class Capture:
         edges = {name: ran.edge for name, ran in running.items() if ran.edge is not None}
         this = Pass(samples, {name: Gathered() for name in running}, fused=frozenset(self._fused))
         this.checked = self.checks_uses
-        if listening.inputs:
+        if listening.inputs or listening.fused:
             for name in as_precise([(self.layers[name], name) for name in running]):
                 self._add_input(this, name, running[name].input)
         if listening.signals and listening.fisher != "empirical" and self.due:
@@ -347,7 +358,7 @@ class Capture:
             gathered.A = FrequencyAccumulator(layer.d_in)
             gathered.A.add(indices, samples, _precise(next(layer.module.parameters())[:0]).dtype)
             return
-        if not self.due:
+        if not self.due or not self.listening.inputs:
             this.rows[name] = unfolded(_precise(layer.inputs(x)), samples).flatten(1, 2)
             return
         parts = [x] if name in this.fused else self._portions(layer, x, samples)

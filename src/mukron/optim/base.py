@@ -200,8 +200,7 @@ class SecondOrder(Optimizer):
         }
         if self._capture is not None:
             self._capture.close()
-        listens = self.listening.inputs or self.listening.signals or self.listening.jacobian
-        layouts = {name: slot.layout for name, slot in self.slots.items()} if listens else {}
+        layouts = {name: slot.layout for name, slot in self.slots.items()} if self.listening.anything else {}
         self._capture = Capture(unwrap(self.model), layouts, self.listening, self.generator)
         self.capture.due = self.steps % self.settings.factor_every == 0
 
@@ -394,7 +393,7 @@ class SecondOrder(Optimizer):
                 for block, parameter in slot.parameters.items()
                 if parameter.grad is not None
             }
-            if gathered is None and not any(bool(G.any()) for G in gradients.values()):
+            if not self._halves(slot) and gathered is None and not any(bool(G.any()) for G in gradients.values()):
                 continue  # a gradient of zeros, for a layer that did not run
             fresh[slot.name] = self.measure(slot, gathered, gradients)
         return fresh

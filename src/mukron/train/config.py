@@ -378,6 +378,7 @@ METHOD_OPTIONS: dict[str, dict[str, Reader]] = {  # by method: the optimizer's a
         **_ALL,
         **_EVERY,
         "memory": _memory_in_matrices,
+        "fused": _flag,
         "solver": _one_of(("eigh", "newton", "tracked")),
         "tolerance": _number(),
         "max_size": _whole(1),
