@@ -164,7 +164,7 @@ def test_bench(tmp_path, monkeypatch):
     assert all(len(row["milliseconds"]) == 2 and row["differs"] < 1e-2 for row in data["rows"])
     assert data["command"] == shlex.join(["mukron", *typed, "--no-memory", "--out", "found"])
     assert Path("found/kfac-step-cpu.svg").exists()
-    assert re.search(r"^32 +SGD +\S+ +\S+ - \S+ +1\.00 ", output, re.MULTILINE)
+    assert re.search(r"^32 +SGD +\S+ +\S+ - \S+ +\S+ +1\.00 ", output, re.MULTILINE)
     run("bench", "page", "found/kfac-step-cpu.json", "--out", "docs/performance.md")
     assert "(../found/kfac-step-cpu.svg)" in Path("docs/performance.md").read_text()
 
