@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from mukron.curvature import layout
+from mukron.curvature.layers import conv
 
 CASES = {
     "linear": (nn.Linear(5, 4), (3, 5)),
@@ -49,6 +50,39 @@ def test_signals_and_inputs_give_the_gradient(name):
     assert torch.allclose(D.sum((1, 2)).flatten(), module.bias.grad, rtol=1e-10)
 
 
+SLIDING = {
+    "conv1d": (nn.Conv1d(4, 6, 3, padding=1), (2, 4, 12)),
+    "conv2d": (nn.Conv2d(4, 6, 3, padding=1), (3, 4, 9, 5)),
+    "conv2d, wide padding": (nn.Conv2d(4, 6, 3, padding=4), (3, 4, 9, 5)),
+    "conv2d, other axis": (nn.Conv2d(4, 6, (5, 2), stride=(1, 2), padding=(2, 0), dilation=(1, 3)), (2, 4, 15, 9)),
+    "conv2d, same": (nn.Conv2d(4, 6, (4, 3), padding="same"), (2, 4, 13, 8)),
+    "conv2d, circular": (nn.Conv2d(4, 6, 3, padding=2, padding_mode="circular"), (2, 4, 9, 8)),
+    "conv2d, groups": (nn.Conv2d(4, 6, 3, groups=2, padding=1), (2, 4, 9, 8)),
+    "conv2d, not batched": (nn.Conv2d(4, 6, 3, padding=1), (4, 9, 8)),
+    "conv3d": (nn.Conv3d(2, 4, 2, padding=1), (2, 2, 6, 5, 4)),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
+@pytest.mark.parametrize("portion", [2**23, 700])
+@pytest.mark.parametrize("name", [*CASES, *(f"sliding {name}" for name in SLIDING)])
+def test_sums_over_rows_that_are_never_held_together(name, portion, monkeypatch):
+    """The Gram matrix of a layer's inputs, and what they do to a vector, are those of its rows."""
+    monkeypatch.setattr(conv, "PORTION", portion)
+    torch.manual_seed(0)
+    slides = name.startswith("sliding ")
+    module, shape = SLIDING[name.removeprefix("sliding ")] if slides else CASES[name]
+    view, x = layout(module), torch.randn(shape, dtype=torch.float64)
+    if slides:
+        assert view._slides(x)
+    H = view.inputs(x).flatten(1, 2)
+    assert H.shape[1] == view.row_count(x)
+    expected = H.mT @ H
+    assert (view.gram(x) - expected).norm() <= 1e-14 * expected.norm()
+    v = torch.randn(view.d_in, 1, dtype=torch.float64)
+    assert torch.allclose(view.along(x, v), H @ v, rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.parametrize("shape", [(3,), (3, 6)])
 def test_embedding(shape):
     module = nn.Embedding(7, 4)
@@ -58,6 +92,8 @@ def test_embedding(shape):
     output.square().sum().backward()
     view = layout(module)
     H = torch.nn.functional.one_hot(view.inputs(x), 7).float()
+    v = torch.randn(7, 1)
+    assert torch.equal(view.along(x, v), H.flatten(1, 2) @ v)
     G = torch.einsum("gnpo,gnpi->goi", view.signals(output.grad), H)
     assert torch.allclose(view.weight(G), module.weight.grad)
     assert torch.equal(view.weight(view.matrix(module.weight)), module.weight)

@@ -100,7 +100,7 @@ class StepsRun:
         return Row(method.name, width, times, racer.memory, differs, method.note, racer.failed, parts)
 
     def _memory(self, method: Method, width: int, pool: Batches) -> float | None:
-        """MiB at the peak of two steps, above what was held before."""
+        """MiB at the peak of its steps, above what was held before."""
         if not self.options.memory:
             return None
         if self.options.device == "cpu":
@@ -129,18 +129,18 @@ class StepsRun:
 
 
 def peak_alone(task: Task, method: Method, width: int, pool: Batches, device: str) -> float:
-    """MiB at the peak of two steps of one method that has the device to itself."""
+    """MiB at the peak of one method's steps up to its second refresh, while it has the device to itself."""
     few = [(x[:TINY], y[:TINY]) for x, y in pool]
-    _two_steps(task, method, 1, few, device)  # what libraries load on first use is not the method's
+    _steps(task, method, 1, few, device)  # what libraries load on first use is not the method's
     release(device)
     before = memory.reset_peak(device)
-    _two_steps(task, method, width, pool, device)
+    _steps(task, method, width, pool, device)
     found = memory.peak(device) - before
     release(device)
     return found
 
 
-def _two_steps(task: Task, method: Method, width: int, pool: Batches, device: str) -> None:
+def _steps(task: Task, method: Method, width: int, pool: Batches, device: str) -> None:
     trainer = method.make(task.build(width, device), LR)
-    for x, y in islice(cycle(pool), 2):
+    for x, y in islice(cycle(pool), method.period + 1):
         trainer(x, y)

@@ -6,7 +6,7 @@ from mukron.curvature.fisher import FISHERS, LIKELIHOODS, drawn_targets, targets
 from mukron.curvature.layers import Layout, layout
 from mukron.curvature.precision import as_precise
 from mukron.curvature.running import EMA, Batch, Memory, Sum, Window, needs_matrix, parse_memory
-from mukron.curvature.statistics import Gathered, Halves, Jacobian
+from mukron.curvature.statistics import Gathered, Halves, Jacobian, probe
 
 __all__ = [
     "EMA",
@@ -28,6 +28,7 @@ __all__ = [
     "layout",
     "needs_matrix",
     "parse_memory",
+    "probe",
     "rows_are_cheaper",
     "targets",
 ]

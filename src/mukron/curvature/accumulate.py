@@ -34,6 +34,12 @@ class Accumulator:
         self.count += count
         self._settle()
 
+    def add_matrix(self, M: Tensor, count: int) -> None:
+        """The sum of x x^T over rows that were never held together."""
+        self.matrix = M if self.matrix is None else self.matrix + M
+        self.count += count
+        self._settle()
+
     def empty(self) -> Accumulator:
         return Accumulator(self.d, self.other, self.form)
 

@@ -15,7 +15,7 @@ pass that is never differentiated leaves no trace.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -29,11 +29,9 @@ from mukron.curvature.accumulate import Accumulator, FrequencyAccumulator, rows_
 from mukron.curvature.fisher import targets
 from mukron.curvature.layers import Layout
 from mukron.curvature.precision import as_precise
-from mukron.curvature.statistics import Gathered, Halves, Jacobian, unfolded
+from mukron.curvature.statistics import Gathered, Halves, Jacobian, probe, unfolded
 from mukron.curvature.statistics import precise as _precise
 from mukron.stages import stage
-
-PORTION = 2**24  # numbers of a convolution's patches that are held at a time
 
 
 @dataclass(frozen=True)
@@ -70,17 +68,25 @@ class Pass:
     deltas: dict[str, Tensor] = field(default_factory=dict)  # the loss's own derivatives, by layer
     jacobians: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)  # inputs and signals of every output
     errors: Tensor | None = None  # the loss's derivative by the model's output; None: not differentiated yet
-    inputs: dict[str, Tensor] = field(default_factory=dict)  # as the layers got them, while uses are checked
+    later: dict[str, Tensor] = field(default_factory=dict)  # inputs of which rows are made when the step wants them
+    probed: dict[str, Tensor] = field(default_factory=dict)  # H v, while uses are checked
+    along: dict[str, Tensor] = field(default_factory=dict)  # and D^T H v
     rows: dict[str, Tensor] = field(default_factory=dict)  # H, for gradients as D^T H
     fused: frozenset[str] = frozenset()  # layers whose gradient is wanted as D^T H alone
     checked: bool = False  # uses are checked in this pass, for which those weights got their gradient all the same
 
 
 class Ran(NamedTuple):
-    """A layer that ran: its input, that input's version, and where the derivative by its output will arrive."""
+    """A layer that ran.
+
+    input: what it got, and its version then.
+    made: by the model itself, so that nobody overwrites it before the step.
+    edge: where the derivative by the layer's output will arrive.
+    """
 
     input: Tensor
     version: int
+    made: bool
     edge: GradientEdge | None
 
 
@@ -145,6 +151,9 @@ class Capture:
         """The statistics of every layer over all differentiated passes."""
         total: dict[str, Gathered] = {}
         for each in self.passes:
+            for name, x in each.later.items():
+                self._add_input(each, name, x)
+            each.later = {}
             for name, found in each.layers.items():
                 total.setdefault(name, Gathered()).merge(found)
             for name, delta in each.deltas.items():
@@ -154,17 +163,10 @@ class Capture:
                 total[name].jacobians.append(Jacobian(inputs, signals, each.errors))
         return total
 
-    def gradient_along(self, name: str, v: Tensor) -> Tensor | None:
-        """What the gradient of that layer's weight, by its own passes, does to a vector v [d_in, 1]: D^T (H v)."""
-        layer, total = self.layers[name], None
-        for each in self.passes:
-            if name not in each.deltas or name not in each.inputs:
-                continue
-            H = layer.inputs(each.inputs[name]).flatten(1, 2)
-            Hv = v[H] if layer.one_hot else _precise(H) @ v
-            product = _precise(layer.signals(each.deltas[name])).flatten(1, 2).mT @ Hv
-            total = product if total is None else total + product
-        return total
+    def along(self, name: str) -> Tensor | None:
+        """What the gradient of that layer's weight, by its own passes, does to the probe v: D^T (H v)."""
+        found = [each.along[name] for each in self.passes if name in each.along]
+        return torch.stack(found).sum(0) if found else None
 
     def is_fused(self, name: str) -> bool:
         """Whether all passes want that layer's gradient as D^T H alone."""
@@ -210,7 +212,7 @@ class Capture:
         if not inputs:
             raise RuntimeError(f'layer "{key}" was called with keywords alone; pass its input by position')
         edge = get_gradient_edge(output) if output.requires_grad else None
-        self._running[key] = Ran(inputs[0].detach(), inputs[0]._version, edge)
+        self._running[key] = Ran(inputs[0].detach(), inputs[0]._version, inputs[0].requires_grad, edge)
 
     def _fuses(self, layer: Layout, x: Tensor) -> bool:
         """Whether the gradient is cheaper to precondition as D^T H, N rows each, than as a matrix; in multiplications.
@@ -267,14 +269,17 @@ class Capture:
         this.checked = self.checks_uses
         if listening.inputs or listening.fused:
             for name in as_precise([(self.layers[name], name) for name in running]):
-                self._add_input(this, name, running[name].input)
+                if self._can_wait(this, name, running[name]):
+                    this.later[name] = running[name].input
+                else:
+                    self._add_input(this, name, running[name].input)
         if listening.signals and listening.fisher != "empirical" and self.due:
             with stage("mukron::fisher"):
                 self._fisher(f, edges, this)
         if listening.jacobian:
             this.jacobians = self._jacobians(f, edges, running)
         if self.checks_uses:
-            this.inputs = {name: ran.input for name, ran in running.items()}
+            this.probed = {name: self._probed(self.layers[name], running[name].input) for name in edges}
 
         def differentiated(errors: Tensor) -> None:
             errors = _precise(errors.detach()).reshape(samples, -1)
@@ -287,8 +292,10 @@ class Capture:
         _on_gradient(get_gradient_edge(f), differentiated)
         empirical = listening.signals and listening.fisher == "empirical"
         for name, edge in edges.items():
-            if empirical or self.checks_uses or name in this.rows:
+            if empirical or name in this.rows or name in this.later:
                 _on_gradient(edge, partial(_add_to, this.deltas, name))
+            if self.checks_uses:
+                _on_gradient(edge, partial(self._add_along, this, name))
 
     def _fisher(self, f: Tensor, edges: Mapping[str, GradientEdge], this: Pass) -> None:
         """Signals of every layer, each used as it passes by: together they are as large as the graph."""
@@ -361,30 +368,56 @@ class Capture:
         if not self.due or not self.listening.inputs:
             this.rows[name] = unfolded(_precise(layer.inputs(x)), samples).flatten(1, 2)
             return
-        parts = [x] if name in this.fused else self._portions(layer, x, samples)
-        gathered.A = Accumulator(layer.d_in, layer.d_out, self.listening.form if len(parts) == 1 else "matrix")
-        for part in parts:
-            count = samples if len(parts) == 1 else len(part)
-            H = unfolded(_precise(layer.inputs(part)), count)
+        if self._as_matrix(this, name, x):
+            gathered.rows = layer.row_count(x) or 0
+            gathered.A = Accumulator(layer.d_in, layer.d_out, "matrix")
+            gathered.A.add_matrix(layer.gram(_precise(x)), samples)
+            return
+        H = self._shared(this, name, x)
+        gathered.rows = H.shape[1] * H.shape[2]
+        gathered.A = Accumulator(layer.d_in, layer.d_out, self.listening.form)
+        gathered.A.add(H.flatten(1, 2), samples)
+        if gathered.A.rows and name not in this.fused:
+            this.rows[name] = gathered.A.rows[0]
+
+    def _as_matrix(self, this: Pass, name: str, x: Tensor) -> bool:
+        """Whether nothing but the sum of h h^T is wanted of a layer's inputs."""
+        layer, form = self.layers[name], self.listening.form
+        N = layer.row_count(x)
+        if N is None or name in this.fused or self.listening.sharing == "reduce":
+            return False
+        return form == "matrix" or (form == "auto" and not rows_are_cheaper(N, layer.d_in, layer.d_out))
+
+    def _can_wait(self, this: Pass, name: str, ran: Ran) -> bool:
+        """Whether rows are better made at the step, when the graph is gone: those of a convolution are its patches."""
+        layer, x = self.layers[name], ran.input
+        N = layer.row_count(x)
+        widens = N is not None and N * layer.d_in * layer.groups > 2 * x.numel()
+        as_matrix = self.due and self.listening.inputs and self._as_matrix(this, name, x)
+        return ran.made and widens and not as_matrix and self.listening.sharing == "expand"
+
+    def _shared(self, this: Pass, name: str, x: Tensor) -> Tensor:
+        """H [groups, samples, positions, d_in]: all positions of a sample, or their mean."""
+        layer, samples = self.layers[name], this.samples
+        if self.listening.sharing == "expand" or name in this.fused:
+            H = unfolded(_precise(layer.inputs(x)), samples)
             if name in this.fused:
                 this.rows[name] = H.flatten(1, 2)
-            if self.listening.sharing == "reduce":
-                H = H.mean(2, keepdim=True)
-            rows = H.flatten(1, 2)
-            gathered.rows += rows.shape[1]
-            gathered.A.add(rows, count)
-        if gathered.A.rows and name not in this.fused:
-            this.rows[name] = rows
+            return H if self.listening.sharing == "expand" else H.mean(2, keepdim=True)
+        parts = layer.portions(x) if len(x) == samples else [x]
+        means = [
+            unfolded(_precise(layer.inputs(part)), samples if len(parts) == 1 else len(part)).mean(2, keepdim=True)
+            for part in parts
+        ]
+        return torch.cat(means, dim=1)
 
-    def _portions(self, layer: Layout, x: Tensor, samples: int) -> Sequence[Tensor]:
-        """The input a few samples at a time, where its patches would take much memory and are summed up anyway."""
-        rows = layer.row_count(x)
-        if rows is None or len(x) != samples or rows * layer.d_in <= PORTION:
-            return [x]
-        as_rows = rows_are_cheaper(rows, layer.d_in, layer.d_out) if self.listening.form == "auto" else False
-        if as_rows or self.listening.form == "rows":
-            return [x]
-        return torch.split(x, max(1, samples * PORTION // (rows * layer.d_in)))
+    def _probed(self, layer: Layout, x: Tensor) -> Tensor:
+        like = _precise(next(layer.module.parameters()) if layer.one_hot else x)
+        return layer.along(x if layer.one_hot else like, probe(layer.d_in, like.dtype, x.device))
+
+    def _add_along(self, this: Pass, name: str, delta: Tensor) -> None:
+        D = _precise(self.layers[name].signals(delta.detach())).flatten(1, 2)
+        _add_to(this.along, name, D.mT @ this.probed[name])
 
     def _add_signals(self, gathered: Gathered, layer: Layout, delta: Tensor, samples: int, draw: int = 0) -> None:
         """Every draw adds rows, but samples and positions count once."""

@@ -28,19 +28,16 @@ def targets(f: Tensor, fisher: str, likelihood: str, class_dim: int, generator: 
     elif likelihood == "gaussian":
         yield torch.randn(f.shape, generator=generator, device=generator.device).to(f)
     else:
-        p = (f if f.dtype == torch.float64 else f.float()).softmax(class_dim).movedim(class_dim, -1)
-        # Outputs that are not finite give signals that are not: the step sees them and is skipped.
-        flat = p.reshape(-1, p.shape[-1]).to(generator.device).nan_to_num(1.0)
-        drawn = torch.multinomial(flat, 1, generator=generator).to(f.device).reshape(p.shape[:-1])
-        one_hot = torch.nn.functional.one_hot(drawn, p.shape[-1])
-        yield (one_hot - p).movedim(-1, class_dim).to(f)
+        classes_last = f.movedim(class_dim, -1)
+        flat = classes_last.reshape(1, -1, classes_last.shape[-1])
+        yield drawn_targets(flat, likelihood, [generator]).reshape(classes_last.shape).movedim(-1, class_dim)
 
 
 def drawn_targets(f: Tensor, likelihood: str, generators: Sequence[Generator]) -> Tensor:
     """The vectors "mc" of many networks' outputs f [networks, samples, classes], each drawn by its own generator.
 
-    They are what ``targets`` draws for each. A class y is drawn as the largest of p / q with q exponential, as
-    ``torch.multinomial`` does it, which would wait for the device twice a network.
+    A class y is drawn as the largest of p / q with q exponential, as ``torch.multinomial`` does it, which would wait
+    for the device. Outputs that are not finite give signals that are not: the step sees them and is skipped.
     """
     f = f.detach()
     if likelihood == "gaussian":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -73,3 +74,10 @@ def unfolded(X: Tensor, samples: int) -> Tensor:
 def precise(x: Tensor) -> Tensor:
     """Statistics are float32 at least."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+@lru_cache(maxsize=64)
+def probe(d: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A random vector [d, 1], the same each time."""
+    generator = torch.Generator().manual_seed(d)
+    return torch.randn(d, 1, generator=generator, dtype=torch.float64).to(device, dtype)

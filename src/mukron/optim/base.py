@@ -13,7 +13,6 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from typing import Any, ClassVar
 
 import torch
@@ -21,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from mukron.curvature import Batch, Capture, Gathered, Halves, Listening, Memory, as_precise
+from mukron.curvature import Batch, Capture, Gathered, Halves, Listening, Memory, as_precise, probe
 from mukron.damping import Rule
 from mukron.linalg import Factor, FactorizationError, LowRank, Operator
 from mukron.optim.fallback import FALLBACKS, adam_direction
@@ -359,14 +358,13 @@ class SecondOrder(Optimizer):
                 continue
             G = slot.matrix(WEIGHT, weight.grad)
             G = G.float() if G.dtype in (torch.float16, torch.bfloat16) else G
-            v = probe(G.shape[-1], G.dtype, G.device)
-            ours, actual = self.capture.gradient_along(slot.name, v), G @ v
+            ours, actual = self.capture.along(slot.name), G @ probe(G.shape[-1], G.dtype, G.device)
             if not bool(actual.isfinite().all()):
                 self.capture.checks_uses = True  # nothing is seen by this; the next step will tell
                 return
             if ours is None or not bool(actual.any()):
                 continue
-            if bool(proportion(ours, actual)[1] > SUSPICIOUS):
+            if bool(proportion(ours.to(actual.dtype), actual)[1] > SUSPICIOUS):
                 warnings.warn(
                     f'the gradient of layer "{slot.name}" is not that of its own forward pass: its weight is used '
                     "elsewhere too, or the gradient was changed before the step. Its curvature describes the layer's "
@@ -684,13 +682,6 @@ class SecondOrder(Optimizer):
         """Methods for which a zero output layer is a trap say so."""
 
 
-@lru_cache(maxsize=64)
-def probe(d: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A random vector [d, 1], the same each time."""
-    generator = torch.Generator().manual_seed(d)
-    return torch.randn(d, 1, generator=generator, dtype=torch.float64).to(device, dtype)
-
-
 def proportion(ours: Tensor, actual: Tensor) -> tuple[Tensor, Tensor]:
     """The factor that takes ours to the actual one, and what is missing then; at any size, even where squares are 0."""
     tiny = torch.finfo(actual.dtype).tiny
@@ -788,4 +779,4 @@ def _restore(generator: torch.Generator, state: Tensor) -> None:
         generator.manual_seed(int(state.cpu().to(torch.int64).mul(torch.arange(1, state.numel() + 1)).sum()))
 
 
-__all__ = ["BIAS", "WEIGHT", "Blocks", "Move", "SecondOrder", "Settings", "joined", "one_of", "probe", "proportion"]
+__all__ = ["BIAS", "WEIGHT", "Blocks", "Move", "SecondOrder", "Settings", "joined", "one_of", "proportion"]

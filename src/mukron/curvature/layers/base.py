@@ -10,9 +10,12 @@ grouped convolution, each with factors of its own; everything else has one.
 
 from __future__ import annotations
 
-from functools import singledispatch
+from collections.abc import Iterable, Iterator, Sequence
+from functools import reduce, singledispatch
+from operator import iadd
 from typing import ClassVar
 
+import torch
 from torch import Tensor, nn
 
 
@@ -40,6 +43,21 @@ class Layout:
     def signals(self, delta: Tensor) -> Tensor:
         raise NotImplementedError
 
+    def portions(self, x: Tensor) -> Sequence[Tensor]:
+        """A layer's input in parts, samples first, of which ``inputs`` does not make too much at a time."""
+        return [x]
+
+    def gram(self, x: Tensor) -> Tensor:
+        """The sum of h h^T over all rows, [groups, d_in, d_in]."""
+        return sum_of(H.mT @ H for H in self._rows(x))
+
+    def along(self, x: Tensor, v: Tensor) -> Tensor:
+        """H v for every row, [groups, rows, 1]."""
+        return torch.cat([H @ v for H in self._rows(x)], dim=1)
+
+    def _rows(self, x: Tensor) -> Iterator[Tensor]:
+        return (self.inputs(part).flatten(1, 2) for part in self.portions(x))
+
     def row_count(self, x: Tensor) -> int | None:
         """Samples times positions, from the layer's input alone; None: not known."""
         return None
@@ -50,6 +68,11 @@ class Layout:
     def weight(self, matrix: Tensor) -> Tensor:
         """The inverse of ``matrix``."""
         raise NotImplementedError
+
+
+def sum_of(terms: Iterable[Tensor]) -> Tensor:
+    """Added up in the first of them."""
+    return reduce(iadd, terms)
 
 
 @singledispatch

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mukron.curvature.layers.base import Layout, layout
+from mukron.curvature.layers.base import Layout, layout, sum_of
+
+PORTION = 2**23  # numbers of a convolution's patches that are held at a time
 
 
 class ConvLayout(Layout):
@@ -27,17 +30,73 @@ class ConvLayout(Layout):
         return bool(self.module.weight.is_cuda and torch.backends.cudnn.allow_tf32)
 
     def inputs(self, x: Tensor) -> Tensor:
-        conv, dimensions = self.module, len(self.module.kernel_size)
-        x = _batched(x, dimensions)
+        x = self._patches(x, first=0)  # [groups, samples, *positions, channels of the group, *kernel]
+        return x.reshape(self.groups, x.shape[1], -1, self.d_in)
+
+    def _padded(self, x: Tensor) -> Tensor:
+        conv = self.module
         mode = "constant" if conv.padding_mode == "zeros" else conv.padding_mode
-        x = F.pad(x, list(conv._reversed_padding_repeated_twice), mode=mode)
-        sizes = zip(conv.kernel_size, conv.stride, conv.dilation, strict=True)
-        for axis, (kernel, stride, dilation) in enumerate(sizes, start=2):
-            x = x.unfold(axis, (kernel - 1) * dilation + 1, stride)[..., ::dilation]
-        # [samples, channels, *positions, *kernel] -> [groups, samples, positions, channels of the group x kernel]
-        samples, channels = x.shape[:2]
-        x = x.reshape(samples, conv.groups, channels // conv.groups, -1, math.prod(conv.kernel_size))
-        return x.permute(1, 0, 3, 2, 4).flatten(3)
+        return F.pad(_batched(x, len(conv.kernel_size)), list(conv._reversed_padding_repeated_twice), mode=mode)
+
+    def _patches(self, x: Tensor, first: int) -> Tensor:
+        """A view of the padded input with patches along the axes from ``first`` on, kernel last."""
+        conv, x = self.module, self._padded(x)
+        sizes = list(zip(conv.kernel_size, conv.stride, conv.dilation, strict=True))
+        for axis, (kernel, stride, dilation) in enumerate(sizes[first:], start=2 + first):
+            x = x.unfold(axis, (kernel - 1) * dilation + 1, stride)
+            x = x if dilation == 1 else x[..., ::dilation]
+        samples, channels, *others = x.shape
+        x = x.view(samples, self.groups, channels // self.groups, *others)
+        positions = range(3, 3 + len(sizes))
+        return x.permute(1, 0, *positions, 2, *range(3 + len(sizes), x.ndim))
+
+    def portions(self, x: Tensor) -> Sequence[Tensor]:
+        return self._in_parts(x, self.row_count(x) * self.d_in)
+
+    def _in_parts(self, x: Tensor, numbers: int) -> Sequence[Tensor]:
+        """Of the input, such that so many numbers of a group's patches are made a portion at a time."""
+        x = _batched(x, len(self.module.kernel_size))
+        numbers *= self.groups
+        return [x] if numbers <= PORTION else torch.split(x, max(1, len(x) * PORTION // numbers))
+
+    def gram(self, x: Tensor) -> Tensor:
+        if not self._slides(x):
+            return super().gram(x)
+        parts = self._in_parts(x, self.row_count(x) * self.d_in // self.module.kernel_size[0])
+        return sum_of(self._sliding(part) for part in parts)
+
+    def _slides(self, x: Tensor) -> bool:
+        """Whether patches overlap along the first axis so much that few of their products are new."""
+        conv, size = self.module, self._padded_size(x, 0)
+        K = conv.kernel_size[0]
+        return conv.stride[0] == conv.dilation[0] == 1 and K > 1 and size >= 3 * K
+
+    def _sliding(self, x: Tensor) -> Tensor:
+        """The Gram matrix of all patches from lines of the input, at a K-th of the price.
+
+        R[y] are the rows of line y of the padded input, with patches along the other axes alone. A patch that starts at
+        line y has R[y + k] as its part k, so that with n positions along this axis
+
+            A[k, k'] = sum of R[y + k]^T R[y + k'] over y = 0 .. n - 1,    A[k + 1, k' + 1] = A[k, k'] - first + next:
+
+        down a diagonal the sum loses its first term, R[k]^T R[k'], and gains the one after its last.
+        """
+        K, rest = self.module.kernel_size[0], math.prod(self.module.kernel_size[1:])
+        x = self._patches(x, first=1).transpose(1, 2)  # [groups, lines, samples, *others, channels, *kernel]
+        lines, channels = x.shape[1], self.d_in // (K * rest)
+        n = lines - K + 1
+        R = x.reshape(self.groups, lines, -1, channels * rest)
+        blocks: list[list[Tensor]] = [[R] * K for _ in range(K)]
+        for apart in range(K):
+            block = R[:, :n].flatten(1, 2).mT @ R[:, apart : apart + n].flatten(1, 2)
+            for k in range(K - apart):
+                blocks[k][k + apart], blocks[k + apart][k] = block, block.mT
+                if k + apart + 1 < K:
+                    first, after = (R[:, y].mT @ R[:, y + apart] for y in (k, k + n))
+                    block = block - first + after
+        parts = torch.stack([torch.stack(row, dim=1) for row in blocks], dim=1)  # [groups, K, K, d_in / K, d_in / K]
+        parts = parts.view(self.groups, K, K, channels, rest, channels, rest)
+        return parts.permute(0, 3, 1, 4, 5, 2, 6).reshape(self.groups, self.d_in, self.d_in)
 
     def signals(self, delta: Tensor) -> Tensor:
         delta = _batched(delta, len(self.module.kernel_size))
@@ -46,11 +105,14 @@ class ConvLayout(Layout):
     def row_count(self, x: Tensor) -> int:
         conv, dimensions = self.module, len(self.module.kernel_size)
         count = 1 if x.ndim == dimensions + 1 else x.shape[0]
-        padding = conv._reversed_padding_repeated_twice[::-1]  # [before, after] of each dimension, backwards
-        for axis, (size, kernel) in enumerate(zip(x.shape[-dimensions:], conv.kernel_size, strict=True)):
-            padded = size + padding[2 * axis] + padding[2 * axis + 1]
-            count *= (padded - conv.dilation[axis] * (kernel - 1) - 1) // conv.stride[axis] + 1
+        for axis, kernel in enumerate(conv.kernel_size):
+            reach = conv.dilation[axis] * (kernel - 1) + 1
+            count *= (self._padded_size(x, axis) - reach) // conv.stride[axis] + 1
         return count
+
+    def _padded_size(self, x: Tensor, axis: int) -> int:
+        padding = self.module._reversed_padding_repeated_twice[::-1]  # [before, after] of each dimension, backwards
+        return x.shape[axis - len(self.module.kernel_size)] + padding[2 * axis] + padding[2 * axis + 1]
 
     def matrix(self, weight: Tensor) -> Tensor:
         return weight.reshape(self.groups, self.d_out, self.d_in)

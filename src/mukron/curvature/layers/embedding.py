@@ -19,6 +19,9 @@ class EmbeddingLayout(Layout):
     def inputs(self, x: Tensor) -> Tensor:
         return x.reshape(1, x.shape[0] if x.ndim else 1, -1)
 
+    def along(self, x: Tensor, v: Tensor) -> Tensor:
+        return v[self.inputs(x)].flatten(1, 2)
+
     def signals(self, delta: Tensor) -> Tensor:
         if delta.ndim == 1:
             delta = delta.unsqueeze(0)
