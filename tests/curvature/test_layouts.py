@@ -64,7 +64,7 @@ SLIDING = {
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
-@pytest.mark.parametrize("portion", [2**23, 700])
+@pytest.mark.parametrize("portion", [2**24, 700])
 @pytest.mark.parametrize("name", [*CASES, *(f"sliding {name}" for name in SLIDING)])
 def test_sums_over_rows_that_are_never_held_together(name, portion, monkeypatch):
     """The Gram matrix of a layer's inputs, and what they do to a vector, are those of its rows."""

@@ -75,6 +75,10 @@ class Pass:
     fused: frozenset[str] = frozenset()  # layers whose gradient is wanted as D^T H alone
     checked: bool = False  # uses are checked in this pass, for which those weights got their gradient all the same
 
+    def clear(self) -> None:
+        for found in (self.layers, self.deltas, self.jacobians, self.later, self.probed, self.along, self.rows):
+            found.clear()
+
 
 class Ran(NamedTuple):
     """A layer that ran.
@@ -140,6 +144,8 @@ class Capture:
 
     def reset(self) -> None:
         """Forget what was gathered: a step has used it, or its gradients were thrown away."""
+        for each in self.passes:
+            each.clear()  # a loss that the user still holds keeps its graph, and that these passes
         self.passes = []
 
     @property
@@ -267,15 +273,15 @@ class Capture:
         edges = {name: ran.edge for name, ran in running.items() if ran.edge is not None}
         this = Pass(samples, {name: Gathered() for name in running}, fused=frozenset(self._fused))
         this.checked = self.checks_uses
+        if listening.signals and listening.fisher != "empirical" and self.due:
+            with stage("mukron::fisher"):  # first: a backward pass takes much memory
+                self._fisher(f, edges, this)
         if listening.inputs or listening.fused:
             for name in as_precise([(self.layers[name], name) for name in running]):
                 if self._can_wait(this, name, running[name]):
                     this.later[name] = running[name].input
                 else:
                     self._add_input(this, name, running[name].input)
-        if listening.signals and listening.fisher != "empirical" and self.due:
-            with stage("mukron::fisher"):
-                self._fisher(f, edges, this)
         if listening.jacobian:
             this.jacobians = self._jacobians(f, edges, running)
         if self.checks_uses:

@@ -27,10 +27,10 @@ def as_precise(layers: Iterable[tuple[Layout, T]]) -> Iterator[T]:
 
 @contextmanager
 def _products(tf32: bool) -> Iterator[None]:
-    if not tf32:
+    before = torch.get_float32_matmul_precision()
+    if not tf32 or before != "highest":
         yield
         return
-    before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")
     try:
         yield

@@ -88,7 +88,7 @@ class Matrix(Operator):
         return d_out * d_in * (d_in if in_side else d_out)
 
     def right(self, G: Tensor) -> Tensor:
-        return G @ self.P
+        return torch.bmm(G, self.P)
 
 
 @dataclass(frozen=True)
@@ -125,12 +125,12 @@ class SampleSpace(Operator):
 
     def right(self, G: Tensor) -> Tensor:
         # G P = (G - (G X^T S) X) / rho
-        scale = 1 / self.rho[..., None, None]
-        return torch.baddbmm(G * scale, (G @ self.X.mT) @ (self.S * -scale), self.X)
+        along = torch.bmm(torch.bmm(G, self.X.mT), self.S)
+        return torch.baddbmm(G, along, self.X, alpha=-1).div_(self.rho[:, None, None])
 
     def left(self, G: Tensor) -> Tensor:
-        scale = 1 / self.rho[..., None, None]
-        return torch.baddbmm(G * scale, self.X.mT, (self.S * -scale) @ (self.X @ G))
+        along = torch.bmm(self.S, torch.bmm(self.X, G))
+        return torch.baddbmm(G, self.X.mT, along, alpha=-1).div_(self.rho[:, None, None])
 
     def own_rows(self, D: Tensor) -> Tensor:
         """What turns D^T X into D^T X P, with no division by rho:  X P = n S X  (the push-through identity)."""

@@ -13,6 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any, ClassVar
 
 import torch
@@ -44,6 +45,7 @@ TIED_TO_THE_MODEL = (
     "_scale",
     "generator",
     "_gathered",
+    "_operators",
     "_watchers",
 )
 Blocks = dict[str, dict[str, Factor]]
@@ -197,6 +199,7 @@ class SecondOrder(Optimizer):
             key: (own if key in taken else theirs)[name].lr if plan and name in theirs else 1.0
             for key, name in self._names.items()
         }
+        self._operators: dict[str, tuple[Mapping[str, Any], dict[str, dict[str, Operator]]]] = {}  # with their state
         if self._capture is not None:
             self._capture.close()
         layouts = {name: slot.layout for name, slot in self.slots.items()} if self.listening.anything else {}
@@ -470,7 +473,7 @@ class SecondOrder(Optimizer):
         damping = group["damping"]
         if isinstance(damping, Rule):
             return damping
-        return Rule.from_plain({**group["damping_rule"], "rho": float(damping)})
+        return _rule(tuple({**group["damping_rule"], "rho": float(damping)}.items()))
 
     def _gradient(self, parameter: Parameter) -> Tensor:
         """The gradient to descend, in the precision of the curvature; coupled weight decay is part of it."""
@@ -494,10 +497,7 @@ class SecondOrder(Optimizer):
         products = []
         for slot in as_precise([(slot.layout, slot) for slot in active]):
             stored = (staged[slot.name].state if slot.name in staged else self.state[slot.anchor])["operators"]
-            operators = {
-                block: {name: Operator.from_state(state) for name, state in sides.items()}
-                for block, sides in stored.items()
-            }
+            operators = self._restored(slot, stored)
             for block, parameter in slot.parameters.items():
                 G = self._gradient_of(slot, block, parameter)
                 if G is None:
@@ -522,6 +522,16 @@ class SecondOrder(Optimizer):
             if parameter.grad is not None:
                 directions[parameter] = self._fallback(parameter)
         return directions
+
+    def _restored(self, slot: Slot, stored: Mapping[str, Any]) -> dict[str, dict[str, Operator]]:
+        """Operators from their state; the same ones while that is the same."""
+        if slot.name not in self._operators or self._operators[slot.name][0] is not stored:
+            operators = {
+                block: {name: Operator.from_state(state) for name, state in sides.items()}
+                for block, sides in stored.items()
+            }
+            self._operators[slot.name] = stored, operators
+        return self._operators[slot.name][1]
 
     def _gradient_of(self, slot: Slot, block: str, parameter: Parameter) -> Move | None:
         """The gradient to descend as a matrix, or as it arose where nobody else forms it; None: there is none."""
@@ -680,6 +690,11 @@ class SecondOrder(Optimizer):
 
     def _warn_of_nngp(self) -> None:
         """Methods for which a zero output layer is a trap say so."""
+
+
+@lru_cache(maxsize=64)
+def _rule(plain: tuple[tuple[str, Any], ...]) -> Rule:
+    return Rule.from_plain(dict(plain))
 
 
 def proportion(ours: Tensor, actual: Tensor) -> tuple[Tensor, Tensor]:

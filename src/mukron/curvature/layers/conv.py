@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from mukron.curvature.layers.base import Layout, layout, sum_of
 
-PORTION = 2**23  # numbers of a convolution's patches that are held at a time
+PORTION = 2**24  # numbers of a convolution's patches that are held at a time
 
 
 class ConvLayout(Layout):
@@ -63,7 +63,8 @@ class ConvLayout(Layout):
         if not self._slides(x):
             return super().gram(x)
         parts = self._in_parts(x, self.row_count(x) * self.d_in // self.module.kernel_size[0])
-        return sum_of(self._sliding(part) for part in parts)
+        first, steps = (sum_of(terms) for terms in zip(*(self._sliding(part) for part in parts), strict=True))
+        return self._assembled(first, steps)
 
     def _slides(self, x: Tensor) -> bool:
         """Whether patches overlap along the first axis so much that few of their products are new."""
@@ -71,32 +72,41 @@ class ConvLayout(Layout):
         K = conv.kernel_size[0]
         return conv.stride[0] == conv.dilation[0] == 1 and K > 1 and size >= 3 * K
 
-    def _sliding(self, x: Tensor) -> Tensor:
-        """The Gram matrix of all patches from lines of the input, at a K-th of the price.
+    def _sliding(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """What makes the Gram matrix A of all patches, from lines of the input and at a K-th of the price.
 
         R[y] are the rows of line y of the padded input, with patches along the other axes alone. A patch that starts at
         line y has R[y + k] as its part k, so that with n positions along this axis
 
-            A[k, k'] = sum of R[y + k]^T R[y + k'] over y = 0 .. n - 1,    A[k + 1, k' + 1] = A[k, k'] - first + next:
+            A[k, k'] = sum of R[y + k]^T R[y + k'] over y = 0 .. n - 1,
+            A[k + 1, k' + 1] = A[k, k'] - R[k]^T R[k'] + R[k + n]^T R[k' + n]:
 
-        down a diagonal the sum loses its first term, R[k]^T R[k'], and gains the one after its last.
+        down a diagonal the sum loses its first term and gains one. Returned are the blocks A[0, :], side by side, and
+        the differences down the diagonals, [groups, (K - 1) e, (K - 1) e] with e = d_in / K.
         """
-        K, rest = self.module.kernel_size[0], math.prod(self.module.kernel_size[1:])
+        K = self.module.kernel_size[0]
         x = self._patches(x, first=1).transpose(1, 2)  # [groups, lines, samples, *others, channels, *kernel]
-        lines, channels = x.shape[1], self.d_in // (K * rest)
+        lines, e = x.shape[1], self.d_in // K
         n = lines - K + 1
-        R = x.reshape(self.groups, lines, -1, channels * rest)
-        blocks: list[list[Tensor]] = [[R] * K for _ in range(K)]
-        for apart in range(K):
-            block = R[:, :n].flatten(1, 2).mT @ R[:, apart : apart + n].flatten(1, 2)
-            for k in range(K - apart):
-                blocks[k][k + apart], blocks[k + apart][k] = block, block.mT
-                if k + apart + 1 < K:
-                    first, after = (R[:, y].mT @ R[:, y + apart] for y in (k, k + n))
-                    block = block - first + after
-        parts = torch.stack([torch.stack(row, dim=1) for row in blocks], dim=1)  # [groups, K, K, d_in / K, d_in / K]
-        parts = parts.view(self.groups, K, K, channels, rest, channels, rest)
-        return parts.permute(0, 3, 1, 4, 5, 2, 6).reshape(self.groups, self.d_in, self.d_in)
+        R = x.reshape(self.groups, lines, -1, e).contiguous()
+        rows = [R[:, k : k + n].view(self.groups, -1, e) for k in range(K)]
+        first = torch.cat([torch.bmm(rows[0].mT, row) for row in rows], dim=2)
+        lost, gained = (R[:, y : y + K - 1].transpose(1, 2).flatten(2) for y in (0, n))
+        return first, torch.bmm(gained.mT, gained).sub_(torch.bmm(lost.mT, lost))
+
+    def _assembled(self, first: Tensor, steps: Tensor) -> Tensor:
+        K, e = self.module.kernel_size[0], self.d_in // self.module.kernel_size[0]
+        upper = first.new_zeros(self.groups, self.d_in, self.d_in)
+        row = first  # from its diagonal block on
+        for k in range(K):
+            upper[:, k * e : (k + 1) * e, k * e :] = row
+            if k + 1 < K:
+                row = row[..., :-e] + steps[:, k * e : (k + 1) * e, k * e :]
+        whole = upper.triu_().add_(upper.triu(1).mT)
+        # from (line, channel, rest) of the kernel to (channel, line, rest)
+        rest = math.prod(self.module.kernel_size[1:])
+        split = whole.view(self.groups, K, e // rest, rest, K, e // rest, rest)
+        return split.transpose(1, 2).transpose(4, 5).reshape(self.groups, self.d_in, self.d_in)
 
     def signals(self, delta: Tensor) -> Tensor:
         delta = _batched(delta, len(self.module.kernel_size))
