@@ -22,6 +22,7 @@ from mukron.linalg import (
     inverse_root_eigh,
     inverse_root_newton,
 )
+from mukron.linalg.inverses import inverse_of_lower
 from mukron.linalg.roots import largest_by_squaring
 
 GROUPS, N, D_IN, D_OUT, SAMPLES = 2, 7, 12, 9, 5
@@ -133,6 +134,16 @@ def test_an_attempt_says_of_every_group_whether_it_went_well(form):
         alone = type(factor)(X[group, None], 4) if form == "rows" else MatrixFactor(factor.M[group, None])
         expected = alone.prepare(rho[group, None])[0].right(G[group, None])
         assert torch.allclose(operator.right(G)[group], expected[0], rtol=1e-12)
+
+
+@pytest.mark.parametrize("d", [1, 64, 65, 257, 700])
+def test_the_inverse_of_a_triangular_matrix_by_products(d):
+    X = torch.randn(GROUPS, 2 * d, d)
+    lower = torch.linalg.cholesky(X.mT @ X / d + 0.1 * torch.eye(d))
+    for given in (lower, lower.float()):
+        found, size = inverse_of_lower(given, leaf=64), torch.linalg.inv(lower).norm()
+        assert (found - torch.linalg.inv(lower)).norm() < 50 * torch.finfo(given.dtype).eps * size
+        assert not found.triu(1).any()
 
 
 def test_the_ladder_ends():

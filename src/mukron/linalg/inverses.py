@@ -19,7 +19,11 @@ from mukron.linalg.cholesky import FactorizationError, add_to_diagonal, factoriz
 
 STREAMS = 8
 STACKED = 512  # matrices up to this size are stacked
-ASIDE = 1024  # matrices up to this size have a stream each; larger ones fill a GPU, one after the other
+ASIDE = 1024  # matrices up to this size have a stream each; of larger ones two fill a GPU
+LEAF, RECORDED_LEAF = (
+    1024,
+    64,
+)  # up to these sizes a triangular matrix is inverted as such; launches cost, recorded none
 RECORDED = 2**23  # numbers in all, up to which kernels are recorded: a recording holds about five times its matrices
 RECORDINGS = 4  # kept at a time
 Damped = tuple[Tensor, Tensor]  # M [groups, d, d] and rho [groups]
@@ -53,6 +57,9 @@ def attempt(damped: Sequence[Damped]) -> tuple[list[Tensor], list[Tensor]]:
     inverses: list[Tensor] = [damped[0][0]] * len(damped)
     numbers: list[Tensor] = list(inverses)
     for places, (inverse, number) in zip(by_size.values(), found, strict=True):
+        if len(places) == 1:
+            inverses[places[0]], numbers[places[0]] = inverse, number
+            continue
         groups = [len(damped[place][0]) for place in places]
         for place, part, own in zip(places, torch.split(inverse, groups), torch.split(number, groups), strict=True):
             inverses[place], numbers[place] = part, own
@@ -89,19 +96,46 @@ def _room(M: Tensor, rho: Tensor) -> Damped:
 
 def _inverse(M: Tensor, rho: Tensor, out: Tensor, number: Tensor) -> Damped:
     lower, info = torch.linalg.cholesky_ex(add_to_diagonal(M, rho))
-    lower.diagonal(dim1=-2, dim2=-1).masked_fill_((info != 0).unsqueeze(-1), 1.0)  # a zero there would be an error
+    failed = info != 0
+    if not M.is_cuda:
+        lower.diagonal(dim1=-2, dim2=-1).masked_fill_(failed.unsqueeze(-1), 1.0)  # a zero there would be an error
     _from_lower(lower, out)
-    number.copy_(torch.where(info != 0, torch.nan, out.diagonal(dim1=-2, dim2=-1).sum(-1)))
+    torch.sum(out.diagonal(dim1=-2, dim2=-1), -1, out=number).masked_fill_(failed, torch.nan)
     return out, number
 
 
 def _from_lower(lower: Tensor, out: Tensor | None = None) -> Tensor:
-    """L^-T L^-1. On a GPU a triangular solve and a product take half the time of torch's own ``cholesky_inverse``."""
+    """L^-T L^-1. On a GPU the inverse of L and a product take a third of the time of torch's ``cholesky_inverse``."""
     if not lower.is_cuda:
         return torch.cholesky_inverse(lower, out=out)
-    identity = torch.eye(lower.shape[-1], dtype=lower.dtype, device=lower.device).expand_as(lower)
-    half = torch.linalg.solve_triangular(lower, identity, upper=False)
+    half = inverse_of_lower(lower, RECORDED_LEAF if torch.cuda.is_current_stream_capturing() else LEAF)
     return torch.matmul(half.mT, half, out=out)
+
+
+def _identity(L: Tensor) -> Tensor:
+    return torch.eye(L.shape[-1], dtype=L.dtype, device=L.device).expand_as(L)
+
+
+def inverse_of_lower(L: Tensor, leaf: int) -> Tensor:
+    """L^-1 of a lower triangular L [groups, d, d], by products: both diagonal blocks at once, then what is below them.
+
+    [[A, 0], [C, D]]^-1 = [[A^-1, 0], [-D^-1 C A^-1, D^-1]]
+    """
+    groups, d = L.shape[0], L.shape[-1]
+    if d <= leaf:
+        found: Tensor = torch.linalg.solve_triangular(L, _identity(L), upper=False)
+        return found
+    if d % 2:  # one more row, of the identity
+        wider = torch.eye(d + 1, dtype=L.dtype, device=L.device).repeat(groups, 1, 1)
+        wider[:, :d, :d] = L
+        return inverse_of_lower(wider, leaf)[:, :d, :d]
+    h = d // 2
+    blocks = inverse_of_lower(torch.cat([L[:, :h, :h], L[:, h:, h:]]), leaf)
+    A, D = blocks[:groups], blocks[groups:]
+    found = torch.zeros_like(L)
+    found[:, :h, :h], found[:, h:, h:] = A, D
+    found[:, h:, :h].baddbmm_(torch.bmm(D, L[:, h:, :h]), A, alpha=-1)
+    return found
 
 
 # On a GPU.
@@ -113,23 +147,22 @@ def _streams(device: torch.device) -> list[torch.cuda.Stream]:
 
 
 def _side_by_side(stacks: Sequence[Damped]) -> list[Damped]:
-    """Each in a stream of its own, unless it is large.
+    """Large ones two at a time, for one's products fill the gaps of the other's factorization; small ones beside them.
 
     Results are made on the stream that will use them: what a side stream allocates stays its own.
     """
     found = [_room(*stack) for stack in stacks]
-    jobs = list(zip(stacks, found, strict=True))
-    aside = [job for job in jobs if job[0][0].shape[-1] <= ASIDE]
-    here, streams = torch.cuda.current_stream(), _streams(stacks[0][0].device)[: len(aside)]
-    for stream in streams:
+    jobs = sorted(zip(stacks, found, strict=True), key=lambda job: -job[0][0].shape[-1])
+    large = sum(stack[0].shape[-1] > ASIDE for stack, _ in jobs)
+    here, (beside, *others) = torch.cuda.current_stream(), _streams(stacks[0][0].device)
+    lanes = [(here, beside)[place % 2] for place in range(large)]
+    lanes += [others[place % len(others)] for place in range(len(jobs) - large)]
+    for stream in set(lanes) - {here}:
         stream.wait_stream(here)
-    for place, (stack, room) in enumerate(aside):
-        with torch.cuda.stream(streams[place % len(streams)]):
+    for stream, (stack, room) in zip(lanes, jobs, strict=True):
+        with torch.cuda.stream(stream):
             _inverse(*stack, *room)
-    for stack, room in jobs:
-        if stack[0].shape[-1] > ASIDE:
-            _inverse(*stack, *room)
-    for stream in streams:
+    for stream in set(lanes) - {here}:
         here.wait_stream(stream)
     return found
 

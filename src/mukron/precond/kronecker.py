@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -67,13 +68,20 @@ def at_least_rounding(layers: Sequence[Layer]) -> list[dict[str, Tensor]]:
     for kind in {layers[number][1][name].dtype for number, name in places}:
         some = [(number, name) for number, name in places if layers[number][1][name].dtype == kind]
         factors = [layers[number][0][name] for number, name in some]
-        eps = torch.finfo(kind).eps
-        rounding = torch.cat([factor.trace() * (eps / factor.d) for factor in factors])
-        rho = torch.maximum(torch.cat([layers[number][1][name] for number, name in some]), rounding)
         sizes = [len(factor.trace()) for factor in factors]
+        traces = torch.cat([factor.trace() for factor in factors])
+        rounding = traces * _rounding(kind, traces.device, *zip(sizes, (factor.d for factor in factors), strict=True))
+        rho = torch.maximum(torch.cat([layers[number][1][name] for number, name in some]), rounding)
         for (number, name), part in zip(some, torch.split(rho.where(rho != 0, 1.0), sizes), strict=True):
             found[number][name] = part
     return found
+
+
+@lru_cache(maxsize=64)
+def _rounding(kind: torch.dtype, device: torch.device, *sizes: tuple[int, int]) -> Tensor:
+    """eps / d for every group of factors with so many groups and d rows."""
+    numbers = [torch.finfo(kind).eps / d for groups, d in sizes for _ in range(groups)]
+    return torch.tensor(numbers, dtype=kind, device=device)
 
 
 def apply(operators: Mapping[str, Operator], G: Tensor | LowRank) -> Tensor | LowRank:
