@@ -55,7 +55,7 @@ class Accumulator:
         as_rows = rows_are_cheaper(total, self.d, self.other) if self.form == "auto" else self.form == "rows"
         if self.matrix is not None or not as_rows:
             for rows in self.rows:
-                product = rows.mT @ rows
+                product = torch.bmm(rows.mT, rows)
                 self.matrix = product if self.matrix is None else self.matrix + product
             self.rows = []
 

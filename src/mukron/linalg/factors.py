@@ -129,21 +129,22 @@ class RowsFactor(Factor):
 
     @cached_property
     def gram(self) -> Tensor:
-        return self.X @ self.X.mT
+        """X X^T / n [groups, N, N], whose eigenvalues are those of M, but for zeros."""
+        return torch.baddbmm(self.X.new_empty(()), self.X, self.X.mT, beta=0, alpha=1 / self.n)
 
     def trace(self) -> Tensor:
         return self._trace
 
     @cached_property
     def _trace(self) -> Tensor:
-        return self.gram.diagonal(dim1=-2, dim2=-1).sum(-1) / self.n
+        return self.gram.diagonal(dim1=-2, dim2=-1).sum(-1)
 
     def largest_eigenvalue(self) -> Tensor:
         try:
             values = torch.linalg.eigvalsh(self.gram)
         except LinAlgError:
             values = MatrixFactor(self.gram).eigh[0]  # which knows other ways
-        largest: Tensor = values[..., -1].clamp_min(0) / self.n
+        largest: Tensor = values[..., -1].clamp_min(0)
         return largest
 
     def prepare(self, rho: Tensor, e: Fraction = ONE, solver: str = "cholesky") -> tuple[Operator, str]:
@@ -152,7 +153,7 @@ class RowsFactor(Factor):
         return super().prepare(rho, e, solver)
 
     def damped(self, rho: Tensor, e: Fraction, solver: str) -> tuple[Tensor, Tensor] | None:
-        return (self.gram, self.n * rho) if e == 1 else None
+        return (self.gram, rho) if e == 1 else None
 
     def operator(self, inverse: Inverse) -> Operator:
-        return SampleSpace(self.X, inverse.matrix, inverse.rho / self.n, self.n)
+        return SampleSpace(self.X, inverse.matrix, inverse.rho, self.n)

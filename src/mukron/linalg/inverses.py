@@ -181,14 +181,16 @@ class Recording:
         torch.cuda.current_stream().wait_stream(aside)
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
-            self.found = [tensor for result in _side_by_side(own) for tensor in result]
+            found = _side_by_side(own)
+            self.found, self.numbers = [inverse for inverse, _ in found], torch.cat([number for _, number in found])
+        self.sizes = [len(number) for _, number in found]
 
     def __call__(self, stacks: Sequence[Damped]) -> list[Damped]:
         torch._foreach_copy_(self.given, [tensor for stack in stacks for tensor in stack])
         self.graph.replay()
         found = [torch.empty_like(tensor) for tensor in self.found]
         torch._foreach_copy_(found, self.found)
-        return list(zip(found[::2], found[1::2], strict=True))
+        return list(zip(found, torch.split(self.numbers.clone(), self.sizes), strict=True))
 
 
 _recordings: OrderedDict[object, Recording | None] = OrderedDict()  # None: these sizes cannot be recorded

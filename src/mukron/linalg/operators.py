@@ -108,7 +108,7 @@ class Diagonal(Operator):
 class SampleSpace(Operator):
     """P = (X^T X / n + rho I)^-1 for few rows X [groups, N, d], N < d, without a d x d matrix.
 
-    S = (n rho I + X X^T)^-1 is N x N, and by Woodbury's identity  P = (I - X^T S X) / rho.
+    S = (X X^T / n + rho I)^-1 is N x N, and by Woodbury's identity  P = (I - X^T S X / n) / rho.
     """
 
     X: Tensor
@@ -124,17 +124,17 @@ class SampleSpace(Operator):
         return 2 * self.X.shape[-2] * d_out * d_in
 
     def right(self, G: Tensor) -> Tensor:
-        # G P = (G - (G X^T S) X) / rho
+        # G P = (G - (G X^T S) X / n) / rho
         along = torch.bmm(torch.bmm(G, self.X.mT), self.S)
-        return torch.baddbmm(G, along, self.X, alpha=-1).div_(self.rho[:, None, None])
+        return torch.baddbmm(G, along, self.X, alpha=-1 / self.n).div_(self.rho[:, None, None])
 
     def left(self, G: Tensor) -> Tensor:
         along = torch.bmm(self.S, torch.bmm(self.X, G))
-        return torch.baddbmm(G, self.X.mT, along, alpha=-1).div_(self.rho[:, None, None])
+        return torch.baddbmm(G, self.X.mT, along, alpha=-1 / self.n).div_(self.rho[:, None, None])
 
     def own_rows(self, D: Tensor) -> Tensor:
-        """What turns D^T X into D^T X P, with no division by rho:  X P = n S X  (the push-through identity)."""
-        return self.n * (self.S @ D)
+        """What turns D^T X into D^T X P, with no division by rho:  X P = S X  (the push-through identity)."""
+        return torch.bmm(self.S, D)
 
 
 @dataclass(frozen=True)

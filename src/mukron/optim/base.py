@@ -8,12 +8,14 @@ are applied (``precondition``). Everything else is here.
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from itertools import islice
 from typing import Any, ClassVar
 
 import torch
@@ -420,9 +422,9 @@ class SecondOrder(Optimizer):
                 name: settings.memory.update(kept.setdefault(name, {}), factor) for name, factor in factors.items()
             }
             highest = peaks.setdefault(block, {})
-            for name, factor in updated.items():
-                trace = factor.trace()
-                highest[name] = torch.maximum(highest[name], trace) if name in highest else trace
+            traces = [factor.trace() for factor in updated.values()]
+            known = [highest.get(name, trace) for name, trace in zip(updated, traces, strict=True)]
+            highest.update(zip(updated, torch._foreach_maximum(known, traces), strict=True))
             if new or self.steps % settings.inverse_every == 0:
                 staged.inverting[block] = updated, self._damping(slot, block, updated, highest)
         return staged
@@ -761,14 +763,14 @@ def _parts(move: Move) -> tuple[Tensor, ...]:
 
 def _all_finite(*groups: Sequence[Tensor]) -> list[bool]:
     """Whether all numbers of each group are, with one look at the device."""
-    numbers = [number.reshape(-1) for group in groups for number in group]
+    numbers = [number if number.ndim == 1 else number.reshape(-1) for group in groups for number in group]
     if not numbers:
         return [True] * len(groups)
     if len({number.dtype for number in numbers}) > 1:
         numbers = [number.double() for number in numbers]
-    finite = iter(torch.cat(numbers).isfinite().tolist())
-    by_group = [[next(finite) for number in group for _ in range(number.numel())] for group in groups]
-    return [all(each) for each in by_group]
+    finite = map(math.isfinite, torch.cat(numbers).tolist())
+    sizes = [sum(number.numel() for number in group) for group in groups]
+    return [all(list(islice(finite, size))) for size in sizes]
 
 
 def _copied(value: Any) -> Any:
