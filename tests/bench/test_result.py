@@ -50,9 +50,14 @@ def test_the_table_compares_with_the_base():
     assert "peer: another thing" in table.notes
 
 
-def test_shares_are_of_the_whole_step():
-    (row,) = [row for row in result((64,)).parts_table().rows if row[2] == "step"]
-    assert row[-1] == "75%"
+def test_parts_stand_beside_the_whole_step():
+    """A row a method; on a GPU with what no label accounts for."""
+    table = result((64,)).parts_table()
+    assert table.columns == ("width", "method", "all", "forward", "backward", "step")
+    assert table.rows == (("64", "K-FAC", "8.19", "1", "-", "3"),)
+    on_gpu = replace(result((64,)), settings={"device": "cuda"}).parts_table()
+    assert on_gpu.columns[-1] == "unseen"
+    assert on_gpu.rows[0][-1] == "4.19"
 
 
 def test_lines_carry_the_fitted_slope(tmp_path):

@@ -299,3 +299,50 @@ def test_data_parallel_wrapper():
     backward(wrapped)
     optimizer.step()
     assert set(optimizer.slots) == {"first", "hidden", "head"}
+
+
+def conv_net():
+    """The second layer has few positions and wide patches: its rows are made at the step."""
+    return nn.Sequential(nn.Conv2d(2, 8, 3, stride=2), nn.ReLU(), nn.Conv2d(8, 6, 3), nn.Flatten(), nn.LazyLinear(5))
+
+
+def test_a_loss_that_is_kept_keeps_no_statistics():
+    """People hold the last loss while the next batch runs: its graph stays, what was gathered through it does not."""
+    torch.manual_seed(0)
+    model = conv_net()
+    model(torch.randn(6, 2, 9, 9))
+    optimizer = KFAC(model)
+    loss = F.cross_entropy(model(torch.randn(6, 2, 9, 9)), Y)
+    loss.backward()
+    (this,) = optimizer.capture.passes
+    assert set(this.later) == {"2"}
+    held = (this.layers, this.later, this.rows, this.deltas, this.probed, this.along)
+    optimizer.step()
+    assert not any(held)
+
+
+def test_a_graph_that_is_used_again_after_its_step_is_refused_by_torch():
+    model = Net(8)
+    optimizer = KFAC(model)
+    loss = F.cross_entropy(model(X), Y)
+    loss.backward(retain_graph=True)
+    optimizer.step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+@pytest.mark.parametrize("options", [{}, {"fused": True}, {"form": "rows"}])
+def test_an_input_that_is_overwritten_after_the_backward_pass_counts_as_it_was(options):
+    """One buffer for all batches: what the model itself made may wait for the step, the user's own input may not."""
+    torch.manual_seed(0)
+    model = conv_net().double()
+    model(torch.randn(6, 2, 9, 9, dtype=torch.float64))
+    other, x = copy.deepcopy(model), torch.randn(6, 2, 9, 9, dtype=torch.float64)
+    for each, overwritten in ((model, False), (other, True)):
+        optimizer, buffer = KFAC(each, lr=0.01, **options), x.clone()
+        F.cross_entropy(each(buffer), Y).backward()
+        if overwritten:
+            buffer.fill_(3.0)
+        optimizer.step()
+    for ours, theirs in zip(model.parameters(), other.parameters(), strict=True):
+        assert torch.equal(ours, theirs)

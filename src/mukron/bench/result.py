@@ -144,18 +144,30 @@ class Result:
         return Table(self.title, tuple(columns), tuple(rows), (*self.notes, *said))
 
     def parts_table(self) -> Table | None:
-        """Where the time goes, if that was looked at."""
-        rows = []
-        for row in self.rows:
-            parts = row.parts or {}
-            whole = sum(parts.get(name, 0.0) for name in WHOLE) or 1.0
-            rows += [
-                (str(row.width), row.method, name, _ms(spent), f"{spent / whole:.0%}") for name, spent in parts.items()
-            ]
-        if not rows:
+        """Where the time goes, if that was looked at: milliseconds a step by part."""
+        looked = [row for row in self.rows if row.parts]
+        if not looked:
             return None
-        note = "share: of forward, backward and step together; parts named mukron:: lie within these"
-        return Table("Where the time goes", ("width", "method", "part", "ms a step", "share"), tuple(rows), (note,))
+        names = list(dict.fromkeys([*WHOLE, *(name for row in looked for name in row.parts or {})]))
+        on_gpu = self.settings["device"] == "cuda"
+        rows = []
+        for row in looked:
+            parts = row.parts or {}
+            cells = [
+                str(row.width),
+                row.method,
+                _ms(row.median),
+                *(_ms(parts[n]) if n in parts else "-" for n in names),
+            ]
+            rows.append((*cells, *([_ms(max(0.0, row.median - _whole(parts)))] if on_gpu else [])))
+        notes = ["all: as measured above; parts named mukron:: lie within forward, backward and step"]
+        if on_gpu:
+            notes.append(
+                "parts: of the device, where kernels side by side all count; unseen: the rest, which is waiting for Python "
+                "and kernels of a CUDA graph (inverses of matrices up to 1024), which carry no label"
+            )
+        columns = ("width", "method", "all", *names, *(["unseen"] if on_gpu else []))
+        return Table("Where the time goes, in ms a step", columns, tuple(rows), tuple(notes))
 
 
 def begun(
@@ -174,6 +186,10 @@ def begun(
         *(bench, title, base, (), tuple(notes), asdict(options)),
         *(_machine(options.device), versions | theirs, datetime.now(timezone.utc).date().isoformat(), command),
     )
+
+
+def _whole(parts: Mapping[str, float]) -> float:
+    return sum(parts.get(name, 0.0) for name in WHOLE)
 
 
 def _ms(number: float) -> str:

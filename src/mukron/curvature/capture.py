@@ -422,8 +422,9 @@ class Capture:
         return layer.along(x if layer.one_hot else like, probe(layer.d_in, like.dtype, x.device))
 
     def _add_along(self, this: Pass, name: str, delta: Tensor) -> None:
-        D = _precise(self.layers[name].signals(delta.detach())).flatten(1, 2)
-        _add_to(this.along, name, D.mT @ this.probed[name])
+        if name in this.probed:  # not when the step has been made and the graph is used once more
+            D = _precise(self.layers[name].signals(delta.detach())).flatten(1, 2)
+            _add_to(this.along, name, D.mT @ this.probed[name])
 
     def _add_signals(self, gathered: Gathered, layer: Layout, delta: Tensor, samples: int, draw: int = 0) -> None:
         """Every draw adds rows, but samples and positions count once."""
