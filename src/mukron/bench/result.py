@@ -163,7 +163,7 @@ class Result:
         notes = ["all: as measured above; parts named mukron:: lie within forward, backward and step"]
         if on_gpu:
             notes.append(
-                "parts: of the device, where kernels side by side all count; unseen: the rest, which is waiting for Python "
+                "parts: of the device, where kernels side by side all count; unseen: the rest, waiting for Python "
                 "and kernels of a CUDA graph (inverses of matrices up to 1024), which carry no label"
             )
         columns = ("width", "method", "all", *names, *(["unseen"] if on_gpu else []))

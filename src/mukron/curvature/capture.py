@@ -159,7 +159,7 @@ class Capture:
         for each in self.passes:
             for name, x in each.later.items():
                 self._add_input(each, name, x)
-            each.later = {}
+            each.later.clear()
             for name, found in each.layers.items():
                 total.setdefault(name, Gathered()).merge(found)
             for name, delta in each.deltas.items():
