@@ -73,6 +73,15 @@ def test_one_width_is_drawn_as_bars(tmp_path):
     assert "width^" not in svg.read_text()
 
 
+def test_bars_that_differ_by_much_have_a_logarithmic_axis(tmp_path):
+    """1500 times SGD beside 3 times SGD: both are to be seen."""
+    found = result((64,))
+    far = found.with_rows([Row("far", 64, (1500.0 * found.base_at(64).median,) * 3)])
+    near, far = (draw(each, tmp_path / name, (".svg",))[0].read_text() for each, name in ((found, "a"), (far, "b")))
+    assert "10^{3}" in far or "mathdefault{10^{3}}" in far
+    assert "10^{" not in near
+
+
 def test_nothing_measured_gives_no_figure(tmp_path):
     assert draw(replace(result(), rows=()), tmp_path / "figure") == []
 

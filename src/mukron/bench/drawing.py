@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING
 
 from mukron.bench.result import Result, Row
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+FAR = 10  # times the middle bar, from which on the axis is logarithmic
 UPPER = 3  # the widest networks, which a slope is fitted to
 
 
@@ -63,6 +65,11 @@ def _bars(axis: Axes, result: Result, rows: list[Row]) -> None:
     axis.barh(places, lengths, color=COLOURS[0], height=0.6)
     axis.set_yticks(places, [row.method for row in rows])
     axis.invert_yaxis()
-    axis.bar_label(axis.containers[0], fmt="%.2f", padding=3, fontsize=8)  # type: ignore[arg-type]
-    axis.set_xlim(0, 1.12 * max(lengths))
+    labels = [f"{length:.0f}" if length >= 1000 else f"{length:.3g}" for length in lengths]
+    axis.bar_label(axis.containers[0], labels, padding=3, fontsize=8)  # type: ignore[arg-type]
+    if max(lengths) > FAR * median(lengths):  # where all but the longest would be nothing
+        axis.set_xscale("log")
+        axis.set_xlim(0.7 * min(lengths), 2 * max(lengths))
+    else:
+        axis.set_xlim(0, 1.12 * max(lengths))
     axis.set_xlabel("milliseconds" if base is None else f"x {result.base} ({base.median:.3g} ms)")
