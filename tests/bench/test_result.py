@@ -9,7 +9,7 @@ import pytest
 
 from mukron.bench.drawing import draw
 from mukron.bench.measure import Options
-from mukron.bench.page import write_page
+from mukron.bench.page import in_short, write_page
 from mukron.bench.result import Result, Row, begun
 from mukron.bench.roots import ROOTS, RootsRun
 
@@ -60,6 +60,16 @@ def test_parts_stand_beside_the_whole_step():
     assert on_gpu.rows[0][-1] == "4.19"
 
 
+def test_in_short_ours_stands_beside_the_fastest_of_the_others():
+    found = result()
+    rows = [replace(row, method={"K-FAC": "K-FAC (mc), fused"}.get(row.method, row.method)) for row in found.rows]
+    rows += [Row("SINGD (dense)", 256, (655.36,) * 3), Row("curvlinops K-FAC (empirical)", 256, (327.68,) * 3)]
+    (line,) = in_short([replace(found, rows=tuple(rows))]).rows
+    assert line[0] == "kfac-step: K-FAC (mc), fused"
+    assert line[2:] == ("x SGD: 2 at 64, 2 at 128, 2 at 256", "1.50", "5, curvlinops K-FAC (empirical)")
+    assert not in_short([replace(found, rows=found.rows[:1])]).rows
+
+
 def test_lines_carry_the_fitted_slope(tmp_path):
     svg, png = draw(result(), tmp_path / "figure")
     assert png.exists()
@@ -96,6 +106,7 @@ def test_the_page_is_written_from_the_files_alone(tmp_path):
     assert "(figures/kfac-step-cpu.svg)" in text
     assert file.with_suffix(".svg").exists()
     assert "Where the time goes" in text
+    assert "In short" in text
     assert str(tmp_path) not in text
     before = text, file.with_suffix(".svg").read_text()
     write_page([file], page)

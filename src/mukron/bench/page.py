@@ -8,6 +8,7 @@ from pathlib import Path
 
 from mukron import figures
 from mukron.bench.drawing import draw
+from mukron.bench.peers import KFAC_PEERS, SHAMPOO_PEERS
 from mukron.bench.result import Result
 from mukron.table import Table
 
@@ -18,17 +19,47 @@ Written by `mukron bench page` from the results of `mukron bench`; run again by 
 in the file that a section names."""
 
 
+HEADLINES = {
+    "kfac-step": ("K-FAC (mc), fused", "K-FAC (empirical), fused"),
+    "shampoo-step": ("Shampoo (tracked), fused", "Shampoo (tracked), fused, every 10"),
+    "conv": ("K-FAC (mc), every 10",),
+    "sweep": ("stacked",),
+}  # what is told in short
+
+
 def write_page(files: Sequence[Path], out: Path) -> Path:
     """OUT, a section a file; each figure is drawn anew beside its file, so that it shows the same numbers."""
-    sections = []
-    for file in files:
-        result = Result.load(file)
+    results = [Result.load(file) for file in files]
+    sections = ["\n".join(["## In short", "", *_markdown(in_short(results))])]
+    for file, result in zip(files, results, strict=True):
         if figures.available():
             draw(result, file.with_suffix(".svg"), (".svg",))
         sections.append(section(result, file, out.parent))
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text("\n\n".join([HEAD, *sections]) + "\n", encoding="utf-8")
     return out
+
+
+def in_short(results: Sequence[Result]) -> Table:
+    """The best of ours by width, and the fastest of other libraries beside it."""
+    others = {peer.name for peer in (*KFAC_PEERS, *SHAMPOO_PEERS)}
+    lines = []
+    for result in results:
+        for method in HEADLINES.get(result.bench, ()):
+            pairs = [(row, result.base_at(row.width)) for row in result.rows if row.method == method]
+            known = [(row, base) for row, base in pairs if row.milliseconds and base is not None]
+            if not known:
+                continue
+            row, base = known[-1]
+            times = ", ".join(f"{row.median / base.median:.3g} at {row.width}" for row, base in known)
+            memory = f"{row.memory / base.memory:.2f}" if row.memory and base.memory else "-"
+            theirs = [each for each in result.at(row.width) if each.method in others and each.milliseconds]
+            fastest = min(theirs, key=lambda each: each.median, default=None)
+            peer = "-" if fastest is None else f"{fastest.median / base.median:.3g}, {fastest.method}"
+            where = f"{result.machine.get('gpu') or result.machine['cpu']}, {result.settings['precision']}"
+            lines.append((f"{result.bench}: {method}", where, f"x {result.base}: {times}", memory, peer))
+    columns = ("", "on", "time by width", "memory at the widest", "fastest other library there")
+    return Table("In short", columns, tuple(lines), ())
 
 
 def section(result: Result, file: Path, beside: Path) -> str:
@@ -51,7 +82,7 @@ def section(result: Result, file: Path, beside: Path) -> str:
 
 def _markdown(table: Table) -> list[str]:
     lines = [_row(table.columns), _row(["---"] * len(table.columns)), *map(_row, table.rows)]
-    return [*lines, "", *(f"- {note}" for note in table.notes)]
+    return [*lines, *([""] if table.notes else []), *(f"- {note}" for note in table.notes)]
 
 
 def _row(cells: Sequence[str]) -> str:
