@@ -28,16 +28,21 @@ HEADLINES = {
 
 
 def write_page(files: Sequence[Path], out: Path) -> Path:
-    """OUT, a section a file; each figure is drawn anew beside its file, so that it shows the same numbers."""
-    results = [Result.load(file) for file in files]
-    sections = ["\n".join(["## In short", "", *_markdown(in_short(results))])]
-    for file, result in zip(files, results, strict=True):
-        if figures.available():
-            draw(result, file.with_suffix(".svg"), (".svg",))
-        sections.append(section(result, file, out.parent))
+    """OUT; each figure is drawn anew beside its file, so that it shows the same numbers."""
+    if figures.available():
+        for file in files:
+            draw(Result.load(file), file.with_suffix(".svg"), (".svg",))
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text("\n\n".join([HEAD, *sections]) + "\n", encoding="utf-8")
+    out.write_text(page(files, out.parent), encoding="utf-8")
     return out
+
+
+def page(files: Sequence[Path], beside: Path) -> str:
+    """What it comes to, then a section a file. beside: the page's folder, from which links lead."""
+    results = [Result.load(file) for file in files]
+    short = "\n".join(["## In short", "", *_markdown(in_short(results))])
+    sections = [section(result, file, beside) for result, file in zip(results, files, strict=True)]
+    return "\n\n".join([HEAD, short, *sections]) + "\n"
 
 
 def in_short(results: Sequence[Result]) -> Table:
