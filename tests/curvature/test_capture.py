@@ -14,6 +14,8 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from mukron import KFAC, GaussNewton, Shampoo
+from mukron.curvature import Layout, as_precise
+from mukron.curvature.layers import conv
 from networks import GPT, LENGTH, VOCABULARY, Net
 
 DATA = torch.Generator().manual_seed(0)
@@ -21,7 +23,7 @@ X, Y = torch.randn(6, 12, generator=DATA), torch.randint(5, (6,), generator=DATA
 
 
 def seen(optimizer) -> set[str]:
-    return set(optimizer.capture.gathered)
+    return set(optimizer.capture.gather())
 
 
 def backward(model, x=X, y=Y):
@@ -303,46 +305,112 @@ def test_data_parallel_wrapper():
 
 def conv_net():
     """The second layer has few positions and wide patches: its rows are made at the step."""
-    return nn.Sequential(nn.Conv2d(2, 8, 3, stride=2), nn.ReLU(), nn.Conv2d(8, 6, 3), nn.Flatten(), nn.LazyLinear(5))
+    return nn.Sequential(
+        *(nn.Conv2d(2, 8, 3), nn.ReLU(), nn.Conv2d(8, 6, 3), nn.Flatten(), nn.LazyLinear(5)),
+    )
+
+
+def images(samples=6):
+    return torch.randn(samples, 2, 7, 7, dtype=torch.float64)
+
+
+def started(net):
+    """With the shapes that its lazy layer takes from a batch."""
+    net = net.double()
+    net(images())
+    return net
 
 
 def test_a_loss_that_is_kept_keeps_no_statistics():
     """People hold the last loss while the next batch runs: its graph stays, what was gathered through it does not."""
     torch.manual_seed(0)
-    model = conv_net()
-    model(torch.randn(6, 2, 9, 9))
+    model = started(conv_net())
     optimizer = KFAC(model)
-    loss = F.cross_entropy(model(torch.randn(6, 2, 9, 9)), Y)
-    loss.backward()
+    loss = F.cross_entropy(model(images()), Y)
+    loss.backward(retain_graph=True)
     (this,) = optimizer.capture.passes
     assert set(this.later) == {"2"}
     held = (this.layers, this.later, this.rows, this.deltas, this.probed, this.along)
-    optimizer.step()
+    optimizer.zero_grad()
+    assert not any(held)
+    loss.backward()  # once more through the graph whose gradients were thrown away
     assert not any(held)
 
 
-def test_a_graph_that_is_used_again_after_its_step_is_refused_by_torch():
-    model = Net(8)
-    optimizer = KFAC(model)
-    loss = F.cross_entropy(model(X), Y)
-    loss.backward(retain_graph=True)
-    optimizer.step()
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        loss.backward()
-
-
-@pytest.mark.parametrize("options", [{}, {"fused": True}, {"form": "rows"}])
-def test_an_input_that_is_overwritten_after_the_backward_pass_counts_as_it_was(options):
-    """One buffer for all batches: what the model itself made may wait for the step, the user's own input may not."""
+@pytest.mark.parametrize("options", [{}, {"fused": True}, {"form": "rows"}, {"sharing": "reduce"}])
+@pytest.mark.parametrize("leaf", [False, True])
+def test_an_input_that_is_overwritten_after_the_backward_pass_counts_as_it_was(options, leaf):
+    """What the model itself made may wait for the step, the user's own input may not, even if it has a gradient."""
     torch.manual_seed(0)
-    model = conv_net().double()
-    model(torch.randn(6, 2, 9, 9, dtype=torch.float64))
-    other, x = copy.deepcopy(model), torch.randn(6, 2, 9, 9, dtype=torch.float64)
+    model, x = started(conv_net()), images()
+    other = copy.deepcopy(model)
     for each, overwritten in ((model, False), (other, True)):
-        optimizer, buffer = KFAC(each, lr=0.01, **options), x.clone()
+        optimizer, buffer = KFAC(each, lr=0.01, **options), x.clone().requires_grad_(leaf)
         F.cross_entropy(each(buffer), Y).backward()
         if overwritten:
-            buffer.fill_(3.0)
+            buffer.detach().fill_(3.0)
         optimizer.step()
     for ours, theirs in zip(model.parameters(), other.parameters(), strict=True):
         assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("options", [{}, {"fused": True}, {"form": "rows"}, {"fisher": "empirical"}])
+@pytest.mark.parametrize("net", [lambda: nn.Sequential(nn.Linear(12, 40), nn.ReLU(), nn.Linear(40, 5)), conv_net])
+def test_one_buffer_for_all_micro_batches(options, net):
+    """Refilled for each of them, as people do who record CUDA graphs."""
+    torch.manual_seed(0)
+    model = net().double()
+    batches = [torch.randn(6, 12, dtype=torch.float64) if net is not conv_net else images() for _ in range(3)]
+    model(batches[0])
+    other = copy.deepcopy(model)
+    for each, shared in ((model, False), (other, True)):
+        optimizer, buffer = KFAC(each, lr=0.01, **options), torch.empty_like(batches[0])
+        for batch in batches:
+            x = buffer.copy_(batch) if shared else batch
+            (F.cross_entropy(each(x), Y) / 3).backward()
+        buffer.zero_()
+        optimizer.step()
+    for ours, theirs in zip(model.parameters(), other.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_what_waits_for_the_step_must_not_change():
+    model = started(conv_net())
+    optimizer, kept = KFAC(model), []
+    model[1].register_forward_hook(lambda module, inputs, output: kept.append(output))
+    F.cross_entropy(model(images()), Y).backward()
+    with torch.no_grad():
+        kept[0].add_(1.0)
+    with pytest.raises(RuntimeError, match='input of layer "2" was changed in place'):
+        optimizer.step()
+
+
+@pytest.mark.parametrize("portion", [2**24, 300])
+def test_means_over_positions_do_not_depend_on_portions(portion, monkeypatch):
+    torch.manual_seed(0)
+    model, x = started(conv_net()), images()
+    monkeypatch.setattr(conv, "PORTION", portion)
+    optimizer = KFAC(model, sharing="reduce", form="matrix")
+    F.cross_entropy(model(x), Y).backward()
+    found = optimizer.capture.gather()["0"].A.factor().M[0]
+    H = F.unfold(x, 3).mean(2)
+    assert torch.allclose(found, H.mT @ H / 6, rtol=1e-12)
+
+
+def test_torch_may_refuse_to_say_how_precise_products_are(monkeypatch):
+    """As it does once they were set by ``torch.backends.cuda.matmul.fp32_precision``."""
+
+    def refuse():
+        raise RuntimeError("mixed use of the legacy and new APIs")
+
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", refuse)
+    model = Net(8)
+    optimizer = KFAC(model)
+    backward(model)
+    optimizer.step()
+    assert optimizer.steps == 1
+    assert list(as_precise([(_InTF32(nn.Linear(2, 2)), "one")])) == ["one"]
+
+
+class _InTF32(Layout):
+    tf32 = True

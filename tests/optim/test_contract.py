@@ -377,7 +377,7 @@ def test_a_gradient_that_was_changed_is_the_one_that_counts():
         each.hidden.weight.grad += off * each.hidden.weight.grad.norm() / 256 * noise
         G = each.hidden.weight.grad.clone()
         slot = optimizer.slots["hidden"]
-        optimizer._gathered = optimizer.capture.gathered
+        optimizer._gathered = optimizer.capture.gather()
         assert (optimizer._as_it_arose(slot, G[None]) is None) == (off > 0)
         before = each.hidden.weight.detach().clone()
         optimizer.step()
@@ -443,7 +443,7 @@ def test_intervals():
     for _ in range(8):
         optimizer.zero_grad()
         F.cross_entropy(model(X), Y).backward()
-        heard.append(bool(optimizer.capture.gathered))
+        heard.append(bool(optimizer.capture.gather()))
         optimizer.step()
     assert heard == [True, False] * 4
     with pytest.raises(ValueError, match="must be a multiple of factor_every"):

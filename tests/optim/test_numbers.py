@@ -204,7 +204,7 @@ def wide(base=8, width=32, scheme="mup"):
 def damping_of(optimizer, model, layer, factor, x=X):
     """What was added to a factor, read back from the prepared inverse."""
     backward(model, x)
-    M = getattr(optimizer.capture.gathered[layer], factor).factor().M[0]
+    M = getattr(optimizer.capture.gather()[layer], factor).factor().M[0]
     optimizer.step()
     state = optimizer.state[optimizer.slots[layer].anchor]["operators"]["weight"][factor]
     P = Operator.from_state(state).right(torch.eye(len(M)).to(M)[None])[0]

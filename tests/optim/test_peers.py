@@ -72,7 +72,7 @@ def test_kfac_factors_are_curvlinops(network, fisher, theirs, sharing, loss):
     f = model(x)
     (F.cross_entropy(f, y) if loss == "categorical" else (f - y).square().sum(1).mean() / 2).backward()
     for name, A in other._input_covariances.items():
-        gathered = optimizer.capture.gathered[name]
+        gathered = optimizer.capture.gather()[name]
         ours = torch.kron(gathered.B.factor(optimizer._signal_scale()).M[0], gathered.A.factor().M[0])
         expected = torch.kron(other._gradient_covariances[name], A)
         if loss == "gaussian":

@@ -255,7 +255,7 @@ def test_kfac_is_the_exact_fisher_of_a_deep_linear_network():
     f = model(x)
     loss_of(f, y).backward()
     for index in range(3):
-        gathered = optimizer.capture.gathered[str(index)]
+        gathered = optimizer.capture.gather()[str(index)]
         ours = torch.kron(gathered.B.factor().M[0], gathered.A.factor().M[0])
         fisher = 0
         for sample in range(SAMPLES):

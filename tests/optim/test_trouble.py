@@ -154,7 +154,7 @@ def test_statistics_of_one_pass_are_not_changed_by_another():
     first.backward()
     assert optimizer.capture.samples == 20
     expected = (X.square().sum() + (2 * X).square().sum()) / 20
-    assert float(optimizer.capture.gathered["first"].A.factor().trace()) == pytest.approx(float(expected), rel=1e-5)
+    assert float(optimizer.capture.gather()["first"].A.factor().trace()) == pytest.approx(float(expected), rel=1e-5)
 
 
 @pytest.mark.parametrize("lengths", [(2, 20), (20, 2)])
@@ -352,7 +352,7 @@ def test_exact_fisher_of_one_number_a_sample():
     model = Score()
     optimizer = KFAC(model, likelihood="gaussian", fisher="exact", form="matrix")
     model(X).square().mean().backward()
-    assert float(optimizer.capture.gathered["fc"].B.factor().M) == pytest.approx(1.0)
+    assert float(optimizer.capture.gather()["fc"].B.factor().M) == pytest.approx(1.0)
     optimizer.step()
 
 
@@ -500,3 +500,25 @@ def test_groups_that_grow_with_the_width_are_refused(method):
     method(model, plan, exclude=("1",))
     FOOF(model, plan)
     method(model)  # without a plan nothing is scaled
+
+
+def test_a_skipped_step_leaves_no_operators_behind():
+    """Those that it tried are a second set of all."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
+    optimizer = KFAC(model, lr=0.1)
+    for scale in (1.0, float("nan")):
+        optimizer.zero_grad()
+        (F.cross_entropy(model(torch.randn(5, 4)), torch.randint(3, (5,))) * scale).backward()
+        optimizer.step()
+        assert bool(optimizer._operators) == (optimizer.skipped == 0)
+    assert optimizer.skipped == 1
+
+
+def test_a_state_of_another_format_is_refused():
+    model = nn.Sequential(nn.Linear(4, 3))
+    state = KFAC(model).state_dict()
+    KFAC(model).load_state_dict(state)
+    del state["mukron"]["format"]
+    with pytest.raises(ValueError, match="this state has format 1"):
+        KFAC(model).load_state_dict(state)

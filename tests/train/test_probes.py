@@ -108,7 +108,7 @@ def test_reading_leaves_no_trace(training):
     assert torch.equal(torch.get_rng_state(), random)
     assert sum(len(module._forward_hooks) for module in model.modules()) == hooks
     assert model.training == training
-    assert not optimizer.capture.gathered
+    assert not optimizer.capture.gather()
 
 
 def test_dropout_is_the_same_each_time():

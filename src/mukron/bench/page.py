@@ -52,7 +52,10 @@ def in_short(results: Sequence[Result]) -> Table:
     for result in results:
         for method in HEADLINES.get(result.bench, ()):
             pairs = [(row, result.base_at(row.width)) for row in result.rows if row.method == method]
-            known = [(row, base) for row, base in pairs if row.milliseconds and base is not None]
+            known = sorted(
+                ((row, base) for row, base in pairs if row.milliseconds and base is not None),
+                key=lambda pair: pair[0].width,
+            )
             if not known:
                 continue
             row, base = known[-1]

@@ -159,12 +159,13 @@ class Result:
                 _ms(row.median),
                 *(_ms(parts[n]) if n in parts else "-" for n in names),
             ]
-            rows.append((*cells, *([_ms(max(0.0, row.median - _whole(parts)))] if on_gpu else [])))
+            unseen = row.median - _whole(parts)
+            rows.append((*cells, *([_ms(unseen) if unseen > 0 else "-"] if on_gpu else [])))
         notes = ["all: as measured above; parts named mukron:: lie within forward, backward and step"]
         if on_gpu:
             notes.append(
-                "parts: of the device, where kernels side by side all count; unseen: the rest, waiting for Python "
-                "and kernels of a CUDA graph (inverses of matrices up to 1024), which carry no label"
+                "parts: of the device, where kernels side by side all count; unseen: the rest, waiting for Python and "
+                "kernels of a CUDA graph, which carry no label: inverses, where they are few and small"
             )
         columns = ("width", "method", "all", *names, *(["unseen"] if on_gpu else []))
         return Table("Where the time goes, in ms a step", columns, tuple(rows), tuple(notes))

@@ -68,14 +68,16 @@ class Pass:
     deltas: dict[str, Tensor] = field(default_factory=dict)  # the loss's own derivatives, by layer
     jacobians: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)  # inputs and signals of every output
     errors: Tensor | None = None  # the loss's derivative by the model's output; None: not differentiated yet
-    later: dict[str, Tensor] = field(default_factory=dict)  # inputs of which rows are made when the step wants them
+    later: dict[str, Ran] = field(default_factory=dict)  # of whose inputs rows are made when the step wants them
     probed: dict[str, Tensor] = field(default_factory=dict)  # H v, while uses are checked
     along: dict[str, Tensor] = field(default_factory=dict)  # and D^T H v
     rows: dict[str, Tensor] = field(default_factory=dict)  # H, for gradients as D^T H
     fused: frozenset[str] = frozenset()  # layers whose gradient is wanted as D^T H alone
     checked: bool = False  # uses are checked in this pass, for which those weights got their gradient all the same
+    over: bool = False  # a step has used it, or its gradients were thrown away
 
     def clear(self) -> None:
+        self.over = True
         for found in (self.layers, self.deltas, self.jacobians, self.later, self.probed, self.along, self.rows):
             found.clear()
 
@@ -84,7 +86,7 @@ class Ran(NamedTuple):
     """A layer that ran.
 
     input: what it got, and its version then.
-    made: by the model itself, so that nobody overwrites it before the step.
+    made: by the model itself; what the user passed in may be overwritten before the step.
     edge: where the derivative by the layer's output will arrive.
     """
 
@@ -92,6 +94,10 @@ class Ran(NamedTuple):
     version: int
     made: bool
     edge: GradientEdge | None
+
+    def check(self, name: str) -> None:
+        if self.input._version != self.version:
+            raise RuntimeError(f'the input of layer "{name}" was changed in place after the layer had used it')
 
 
 class Hook:
@@ -152,13 +158,13 @@ class Capture:
     def samples(self) -> int:
         return sum(each.samples for each in self.passes)
 
-    @property
-    def gathered(self) -> dict[str, Gathered]:
+    def gather(self) -> dict[str, Gathered]:
         """The statistics of every layer over all differentiated passes."""
         total: dict[str, Gathered] = {}
         for each in self.passes:
-            for name, x in each.later.items():
-                self._add_input(each, name, x)
+            for name, ran in each.later.items():
+                ran.check(name)
+                self._add_input(each, name, ran.input)
             each.later.clear()
             for name, found in each.layers.items():
                 total.setdefault(name, Gathered()).merge(found)
@@ -218,7 +224,7 @@ class Capture:
         if not inputs:
             raise RuntimeError(f'layer "{key}" was called with keywords alone; pass its input by position')
         edge = get_gradient_edge(output) if output.requires_grad else None
-        self._running[key] = Ran(inputs[0].detach(), inputs[0]._version, inputs[0].requires_grad, edge)
+        self._running[key] = Ran(inputs[0].detach(), inputs[0]._version, inputs[0].grad_fn is not None, edge)
 
     def _fuses(self, layer: Layout, x: Tensor) -> bool:
         """Whether the gradient is cheaper to precondition as D^T H, N rows each, than as a matrix; in multiplications.
@@ -268,8 +274,7 @@ class Capture:
         """Inputs and Fisher signals of a forward pass that ended in f; the rest follows when it is differentiated."""
         samples, listening = f.shape[0], self.listening
         for name, ran in running.items():
-            if ran.input._version != ran.version:
-                raise RuntimeError(f'the input of layer "{name}" was changed in place after the layer had used it')
+            ran.check(name)
         edges = {name: ran.edge for name, ran in running.items() if ran.edge is not None}
         this = Pass(samples, {name: Gathered() for name in running}, fused=frozenset(self._fused))
         this.checked = self.checks_uses
@@ -278,10 +283,12 @@ class Capture:
                 self._fisher(f, edges, this)
         if listening.inputs or listening.fused:
             for name in as_precise([(self.layers[name], name) for name in running]):
-                if self._can_wait(this, name, running[name]):
-                    this.later[name] = running[name].input
+                ran = running[name]
+                if self._waits(this, name, ran):
+                    this.later[name] = ran
                 else:
-                    self._add_input(this, name, running[name].input)
+                    keeps = not ran.made and not self._as_matrix(this, name, ran.input)
+                    self._add_input(this, name, ran.input.clone() if keeps else ran.input)
         if listening.jacobian:
             this.jacobians = self._jacobians(f, edges, running)
         if self.checks_uses:
@@ -299,7 +306,7 @@ class Capture:
         empirical = listening.signals and listening.fisher == "empirical"
         for name, edge in edges.items():
             if empirical or name in this.rows or name in this.later:
-                _on_gradient(edge, partial(_add_to, this.deltas, name))
+                _on_gradient(edge, partial(self._keep_delta, this, name))
             if self.checks_uses:
                 _on_gradient(edge, partial(self._add_along, this, name))
 
@@ -379,50 +386,57 @@ class Capture:
             gathered.A = Accumulator(layer.d_in, layer.d_out, "matrix")
             gathered.A.add_matrix(layer.gram(_precise(x)), samples)
             return
-        H = self._shared(this, name, x)
-        gathered.rows = H.shape[1] * H.shape[2]
+        fused, reduced = name in this.fused, self.listening.sharing == "reduce"
+        if reduced and not fused:
+            rows = self._means(layer, x, samples)
+        else:
+            H = unfolded(_precise(layer.inputs(x)), samples)
+            rows = H.flatten(1, 2)
+            if fused:
+                this.rows[name] = rows
+            if reduced:
+                rows = H.mean(2)
+        gathered.rows = rows.shape[1]
         gathered.A = Accumulator(layer.d_in, layer.d_out, self.listening.form)
-        gathered.A.add(H.flatten(1, 2), samples)
-        if gathered.A.rows and name not in this.fused:
-            this.rows[name] = gathered.A.rows[0]
+        gathered.A.add(rows, samples)
+        if gathered.A.rows and not fused:
+            this.rows[name] = rows
 
     def _as_matrix(self, this: Pass, name: str, x: Tensor) -> bool:
         """Whether nothing but the sum of h h^T is wanted of a layer's inputs."""
         layer, form = self.layers[name], self.listening.form
         N = layer.row_count(x)
-        if N is None or name in this.fused or self.listening.sharing == "reduce":
+        wanted = self.due and self.listening.inputs and self.listening.sharing == "expand"
+        if N is None or name in this.fused or not wanted:
             return False
         return form == "matrix" or (form == "auto" and not rows_are_cheaper(N, layer.d_in, layer.d_out))
 
-    def _can_wait(self, this: Pass, name: str, ran: Ran) -> bool:
+    def _waits(self, this: Pass, name: str, ran: Ran) -> bool:
         """Whether rows are better made at the step, when the graph is gone: those of a convolution are its patches."""
         layer, x = self.layers[name], ran.input
         N = layer.row_count(x)
         widens = N is not None and N * layer.d_in * layer.groups > 2 * x.numel()
-        as_matrix = self.due and self.listening.inputs and self._as_matrix(this, name, x)
-        return ran.made and widens and not as_matrix and self.listening.sharing == "expand"
+        return ran.made and widens and not self._as_matrix(this, name, x) and self.listening.sharing == "expand"
 
-    def _shared(self, this: Pass, name: str, x: Tensor) -> Tensor:
-        """H [groups, samples, positions, d_in]: all positions of a sample, or their mean."""
-        layer, samples = self.layers[name], this.samples
-        if self.listening.sharing == "expand" or name in this.fused:
-            H = unfolded(_precise(layer.inputs(x)), samples)
-            if name in this.fused:
-                this.rows[name] = H.flatten(1, 2)
-            return H if self.listening.sharing == "expand" else H.mean(2, keepdim=True)
-        parts = layer.portions(x) if len(x) == samples else [x]
-        means = [
-            unfolded(_precise(layer.inputs(part)), samples if len(parts) == 1 else len(part)).mean(2, keepdim=True)
-            for part in parts
-        ]
-        return torch.cat(means, dim=1)
+    def _means(self, layer: Layout, x: Tensor, samples: int) -> Tensor:
+        """[groups, samples, d_in], each the mean of a sample's positions; patches are made a portion at a time."""
+        if len(x) != samples:
+            return unfolded(_precise(layer.inputs(x)), samples).mean(2)
+        portions = layer.portions(x)
+        return torch.cat([unfolded(_precise(layer.inputs(part)), len(part)).mean(2) for part in portions], dim=1)
 
     def _probed(self, layer: Layout, x: Tensor) -> Tensor:
-        like = _precise(next(layer.module.parameters()) if layer.one_hot else x)
-        return layer.along(x if layer.one_hot else like, probe(layer.d_in, like.dtype, x.device))
+        if layer.one_hot:
+            dtype = _precise(next(layer.module.parameters())[:0]).dtype
+            return layer.along(x, probe(layer.d_in, dtype, x.device))
+        return layer.along(_precise(x), probe(layer.d_in, _precise(x[:0]).dtype, x.device))
+
+    def _keep_delta(self, this: Pass, name: str, delta: Tensor) -> None:
+        if not this.over:
+            _add_to(this.deltas, name, delta.detach())
 
     def _add_along(self, this: Pass, name: str, delta: Tensor) -> None:
-        if name in this.probed:  # not when the step has been made and the graph is used once more
+        if not this.over:
             D = _precise(self.layers[name].signals(delta.detach())).flatten(1, 2)
             _add_to(this.along, name, D.mT @ this.probed[name])
 
@@ -502,9 +516,8 @@ def _on_gradient(edge: GradientEdge, then: Callable[[Tensor], None]) -> None:
     edge.node.register_prehook(arrived)
 
 
-def _add_to(deltas: dict[str, Tensor], name: str, delta: Tensor) -> None:
-    delta = delta.detach()
-    deltas[name] = deltas[name] + delta if name in deltas else delta
+def _add_to(found: dict[str, Tensor], name: str, term: Tensor) -> None:
+    found[name] = found[name] + term if name in found else term
 
 
 def _remove(handles: list[Any]) -> None:

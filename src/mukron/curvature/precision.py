@@ -14,6 +14,7 @@ from typing import TypeVar
 import torch
 
 from mukron.curvature.layers.base import Layout
+from mukron.linalg import matmul_precision
 
 T = TypeVar("T")
 
@@ -27,8 +28,8 @@ def as_precise(layers: Iterable[tuple[Layout, T]]) -> Iterator[T]:
 
 @contextmanager
 def _products(tf32: bool) -> Iterator[None]:
-    before = torch.get_float32_matmul_precision()
-    if not tf32 or before != "highest":
+    before = matmul_precision() if tf32 else None
+    if before != "highest":
         yield
         return
     torch.set_float32_matmul_precision("high")

@@ -79,5 +79,5 @@ def precise(x: Tensor) -> Tensor:
 @lru_cache(maxsize=64)
 def probe(d: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """A random vector [d, 1], the same each time."""
-    generator = torch.Generator().manual_seed(d)
-    return torch.randn(d, 1, generator=generator, dtype=torch.float64).to(device, dtype)
+    generator = torch.Generator("cpu").manual_seed(d)
+    return torch.randn(d, 1, generator=generator, dtype=torch.float64, device="cpu").to(device, dtype)

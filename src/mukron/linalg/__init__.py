@@ -4,6 +4,7 @@ from mukron.linalg.cholesky import Factorization, FactorizationError, add_to_dia
 from mukron.linalg.factors import SOLVERS, DiagonalFactor, Factor, MatrixFactor, RowsFactor
 from mukron.linalg.inverses import Inverse, attempt, invert
 from mukron.linalg.operators import Diagonal, Identity, LowRank, Matrix, Operator, SampleSpace
+from mukron.linalg.precision import matmul_precision
 from mukron.linalg.roots import inverse_root_eigh, inverse_root_newton
 from mukron.linalg.tracked import KeptFactor, Turned, kept_factor, turn
 
@@ -31,5 +32,6 @@ __all__ = [
     "inverse_root_newton",
     "invert",
     "kept_factor",
+    "matmul_precision",
     "turn",
 ]

@@ -1,8 +1,8 @@
 """(M + rho I)^-1 of many matrices at once.
 
 Alone, a factorization of a thousand rows leaves most of a GPU idle, and launching it takes longer than its work. So on
-a GPU small matrices of one size are stacked, large ones have a stream each, and the whole is recorded once for given
-sizes as a CUDA graph, which replays with a single launch.
+a GPU small matrices of one size are stacked, larger ones have a stream each, the largest share two, and what is not too
+much in all is recorded once for given sizes as a CUDA graph, which replays with a single launch.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from mukron.linalg.cholesky import FactorizationError, add_to_diagonal, factorize
+from mukron.linalg.precision import matmul_precision
 
 STREAMS = 8
 STACKED = 512  # matrices up to this size are stacked
@@ -46,14 +47,14 @@ def attempt(damped: Sequence[Damped]) -> tuple[list[Tensor], list[Tensor]]:
     if not damped:
         return [], []
     if not damped[0][0].is_cuda:
-        found = [_inverse(*each, *_room(*each)) for each in damped]
+        found = [_inverse(*each, *_room(*each), LEAF) for each in damped]
         return [inverse for inverse, _ in found], [number for _, number in found]
     by_size: dict[tuple[int, torch.dtype, int], list[int]] = defaultdict(list)
     for place, (M, _) in enumerate(damped):
         d = M.shape[-1]
         by_size[d, M.dtype, 0 if d <= STACKED else place + 1].append(place)
     stacks = [_stacked([damped[place] for place in places]) for places in by_size.values()]
-    found = _recorded(stacks) or _side_by_side(stacks)
+    found = _recorded(stacks) or _side_by_side(stacks, LEAF)
     inverses: list[Tensor] = [damped[0][0]] * len(damped)
     numbers: list[Tensor] = list(inverses)
     for places, (inverse, number) in zip(by_size.values(), found, strict=True):
@@ -81,7 +82,7 @@ def _rescued(M: Tensor, rho: Tensor) -> Inverse | FactorizationError:
         found = factorize(M, rho)
     except FactorizationError as error:
         return error
-    return Inverse(_from_lower(found.lower), found.rho, found.rung)
+    return Inverse(_from_lower(found.lower, LEAF), found.rho, found.rung)
 
 
 def _stacked(damped: Sequence[Damped]) -> Damped:
@@ -94,26 +95,22 @@ def _room(M: Tensor, rho: Tensor) -> Damped:
     return torch.empty_like(M, memory_format=torch.contiguous_format), torch.empty_like(rho)
 
 
-def _inverse(M: Tensor, rho: Tensor, out: Tensor, number: Tensor) -> Damped:
+def _inverse(M: Tensor, rho: Tensor, out: Tensor, number: Tensor, leaf: int) -> Damped:
     lower, info = torch.linalg.cholesky_ex(add_to_diagonal(M, rho))
     failed = info != 0
     if not M.is_cuda:
         lower.diagonal(dim1=-2, dim2=-1).masked_fill_(failed.unsqueeze(-1), 1.0)  # a zero there would be an error
-    _from_lower(lower, out)
+    _from_lower(lower, leaf, out)
     torch.sum(out.diagonal(dim1=-2, dim2=-1), -1, out=number).masked_fill_(failed, torch.nan)
     return out, number
 
 
-def _from_lower(lower: Tensor, out: Tensor | None = None) -> Tensor:
+def _from_lower(lower: Tensor, leaf: int, out: Tensor | None = None) -> Tensor:
     """L^-T L^-1. On a GPU the inverse of L and a product take a third of the time of torch's ``cholesky_inverse``."""
     if not lower.is_cuda:
         return torch.cholesky_inverse(lower, out=out)
-    half = inverse_of_lower(lower, RECORDED_LEAF if torch.cuda.is_current_stream_capturing() else LEAF)
+    half = inverse_of_lower(lower, leaf)
     return torch.matmul(half.mT, half, out=out)
-
-
-def _identity(L: Tensor) -> Tensor:
-    return torch.eye(L.shape[-1], dtype=L.dtype, device=L.device).expand_as(L)
 
 
 def inverse_of_lower(L: Tensor, leaf: int) -> Tensor:
@@ -123,8 +120,9 @@ def inverse_of_lower(L: Tensor, leaf: int) -> Tensor:
     """
     groups, d = L.shape[0], L.shape[-1]
     if d <= leaf:
-        found: Tensor = torch.linalg.solve_triangular(L, _identity(L), upper=False)
-        return found
+        identity = torch.eye(d, dtype=L.dtype, device=L.device).expand_as(L)
+        solved: Tensor = torch.linalg.solve_triangular(L, identity, upper=False)
+        return solved
     if d % 2:  # one more row, of the identity
         wider = torch.eye(d + 1, dtype=L.dtype, device=L.device).repeat(groups, 1, 1)
         wider[:, :d, :d] = L
@@ -146,7 +144,7 @@ def _streams(device: torch.device) -> list[torch.cuda.Stream]:
     return [torch.cuda.Stream(device) for _ in range(STREAMS)]  # type: ignore[no-untyped-call]
 
 
-def _side_by_side(stacks: Sequence[Damped]) -> list[Damped]:
+def _side_by_side(stacks: Sequence[Damped], leaf: int) -> list[Damped]:
     """Large ones two at a time, for one's products fill the gaps of the other's factorization; small ones beside them.
 
     Results are made on the stream that will use them: what a side stream allocates stays its own.
@@ -154,14 +152,15 @@ def _side_by_side(stacks: Sequence[Damped]) -> list[Damped]:
     found = [_room(*stack) for stack in stacks]
     jobs = sorted(zip(stacks, found, strict=True), key=lambda job: -job[0][0].shape[-1])
     large = sum(stack[0].shape[-1] > ASIDE for stack, _ in jobs)
-    here, (beside, *others) = torch.cuda.current_stream(), _streams(stacks[0][0].device)
+    device = stacks[0][0].device
+    here, (beside, *others) = torch.cuda.current_stream(device), _streams(device)
     lanes = [(here, beside)[place % 2] for place in range(large)]
     lanes += [others[place % len(others)] for place in range(len(jobs) - large)]
     for stream in set(lanes) - {here}:
         stream.wait_stream(here)
     for stream, (stack, room) in zip(lanes, jobs, strict=True):
         with torch.cuda.stream(stream):
-            _inverse(*stack, *room)
+            _inverse(*stack, *room, leaf)
     for stream in set(lanes) - {here}:
         here.wait_stream(stream)
     return found
@@ -177,11 +176,11 @@ class Recording:
         aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(aside):  # libraries set themselves up outside of a recording
             for _ in range(2):
-                _side_by_side(own)
+                _side_by_side(own, RECORDED_LEAF)
         torch.cuda.current_stream().wait_stream(aside)
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
-            found = _side_by_side(own)
+            found = _side_by_side(own, RECORDED_LEAF)
             self.found, self.numbers = [inverse for inverse, _ in found], torch.cat([number for _, number in found])
         self.sizes = [len(number) for _, number in found]
 
@@ -200,7 +199,7 @@ def _recorded(stacks: Sequence[Damped]) -> list[Damped] | None:
     """By a recording, which is made when sizes come a second time; None: there is none."""
     if sum(M.numel() for M, _ in stacks) > RECORDED or torch.cuda.is_current_stream_capturing():
         return None
-    key = (stacks[0][0].device, torch.get_float32_matmul_precision(), *((M.shape, M.dtype) for M, _ in stacks))
+    key = (stacks[0][0].device, matmul_precision(), *((M.shape, M.dtype) for M, _ in stacks))
     if key not in _recordings:
         _recordings[key] = None
         _seen.add(key)

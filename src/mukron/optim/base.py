@@ -36,6 +36,7 @@ from mukron.table import Table
 from mukron.theory import Method
 
 SUSPICIOUS = 0.05  # of a gradient that does not come from its layer's own pass
+FORMAT = 2  # of saved states
 PATIENCE = 10  # skipped steps in a row before the user is told
 TIED_TO_THE_MODEL = (
     "_capture",
@@ -273,7 +274,7 @@ class SecondOrder(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._gathered = self.capture.gathered
+        self._gathered = self.capture.gather()
         active = [slot for slot in self.slots.values() if self._has_gradient(slot)]
         self._check_uses(active)
         with stage("mukron::factors"):
@@ -326,6 +327,7 @@ class SecondOrder(Optimizer):
     def _skip(self) -> None:
         self.skipped += 1
         self._skipped_in_a_row += 1
+        self._operators.clear()  # those that were tried, perhaps
         if self._skipped_in_a_row == PATIENCE:
             warnings.warn(
                 f"{PATIENCE} steps in a row were skipped, since gradients or curvature were not finite; the run has "
@@ -640,6 +642,7 @@ class SecondOrder(Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to continue bit for bit."""
         own = {
+            "format": FORMAT,
             "method": type(self).__name__,
             "steps": self.steps,
             "skipped": self.skipped,
@@ -655,6 +658,11 @@ class SecondOrder(Optimizer):
         own = state_dict["mukron"]
         if own["method"] != type(self).__name__:
             raise ValueError(f"this state was saved by {own['method']}, not by {type(self).__name__}")
+        if own.get("format") != FORMAT:
+            raise ValueError(
+                f"this state has format {own.get('format', 1)}, and this version of mukron reads {FORMAT}: go on "
+                "with the version that saved it"
+            )
         if (own["parametrization"] is None) != (self.parametrization is None):
             raise ValueError("one of the saved state and this optimizer has a Parametrization, the other has none")
         if self.parametrization is not None:

@@ -10,7 +10,7 @@ grouped convolution, each with factors of its own; everything else has one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import reduce, singledispatch
 from operator import iadd
 from typing import ClassVar
@@ -49,7 +49,7 @@ class Layout:
 
     def gram(self, x: Tensor) -> Tensor:
         """The sum of h h^T over all rows, [groups, d_in, d_in]."""
-        return sum_of(H.mT @ H for H in self._rows(x))
+        return reduce(iadd, (H.mT @ H for H in self._rows(x)))
 
     def along(self, x: Tensor, v: Tensor) -> Tensor:
         """H v for every row, [groups, rows, 1]."""
@@ -68,11 +68,6 @@ class Layout:
     def weight(self, matrix: Tensor) -> Tensor:
         """The inverse of ``matrix``."""
         raise NotImplementedError
-
-
-def sum_of(terms: Iterable[Tensor]) -> Tensor:
-    """Added up in the first of them."""
-    return reduce(iadd, terms)
 
 
 @singledispatch

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mukron.curvature.layers.base import Layout, layout, sum_of
+from mukron.curvature.layers.base import Layout, layout
 
 PORTION = 2**24  # numbers of a convolution's patches that are held at a time
 
@@ -27,7 +27,10 @@ class ConvLayout(Layout):
 
     @property
     def tf32(self) -> bool:
-        return bool(self.module.weight.is_cuda and torch.backends.cudnn.allow_tf32)
+        try:
+            return bool(self.module.weight.is_cuda and torch.backends.cudnn.allow_tf32)
+        except RuntimeError:  # it was set in one of torch's other ways
+            return False
 
     def inputs(self, x: Tensor) -> Tensor:
         x = self._patches(x, first=0)  # [groups, samples, *positions, channels of the group, *kernel]
@@ -63,7 +66,11 @@ class ConvLayout(Layout):
         if not self._slides(x):
             return super().gram(x)
         parts = self._in_parts(x, self.row_count(x) * self.d_in // self.module.kernel_size[0])
-        first, steps = (sum_of(terms) for terms in zip(*(self._sliding(part) for part in parts), strict=True))
+        first, steps = self._sliding(parts[0])
+        for part in parts[1:]:
+            more, further = self._sliding(part)
+            first += more
+            steps += further
         return self._assembled(first, steps)
 
     def _slides(self, x: Tensor) -> bool:
