@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
+import time
 from dataclasses import replace
 
 import pytest
@@ -128,3 +131,16 @@ def test_roots_are_timed_and_told_from_float64():
     for row in rows:
         assert len(row.milliseconds) == 2
         assert row.differs < 1e-3, row.method
+
+
+def test_a_benchmark_that_is_killed_leaves_the_widths_that_were_done(tmp_path):
+    """By kill -9, which nobody can catch, while it measures the next width."""
+    command = [sys.executable, "-m", "mukron.cli", "bench", "kfac-step", "--widths", "8,1500", "--rounds", "1"]
+    command += ["--against", "none", "--no-memory", "--out", str(tmp_path)]
+    file = tmp_path / "kfac-step-cpu.json"
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as run:
+        end = time.monotonic() + 120
+        while not file.exists() and run.poll() is None and time.monotonic() < end:
+            time.sleep(0.02)
+        run.kill()
+    assert Result.load(file).widths == [8]

@@ -6,6 +6,7 @@ import copy
 import gc
 import pickle
 import weakref
+from functools import partial
 
 import pytest
 import torch
@@ -335,6 +336,55 @@ def test_a_loss_that_is_kept_keeps_no_statistics():
     assert not any(held)
     loss.backward()  # once more through the graph whose gradients were thrown away
     assert not any(held)
+
+
+@pytest.mark.parametrize("options", [{}, {"fused": True}, {"form": "rows"}, {"fisher": "empirical"}])
+def test_a_forward_pass_that_is_never_differentiated_holds_no_memory(options):
+    """Its graph must not be kept alive by what waits in it for a step."""
+    torch.manual_seed(0)
+    model, kept = started(conv_net()), []
+    optimizer = KFAC(model, **options)
+    model[1].register_forward_hook(lambda module, inputs, output: kept.append(weakref.ref(output)))
+    for _ in range(2):
+        assert model(images()).requires_grad
+    gc.collect()
+    assert [output() for output in kept] == [None, None]
+    assert not optimizer.capture.passes
+
+
+class Experts(nn.Module):
+    """Each sample goes to the expert that it names."""
+
+    def __init__(self, expert):
+        super().__init__()
+        self.experts, self.head = nn.ModuleList(expert() for _ in range(3)), nn.Linear(6, 4)
+
+    def forward(self, x, route):
+        out = torch.zeros_like(x)
+        for number, expert in enumerate(self.experts):
+            (chosen,) = torch.nonzero(route == number, as_tuple=True)
+            out = out.index_put((chosen,), expert(x[chosen]))
+        return self.head(out.flatten(1))
+
+
+@pytest.mark.parametrize("expert", [lambda: nn.Linear(6, 6), lambda: nn.Conv1d(6, 6, 1)])
+@pytest.mark.parametrize(
+    "make",
+    [KFAC, partial(KFAC, fused=True), partial(KFAC, fisher="empirical"), partial(Shampoo, fused=True), Shampoo],
+)
+def test_an_expert_that_no_sample_is_sent_to_sits_the_step_out(make, expert):
+    torch.manual_seed(0)
+    model = Experts(expert)
+    optimizer, idle = make(model, lr=0.1), model.experts[2].weight.detach().clone()
+    shape = (8, 6) if isinstance(model.experts[0], nn.Linear) else (8, 6, 1)
+    for step, route in enumerate(([0, 0, 1, 1, 0, 1, 0, 1], [0, 0, 2, 1, 2, 2, 0, 1], [1, 0, 0, 1, 0, 1, 0, 1])):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(torch.randn(shape), torch.tensor(route)), torch.randint(4, (8,)))
+        loss.backward()
+        optimizer.step()
+        assert torch.equal(model.experts[2].weight, idle) == (step == 0)
+        assert all(parameter.isfinite().all() for parameter in model.parameters())
+    assert (optimizer.steps, optimizer.skipped) == (3, 0)
 
 
 @pytest.mark.parametrize("options", [{}, {"fused": True}, {"form": "rows"}, {"sharing": "reduce"}])

@@ -17,6 +17,7 @@ import torch
 from mukron import __version__
 from mukron.bench.measure import Options
 from mukron.bench.peers import installed
+from mukron.params.storage import write_json
 from mukron.table import Table
 
 WHOLE = ("forward", "backward", "step")  # what a training step is made of
@@ -99,7 +100,7 @@ class Result:
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{self.name}.json"
         data = {**asdict(self), "rows": [row.to_dict() for row in self.rows]}
-        path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+        write_json(path, data)
         return path
 
     @staticmethod

@@ -177,21 +177,21 @@ def page(
 
 
 def _run(run: Run, out: Path) -> None:
-    """Measure, then show and keep what there is, also after Ctrl-C between two widths."""
+    """Measure, keep every width as it comes, and show what there is, also after Ctrl-C."""
     from mukron import figures
     from mukron.bench.drawing import draw
 
-    result = run.result
+    result, written = run.result, list[Path]()
     try:
         for rows in run.rows(_track, _track):
             result = result.with_rows(rows)
+            written = [result.save(out)]
     finally:
-        if result.rows:
+        if written:
             show(result.table())
             parts = result.parts_table()
             if parts is not None:
                 show(parts)
-            written = [result.save(out)]
             if figures.available():
                 written += draw(result, written[0])
             print(f"wrote {', '.join(map(str, written))}")

@@ -15,8 +15,7 @@ pass that is never differentiated leaves no trace.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -27,6 +26,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from mukron.curvature.accumulate import Accumulator, FrequencyAccumulator, rows_are_cheaper
 from mukron.curvature.fisher import targets
+from mukron.curvature.graph import Joined, listening_at, on_gradient, own_backward, remove
 from mukron.curvature.layers import Layout
 from mukron.curvature.precision import as_precise
 from mukron.curvature.statistics import Gathered, Halves, Jacobian, probe, unfolded
@@ -146,7 +146,7 @@ class Capture:
             ran = Hook(self, "layer_ran", name)
             handles.append(entry.module.register_forward_hook(ran, always_call=listening.fused))
         handles.append(model.register_forward_hook(Hook(self, "after_forward", ""), always_call=True))
-        self.close = weakref.finalize(self, _remove, handles)
+        self.close = weakref.finalize(self, remove, handles)
 
     def reset(self) -> None:
         """Forget what was gathered: a step has used it, or its gradients were thrown away."""
@@ -209,7 +209,7 @@ class Capture:
         if output is None or self._running is None or not torch.is_grad_enabled():  # None: the layer failed
             return None
         if fused and not output.requires_grad:  # the first layer, whose input needs no gradient
-            output = _Joined.apply(output, torch.ones((), requires_grad=True))  # type: ignore[no-untyped-call]
+            output = Joined.apply(output, torch.ones((), requires_grad=True))  # type: ignore[no-untyped-call]
         if fused or (self.due and not self.listening.halves_alone):
             self._note(key, inputs, output)
         return output if fused else None
@@ -223,6 +223,8 @@ class Capture:
             )
         if not inputs:
             raise RuntimeError(f'layer "{key}" was called with keywords alone; pass its input by position')
+        if not inputs[0].numel():  # an expert that no sample was sent to: as if it had not run
+            return
         edge = get_gradient_edge(output) if output.requires_grad else None
         self._running[key] = Ran(inputs[0].detach(), inputs[0]._version, inputs[0].grad_fn is not None, edge)
 
@@ -285,7 +287,7 @@ class Capture:
             for name in as_precise([(self.layers[name], name) for name in running]):
                 ran = running[name]
                 if self._waits(this, name, ran):
-                    this.later[name] = ran
+                    this.later[name] = ran._replace(edge=None)  # which would keep its own graph alive
                 else:
                     keeps = not ran.made and not self._as_matrix(this, name, ran.input)
                     self._add_input(this, name, ran.input.clone() if keeps else ran.input)
@@ -302,13 +304,13 @@ class Capture:
             else:  # a second backward pass through the same forward pass adds to its gradients
                 this.errors = this.errors + errors
 
-        _on_gradient(get_gradient_edge(f), differentiated)
+        on_gradient(get_gradient_edge(f), differentiated)
         empirical = listening.signals and listening.fisher == "empirical"
         for name, edge in edges.items():
             if empirical or name in this.rows or name in this.later:
-                _on_gradient(edge, partial(self._keep_delta, this, name))
+                on_gradient(edge, partial(self._keep_delta, this, name))
             if self.checks_uses:
-                _on_gradient(edge, partial(self._add_along, this, name))
+                on_gradient(edge, partial(self._add_along, this, name))
 
     def _fisher(self, f: Tensor, edges: Mapping[str, GradientEdge], this: Pass) -> None:
         """Signals of every layer, each used as it passes by: together they are as large as the graph."""
@@ -322,10 +324,10 @@ class Capture:
                 if waiting.pop(name, None) is not None:
                     self._add_signals(this.layers[name], self.layers[name], delta, this.samples, number)
 
-            with _listening(waiting, hear):
+            with listening_at(waiting, hear):
                 while waiting:  # the way to the earliest layer leads past most others, if not all
                     name, edge = next(iter(waiting.items()))
-                    (delta,) = _backward(f, [edge], v)
+                    (delta,) = own_backward(f, [edge], v)
                     if delta is not None:
                         hear(name, delta)
                     waiting.pop(name, None)
@@ -357,7 +359,7 @@ class Capture:
         for output in range(outputs):
             v = torch.zeros_like(f).reshape(samples, outputs)
             v[:, output] = 1
-            for name, delta in zip(edges, _backward(f, edges.values(), v.reshape(f.shape)), strict=True):
+            for name, delta in zip(edges, own_backward(f, edges.values(), v.reshape(f.shape)), strict=True):
                 if delta is not None:
                     deltas[name].append(unfolded(_precise(self.layers[name].signals(delta)), samples))
         found = {}
@@ -460,66 +462,5 @@ class Capture:
             self._add_signals(gathered, layer, delta, this.samples)
 
 
-class _Joined(torch.autograd.Function):
-    """The tensor itself, made part of autograd's graph: what arrives there is heard of, and goes nowhere."""
-
-    @staticmethod
-    def forward(ctx: Any, output: Tensor, anchor: Tensor) -> Tensor:
-        ctx.mark_dirty(output)
-        return output
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None]:
-        return None, None
-
-
-@contextmanager
-def _listening(edges: Mapping[str, GradientEdge], then: Callable[[str, Tensor], None]) -> Iterator[None]:
-    """Call ``then`` with the derivatives that arrive at those edges in backward passes of our own."""
-    handles = []
-    for name, edge in edges.items():
-
-        def arrived(gradients: tuple[Tensor | None, ...], name: str = name, number: int = edge.output_nr) -> None:
-            gradient = gradients[number]
-            if gradient is not None:
-                then(name, gradient)
-
-        handles.append(edge.node.register_prehook(arrived))
-    try:
-        yield
-    finally:
-        _remove(handles)
-
-
-def _backward(f: Tensor, edges: Iterable[GradientEdge], v: Tensor) -> tuple[Tensor | None, ...]:
-    """A backward pass of our own, which nobody who waits for the user's may take for that."""
-    global _own_passes  # noqa: PLW0603
-    _own_passes += 1
-    try:
-        return torch.autograd.grad(f, list(edges), grad_outputs=v, retain_graph=True, allow_unused=True)
-    finally:
-        _own_passes -= 1
-
-
-_own_passes = 0  # for the whole process: backward passes may run in threads of their own
-
-
-def _on_gradient(edge: GradientEdge, then: Callable[[Tensor], None]) -> None:
-    """Call ``then`` with the derivative that arrives at that edge in the user's backward passes."""
-    number = edge.output_nr  # the edge itself would keep its own graph alive
-
-    def arrived(gradients: tuple[Tensor | None, ...]) -> None:
-        gradient = gradients[number]
-        if gradient is not None and not _own_passes:
-            then(gradient)
-
-    edge.node.register_prehook(arrived)
-
-
 def _add_to(found: dict[str, Tensor], name: str, term: Tensor) -> None:
     found[name] = found[name] + term if name in found else term
-
-
-def _remove(handles: list[Any]) -> None:
-    for handle in handles:
-        handle.remove()

@@ -8,14 +8,12 @@ are applied (``precondition``). Everything else is here.
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from itertools import islice
 from typing import Any, ClassVar
 
 import torch
@@ -27,6 +25,7 @@ from mukron.curvature import Batch, Capture, Gathered, Halves, Listening, Memory
 from mukron.damping import Rule
 from mukron.linalg import Factor, FactorizationError, LowRank, Operator
 from mukron.optim.fallback import FALLBACKS, adam_direction
+from mukron.optim.numbers import all_finite, norms, proportion
 from mukron.optim.slots import BIAS, WEIGHT, Slot, find_slots
 from mukron.params import Parametrization
 from mukron.params.inventory import inventory, unwrap
@@ -315,8 +314,8 @@ class SecondOrder(Optimizer):
             if made is not None:
                 with stage("mukron::apply"):
                     directions = self._directions(ready, staged)
-            moves = _norms([part for move in directions.values() for part in _parts(move)])
-            sound, inverted, finite = _all_finite(numbers, made or [], moves)
+            moves = norms([part for move in directions.values() for part in _parts(move)])
+            sound, inverted, finite = all_finite(numbers, made or [], moves)
             if not sound:
                 return None
             if inverted and made is not None:
@@ -348,7 +347,7 @@ class SecondOrder(Optimizer):
         """Finite if gradients and statistics are: one that is not must never enter a factor or a weight."""
         grads = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
         traces = [factor.trace() for blocks in fresh.values() for block in blocks.values() for factor in block.values()]
-        sizes = _norms([grad.coalesce().values() if grad.is_sparse else grad for grad in grads])
+        sizes = norms([grad.coalesce().values() if grad.is_sparse else grad for grad in grads])
         return sizes + traces
 
     def _check_uses(self, active: list[Slot]) -> None:
@@ -707,15 +706,6 @@ def _rule(plain: tuple[tuple[str, Any], ...]) -> Rule:
     return Rule.from_plain(dict(plain))
 
 
-def proportion(ours: Tensor, actual: Tensor) -> tuple[Tensor, Tensor]:
-    """The factor that takes ours to the actual one, and what is missing then; at any size, even where squares are 0."""
-    tiny = torch.finfo(actual.dtype).tiny
-    ours_size, actual_size = (x.abs().amax().clamp_min(tiny) for x in (ours, actual))
-    a, b = ours / ours_size, actual / actual_size
-    factor = (a * b).sum() / a.square().sum().clamp_min(tiny)
-    return factor * actual_size / ours_size, (b - factor * a).norm() / b.norm().clamp_min(tiny)
-
-
 def joined(rows: Sequence[Tensor]) -> Tensor:
     """The rows of several passes, [groups, rows, d], as one."""
     return rows[0] if len(rows) == 1 else torch.cat(list(rows), dim=1)
@@ -755,30 +745,8 @@ def _check_group(group: Mapping[str, Any]) -> None:
         raise ValueError("nesterov=True needs momentum > 0")
 
 
-def _norms(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Of each, in float32 at least: a half-precision norm overflows where its entries do not."""
-    norms: list[Tensor] = []
-    for kind in {tensor.dtype for tensor in tensors}:
-        alike = [tensor for tensor in tensors if tensor.dtype == kind]
-        half = kind in (torch.float16, torch.bfloat16)
-        norms += torch._foreach_norm([tensor.float() for tensor in alike] if half else alike)
-    return norms
-
-
 def _parts(move: Move) -> tuple[Tensor, ...]:
     return (move.D, move.H) if isinstance(move, LowRank) else (move,)
-
-
-def _all_finite(*groups: Sequence[Tensor]) -> list[bool]:
-    """Whether all numbers of each group are, with one look at the device."""
-    numbers = [number if number.ndim == 1 else number.reshape(-1) for group in groups for number in group]
-    if not numbers:
-        return [True] * len(groups)
-    if len({number.dtype for number in numbers}) > 1:
-        numbers = [number.double() for number in numbers]
-    finite = map(math.isfinite, torch.cat(numbers).tolist())
-    sizes = [sum(number.numel() for number in group) for group in groups]
-    return [all(list(islice(finite, size))) for size in sizes]
 
 
 def _copied(value: Any) -> Any:
@@ -804,4 +772,4 @@ def _restore(generator: torch.Generator, state: Tensor) -> None:
         generator.manual_seed(int(state.cpu().to(torch.int64).mul(torch.arange(1, state.numel() + 1)).sum()))
 
 
-__all__ = ["BIAS", "WEIGHT", "Blocks", "Move", "SecondOrder", "Settings", "joined", "one_of", "proportion"]
+__all__ = ["BIAS", "WEIGHT", "Blocks", "Move", "SecondOrder", "Settings", "joined", "one_of"]

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from mukron.curvature import FISHERS, LIKELIHOODS, Batch, Gathered, Listening, Memory, Window, needs_matrix, probe
 from mukron.damping import Rescaled, Rule
 from mukron.linalg import SOLVERS, LowRank, Operator
-from mukron.optim.base import BIAS, WEIGHT, Blocks, Move, SecondOrder, Settings, joined, one_of, proportion
+from mukron.optim.base import BIAS, WEIGHT, Blocks, Move, SecondOrder, Settings, joined, one_of
+from mukron.optim.numbers import proportion
 from mukron.optim.slots import Slot
 from mukron.params import Parametrization
 from mukron.precond import apply, apply_out
