@@ -8,14 +8,19 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0.dev0"
 
 if TYPE_CHECKING:
-    from mukron.curvature import EMA, Batch, Sum, Window
+    from mukron.curvature import Empirical, Exact, MonteCarlo
     from mukron.damping import Constant, Fixed, Heuristic, MaxEigenvalue, Rescaled
-    from mukron.optim import FOOF, KFAC, GaussNewton, Shampoo
+    from mukron.linalg import Cholesky, Eigh, Newton, Tracked
+    from mukron.memory import EMA, Batch, Sum, Window
+    from mukron.optim import FOOF, KFAC, AdamStep, GaussNewton, GradientMomentum, HeavyBall, SGDStep, Shampoo
     from mukron.params import BaseShapes, Parametrization, ParametrizationError, base_shapes, parametrize
 
 # Loaded when first used, so that ``import mukron.theory`` needs no torch.
 _LAZY = {
-    **dict.fromkeys(("EMA", "Batch", "Sum", "Window"), "mukron.curvature"),
+    **dict.fromkeys(("EMA", "Batch", "Sum", "Window"), "mukron.memory"),
+    **dict.fromkeys(("Empirical", "Exact", "MonteCarlo"), "mukron.curvature"),
+    **dict.fromkeys(("Cholesky", "Eigh", "Newton", "Tracked"), "mukron.linalg"),
+    **dict.fromkeys(("AdamStep", "GradientMomentum", "HeavyBall", "SGDStep"), "mukron.optim"),
     **dict.fromkeys(("Constant", "Fixed", "Heuristic", "MaxEigenvalue", "Rescaled"), "mukron.damping"),
     **dict.fromkeys(("FOOF", "KFAC", "GaussNewton", "Shampoo"), "mukron.optim"),
     **dict.fromkeys(("BaseShapes", "Parametrization", "ParametrizationError"), "mukron.params"),
@@ -26,18 +31,29 @@ __all__ = [
     "EMA",
     "FOOF",
     "KFAC",
+    "AdamStep",
     "BaseShapes",
     "Batch",
+    "Cholesky",
     "Constant",
+    "Eigh",
+    "Empirical",
+    "Exact",
     "Fixed",
     "GaussNewton",
+    "GradientMomentum",
+    "HeavyBall",
     "Heuristic",
     "MaxEigenvalue",
+    "MonteCarlo",
+    "Newton",
     "Parametrization",
     "ParametrizationError",
     "Rescaled",
+    "SGDStep",
     "Shampoo",
     "Sum",
+    "Tracked",
     "Window",
     "__version__",
     "base_shapes",

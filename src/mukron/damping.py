@@ -10,6 +10,7 @@ text). Dividing by the actual size breaks muP: tr(A) / d_A stays constant where 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -48,6 +49,10 @@ class Rule:
     def __call__(self, factors: Mapping[str, Factor], sides: Sides) -> dict[str, Tensor]:
         """The damping of every factor, one number a group."""
         raise NotImplementedError
+
+    def condition(self, d: int, growth: float) -> float | None:
+        """A bound of the condition number of a damped factor of size d, if the rule alone gives one."""
+        return None
 
     def plain(self) -> dict[str, Any]:
         """As plain data, for a parameter group and its ``state_dict``."""
@@ -98,6 +103,9 @@ class Rescaled(Rule):
                 trace = torch.maximum(trace, self.floor * sides.peaks[name])
             damping[name] = self.rho * sides.growth.get(name, 1.0) / factor.d * trace
         return damping
+
+    def condition(self, d: int, growth: float) -> float | None:
+        return d / (self.rho * growth) if self.rho > 0 else math.inf
 
 
 @dataclass(frozen=True)

@@ -1,34 +1,34 @@
-"""What is measured: layers as matrices, captured inputs and signals, and the factors they make."""
+"""What is measured: hooks on layers, the passes they show, Fisher signals, and the form in which factors are held."""
 
-from mukron.curvature.accumulate import Accumulator, rows_are_cheaper
-from mukron.curvature.capture import Capture, Listening
-from mukron.curvature.fisher import FISHERS, LIKELIHOODS, drawn_targets, targets
-from mukron.curvature.layers import Layout, layout
-from mukron.curvature.precision import as_precise
-from mukron.curvature.running import EMA, Batch, Memory, Sum, Window, needs_matrix, parse_memory
-from mukron.curvature.statistics import Gathered, Halves, Jacobian, probe
+from mukron.curvature.capture import Capture
+from mukron.curvature.fisher import (
+    LIKELIHOODS,
+    CaptureOptions,
+    Empirical,
+    Exact,
+    Fisher,
+    MonteCarlo,
+    drawn_targets,
+    targets,
+)
+from mukron.curvature.forms import FORMS, as_rows
+from mukron.curvature.passes import Accumulator, Halves, Jacobian, LayerStatistics, probe
 
 __all__ = [
-    "EMA",
-    "FISHERS",
+    "FORMS",
     "LIKELIHOODS",
     "Accumulator",
-    "Batch",
     "Capture",
-    "Gathered",
+    "CaptureOptions",
+    "Empirical",
+    "Exact",
+    "Fisher",
     "Halves",
     "Jacobian",
-    "Layout",
-    "Listening",
-    "Memory",
-    "Sum",
-    "Window",
-    "as_precise",
+    "LayerStatistics",
+    "MonteCarlo",
+    "as_rows",
     "drawn_targets",
-    "layout",
-    "needs_matrix",
-    "parse_memory",
     "probe",
-    "rows_are_cheaper",
     "targets",
 ]

@@ -1,4 +1,4 @@
-"""Fisher targets: which derivatives of the network's output the factor B is made of.
+"""Fisher signals: which derivatives of the network's output the factor B is made of, and how they reach every layer.
 
 For an output f with log-likelihood log p(y | f), one sample's Fisher matrix is E[v v^T] over v = d log p / d f:
 
@@ -11,26 +11,157 @@ know how many samples there are.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Generator, Tensor
+from torch.autograd.graph import GradientEdge
 
-FISHERS = ("mc", "exact", "empirical")
+if TYPE_CHECKING:
+    from mukron.curvature.passes import Pass
+
 LIKELIHOODS = ("categorical", "gaussian")
+REDUCTIONS = ("mean", "sum")
 
 
-def targets(f: Tensor, fisher: str, likelihood: str, class_dim: int, generator: Generator) -> Iterator[Tensor]:
+@dataclass(frozen=True)
+class Fisher:
+    """Base of the three ways to choose targets."""
+
+    name: ClassVar[str]
+    kinds: ClassVar[dict[str, type[Fisher]]] = {}
+
+    def __init_subclass__(cls) -> None:
+        Fisher.kinds[cls.name] = cls
+
+    @staticmethod
+    def of(fisher: Fisher | str, reduction: str = "mean", grad_scaler: torch.amp.GradScaler | None = None) -> Fisher:
+        """From a value or from text: "mc", "mc:4", "exact" or "empirical" (with ``reduction`` and ``grad_scaler``)."""
+        if isinstance(fisher, Fisher):
+            return fisher
+        name, _, draws = str(fisher).strip().lower().partition(":")
+        if name not in Fisher.kinds or (draws and name != "mc"):
+            raise ValueError(f"unknown fisher {fisher!r}; known: {', '.join(map(repr, Fisher.kinds))}")
+        if name == "mc":
+            return MonteCarlo(int(draws) if draws else 1)
+        return Empirical(reduction, grad_scaler) if name == "empirical" else Exact()
+
+
+@dataclass(frozen=True)
+class MonteCarlo(Fisher):
+    """Targets are drawn from the model's own prediction.
+
+    Attributes:
+        draws: Targets drawn for each sample (and position); B is their mean.
+
+    Example:
+        >>> MonteCarlo(draws=4)
+        MonteCarlo(draws=4)
+    """
+
+    name = "mc"
+    draws: int = 1
+
+    def __post_init__(self) -> None:
+        if self.draws < 1:
+            raise ValueError(f"draws must be at least 1, got {self.draws}")
+
+
+@dataclass(frozen=True)
+class Exact(Fisher):
+    """Every output in turn, weighted by its probability: one backward pass an output.
+
+    Example:
+        >>> Exact()
+        Exact()
+    """
+
+    name = "exact"
+
+
+@dataclass(frozen=True)
+class Empirical(Fisher):
+    """The targets of the data, read from the derivatives of your loss.
+
+    Attributes:
+        reduction: How your loss reduces over samples, "mean" or "sum".
+        grad_scaler: The GradScaler that multiplies your loss, if there is one.
+
+    Example:
+        >>> Empirical(reduction="sum")
+        Empirical(reduction='sum')
+    """
+
+    name = "empirical"
+    reduction: str = "mean"
+    grad_scaler: torch.amp.GradScaler | None = field(default=None, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.reduction not in REDUCTIONS:
+            known = ", ".join(map(repr, REDUCTIONS))
+            raise ValueError(f"unknown reduction {self.reduction!r}; known: {known}")
+
+    def scale(self, samples: int) -> float:
+        """What turns a derivative of the loss into one of the summed log-likelihood."""
+        scale = float(samples) if self.reduction == "mean" else 1.0
+        return scale if self.grad_scaler is None else scale / self.grad_scaler.get_scale()
+
+
+@dataclass(frozen=True)
+class CaptureOptions:
+    """What is measured in a pass.
+
+    Attributes:
+        inputs: Layer inputs, for A.
+        signals: Fisher signals, for B.
+        jacobian: Every output's own derivative, and the loss's derivative by the output: Gauss-Newton.
+        fisher: How targets are chosen.
+        likelihood: "categorical" or "gaussian".
+        class_dim: Where the classes are in the output; None: dimension 1 of a two-dimensional output.
+        sharing: How positions of one sample share a weight, "expand" or "reduce".
+        form: Whether factors are held as rows or as matrices.
+        output: Picks the network's output out of what the model returns.
+        fused: Weights whose gradient is cheaper as D^T H get none.
+    """
+
+    inputs: bool = True
+    signals: bool = True
+    jacobian: bool = False
+    fisher: Fisher = MonteCarlo()
+    likelihood: str = "categorical"
+    class_dim: int | None = None
+    sharing: str = "expand"
+    form: str = "auto"
+    output: Callable[[Any], Tensor] | None = None
+    fused: bool = False
+
+    @property
+    def anything(self) -> bool:
+        return self.inputs or self.signals or self.jacobian or self.fused
+
+    @property
+    def empirical(self) -> bool:
+        return self.signals and isinstance(self.fisher, Empirical)
+
+
+def targets(f: Tensor, fisher: Fisher, likelihood: str, class_dim: int, generator: Generator) -> Iterator[Tensor]:
     """The vectors v, each of f's shape. Exact ones come one a class and, beyond that, one a position of the output."""
     f = f.detach()
-    if fisher == "exact":
+    if isinstance(fisher, Exact):
         yield from _exact(f, likelihood, class_dim)
-    elif likelihood == "gaussian":
-        yield torch.randn(f.shape, generator=generator, device=generator.device).to(f)
-    else:
-        classes_last = f.movedim(class_dim, -1)
-        flat = classes_last.reshape(1, -1, classes_last.shape[-1])
-        yield drawn_targets(flat, likelihood, [generator]).reshape(classes_last.shape).movedim(-1, class_dim)
+        return
+    assert isinstance(fisher, MonteCarlo)
+    for _ in range(fisher.draws):
+        if likelihood == "gaussian":
+            v = torch.randn(f.shape, generator=generator, device=generator.device).to(f)
+        else:
+            classes_last = f.movedim(class_dim, -1)
+            flat = classes_last.reshape(1, -1, classes_last.shape[-1])
+            v = drawn_targets(flat, likelihood, [generator]).reshape(classes_last.shape).movedim(-1, class_dim)
+        yield v if fisher.draws == 1 else v / fisher.draws**0.5
 
 
 def drawn_targets(f: Tensor, likelihood: str, generators: Sequence[Generator]) -> Tensor:
@@ -42,13 +173,13 @@ def drawn_targets(f: Tensor, likelihood: str, generators: Sequence[Generator]) -
     f = f.detach()
     if likelihood == "gaussian":
         noise = torch.empty(f.shape, device=generators[0].device)
-        for own, generator in zip(noise, generators, strict=True):
-            own.normal_(generator=generator)
+        for part, generator in zip(noise, generators, strict=True):
+            part.normal_(generator=generator)
         return noise.to(f)
     p = (f if f.dtype == torch.float64 else f.float()).softmax(-1)
     noise = torch.empty_like(p, device=generators[0].device)
-    for own, generator in zip(noise, generators, strict=True):
-        own.exponential_(generator=generator)
+    for part, generator in zip(noise, generators, strict=True):
+        part.exponential_(generator=generator)
     y = (p.nan_to_num(1.0) / noise.to(p.device)).argmax(-1)
     return (torch.nn.functional.one_hot(y, p.shape[-1]) - p).to(f)
 
@@ -70,3 +201,108 @@ def _exact(f: Tensor, likelihood: str, class_dim: int) -> Iterator[Tensor]:
                 v[:, position] -= p[:, position]
                 v[:, position] *= p[:, position, c, None].sqrt()
             yield v.reshape(shape).movedim(-1, class_dim)
+
+
+# From the model's output to its layers, in backward passes of our own inside the user's.
+
+
+def send_signals(
+    this: Pass,
+    f: Tensor,
+    root: GradientEdge,
+    edges: Mapping[str, GradientEdge],
+    outputs: Sequence[str],
+    class_dim: int,
+    generator: Generator,
+) -> None:
+    """Fisher signals for every layer, each used as it passes by: together they are as large as the graph.
+
+    root: where the model's output f stands in the graph; edges: where the layers' outputs do, by name; outputs: layers
+    whose output is f itself.
+    """
+    options = this.options
+    for draw, v in enumerate(targets(f, options.fisher, options.likelihood, class_dim, generator)):
+        if this.weights is not None:
+            shape = v.movedim(class_dim, -1).shape[:-1]
+            v = v * this.weights.to(v.dtype).reshape(shape).unsqueeze(-1).movedim(-1, class_dim)
+        for name in outputs:
+            this.add_signals(name, v, draw)
+        waiting = dict(edges)
+
+        def hear(name: str, delta: Tensor, draw: int = draw, waiting: dict[str, Any] = waiting) -> None:
+            if waiting.pop(name, None) is not None:
+                this.add_signals(name, delta, draw)
+
+        with listening_at(waiting, hear):
+            while waiting:  # the way to the earliest layer leads past most others, if not all
+                name, edge = next(iter(waiting.items()))
+                (delta,) = own_backward(root, [edge], v)
+                if delta is not None:
+                    hear(name, delta)
+                waiting.pop(name, None)
+
+
+def add_jacobians(
+    this: Pass, f: Tensor, root: GradientEdge, edges: Mapping[str, GradientEdge], outputs: Sequence[str]
+) -> None:
+    """Every output's derivative by every layer, one backward pass an output."""
+    deltas: dict[str, list[Tensor]] = {name: [] for name in this.layers}
+    for output in range(f[0].numel()):
+        v = torch.zeros_like(f).reshape(len(f), -1)
+        v[:, output] = 1
+        v = v.reshape(f.shape)
+        arrived = dict(zip(edges, own_backward(root, edges.values(), v) if edges else (), strict=True))
+        for name, delta in {**arrived, **dict.fromkeys(outputs, v)}.items():
+            if delta is not None:
+                deltas[name].append(delta)
+    for name, signals in deltas.items():
+        if signals:
+            this.add_jacobian(name, signals)
+
+
+@contextmanager
+def listening_at(edges: Mapping[str, GradientEdge], then: Callable[[str, Tensor], None]) -> Iterator[None]:
+    """Call ``then`` with the derivatives that arrive at those edges in backward passes of our own."""
+    handles = []
+    for name, edge in edges.items():
+
+        def arrived(gradients: tuple[Tensor | None, ...], name: str = name, number: int = edge.output_nr) -> None:
+            gradient = gradients[number]
+            if gradient is not None:
+                then(name, gradient)
+
+        handles.append(edge.node.register_prehook(arrived))
+    try:
+        yield
+    finally:
+        remove(handles)
+
+
+def own_backward(root: GradientEdge, edges: Iterable[GradientEdge], v: Tensor) -> tuple[Tensor | None, ...]:
+    """A backward pass of our own, which nobody who waits for the user's may take for that."""
+    global _own_passes  # noqa: PLW0603
+    _own_passes += 1
+    try:
+        return torch.autograd.grad([root], list(edges), grad_outputs=[v], retain_graph=True, allow_unused=True)
+    finally:
+        _own_passes -= 1
+
+
+_own_passes = 0  # for the whole process: backward passes may run in threads of their own
+
+
+def on_gradient(edge: GradientEdge, then: Callable[[Tensor], None]) -> None:
+    """Call ``then`` with the derivative that arrives at that edge in the user's backward passes."""
+    number = edge.output_nr  # the edge itself would keep its own graph alive
+
+    def arrived(gradients: tuple[Tensor | None, ...]) -> None:
+        gradient = gradients[number]
+        if gradient is not None and not _own_passes:
+            then(gradient)
+
+    edge.node.register_prehook(arrived)
+
+
+def remove(handles: list[Any]) -> None:
+    for handle in handles:
+        handle.remove()

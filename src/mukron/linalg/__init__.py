@@ -1,29 +1,56 @@
 """Tensors in, tensors out: damped inverses, inverse roots, sample-space solves. Prepare once, apply often."""
 
-from mukron.linalg.cholesky import Factorization, FactorizationError, add_to_diagonal, factorize
-from mukron.linalg.factors import SOLVERS, DiagonalFactor, Factor, MatrixFactor, RowsFactor
-from mukron.linalg.inverses import Inverse, attempt, invert
-from mukron.linalg.operators import Diagonal, Identity, LowRank, Matrix, Operator, SampleSpace
-from mukron.linalg.precision import matmul_precision
+from mukron.linalg.factors import (
+    Diagonal,
+    DiagonalFactor,
+    Factor,
+    Identity,
+    LowRank,
+    Matrix,
+    MatrixFactor,
+    Operator,
+    RowsFactor,
+    SampleSpace,
+    State,
+)
+from mukron.linalg.inverses import (
+    Factorization,
+    FactorizationError,
+    Inverse,
+    add_to_diagonal,
+    attempt,
+    factorize,
+    invert,
+)
+from mukron.linalg.kernel import JacobianRows, KernelFactor
+from mukron.linalg.precision import matmul_precision, products_of, rounding
 from mukron.linalg.roots import inverse_root_eigh, inverse_root_newton
+from mukron.linalg.solvers import Cholesky, Eigh, Newton, Solver, Tracked
 from mukron.linalg.tracked import KeptFactor, Turned, kept_factor, turn
 
 __all__ = [
-    "SOLVERS",
+    "Cholesky",
     "Diagonal",
     "DiagonalFactor",
+    "Eigh",
     "Factor",
     "Factorization",
     "FactorizationError",
     "Identity",
     "Inverse",
+    "JacobianRows",
     "KeptFactor",
+    "KernelFactor",
     "LowRank",
     "Matrix",
     "MatrixFactor",
+    "Newton",
     "Operator",
     "RowsFactor",
     "SampleSpace",
+    "Solver",
+    "State",
+    "Tracked",
     "Turned",
     "add_to_diagonal",
     "attempt",
@@ -33,5 +60,7 @@ __all__ = [
     "invert",
     "kept_factor",
     "matmul_precision",
+    "products_of",
+    "rounding",
     "turn",
 ]

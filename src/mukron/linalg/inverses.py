@@ -1,8 +1,8 @@
-"""(M + rho I)^-1 of many matrices at once.
+"""(M + rho I)^-1 of many matrices at once, by damped Cholesky factorizations that do not give up at the first failure.
 
 Alone, a factorization of a thousand rows leaves most of a GPU idle, and launching it takes longer than its work. So on
-a GPU small matrices of one size are stacked, larger ones have a stream each, the largest share two, and what is not too
-much in all is recorded once for given sizes as a CUDA graph, which replays with a single launch.
+a GPU small matrices of one size are stacked, larger ones have a stream each, the largest share two, and kernels that are
+not too large in all are recorded once for given sizes as a CUDA graph, which replays with a single launch.
 """
 
 from __future__ import annotations
@@ -15,28 +15,66 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from mukron.linalg.cholesky import FactorizationError, add_to_diagonal, factorize
 from mukron.linalg.precision import matmul_precision
 
 STREAMS = 8
 STACKED = 512  # matrices up to this size are stacked
 ASIDE = 1024  # matrices up to this size have a stream each; of larger ones two fill a GPU
-LEAF, RECORDED_LEAF = (
-    1024,
-    64,
-)  # up to these sizes a triangular matrix is inverted as such; launches cost, recorded none
+LEAF = 1024  # up to this size a triangular matrix is inverted as such
+RECORDED_LEAF = 64  # the same inside a recording, where launches cost nothing
 RECORDED = 2**23  # numbers in all, up to which kernels are recorded: a recording holds about five times its matrices
 RECORDINGS = 4  # kept at a time
 Damped = tuple[Tensor, Tensor]  # M [groups, d, d] and rho [groups]
 
 
+class FactorizationError(RuntimeError):
+    """No attempt gave a factorization: the matrix is not finite, or far from positive semi-definite."""
+
+
+@dataclass(frozen=True)
+class Factorization:
+    """The lower factor L of M + rho I, the damping it took, and how it was rescued ("" if the first attempt held)."""
+
+    lower: Tensor
+    rho: Tensor
+    rescue: str = ""
+
+
 @dataclass(frozen=True)
 class Inverse:
-    """(M + rho I)^-1, the damping it took, and the rung of the ladder ("" is the first)."""
+    """(M + rho I)^-1, the damping it took, and how it was rescued ("" if the first attempt held)."""
 
     matrix: Tensor
     rho: Tensor
-    rung: str = ""
+    rescue: str = ""
+
+
+# What is tried, in order, when the plain factorization fails. Each entry: name, damping times, dtype, device.
+RESCUES: tuple[tuple[str, float, torch.dtype | None, str | None], ...] = (
+    ("", 1.0, None, None),
+    ("10 x damping", 10.0, None, None),
+    ("100 x damping", 100.0, None, None),
+    ("float64", 1.0, torch.float64, None),
+    ("float64 on the CPU", 1.0, torch.float64, "cpu"),
+    ("float64 on the CPU, 10 x damping", 10.0, torch.float64, "cpu"),
+)
+
+
+def factorize(M: Tensor, rho: Tensor) -> Factorization:
+    """Cholesky of M + rho I for positive semi-definite M [..., d, d] and damping rho [...]; goes through ``RESCUES``."""
+    for rescue, times, dtype, device in RESCUES:
+        damped = add_to_diagonal(M.to(dtype=dtype or M.dtype, device=device or M.device), times * rho)
+        lower, info = torch.linalg.cholesky_ex(damped)
+        if not bool(info.any()) and bool(torch.isfinite(lower).all()):
+            return Factorization(lower.to(M), times * rho, rescue)
+    raise FactorizationError(f"a {list(M.shape)} matrix could not be factorized at damping {rho.tolist()}")
+
+
+def add_to_diagonal(M: Tensor, rho: Tensor) -> Tensor:
+    """M + rho I as a new tensor: damping never adds up on a running statistic."""
+    damped = M.clone()
+    damped.diagonal(dim1=-2, dim2=-1).add_(rho.to(damped).unsqueeze(-1))
+    return damped
 
 
 def attempt(damped: Sequence[Damped]) -> tuple[list[Tensor], list[Tensor]]:
@@ -68,7 +106,7 @@ def attempt(damped: Sequence[Damped]) -> tuple[list[Tensor], list[Tensor]]:
 
 
 def invert(damped: Sequence[Damped]) -> list[Inverse | FactorizationError]:
-    """The same, looked at; what did not come out well climbs the ladder alone."""
+    """The same, with a look at each inverse; those that failed are rescued one by one."""
     inverses, numbers = attempt(damped)
     good = [bool(number.isfinite().all()) for number in numbers]
     return [
@@ -82,7 +120,7 @@ def _rescued(M: Tensor, rho: Tensor) -> Inverse | FactorizationError:
         found = factorize(M, rho)
     except FactorizationError as error:
         return error
-    return Inverse(_from_lower(found.lower, LEAF), found.rho, found.rung)
+    return Inverse(_from_lower(found.lower, LEAF), found.rho, found.rescue)
 
 
 def _stacked(damped: Sequence[Damped]) -> Damped:

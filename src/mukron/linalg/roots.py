@@ -7,7 +7,7 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
-from mukron.linalg.cholesky import FactorizationError, add_to_diagonal
+from mukron.linalg.inverses import FactorizationError, add_to_diagonal
 
 
 def inverse_root_eigh(values: Tensor, vectors: Tensor, rho: Tensor, e: Fraction) -> Tensor:

@@ -23,44 +23,45 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from mukron.linalg.factors import ONE, Factor, MatrixFactor
-from mukron.linalg.operators import Operator
+from mukron.linalg.factors import CHOLESKY, ONE, Factor, MatrixFactor, Operator, State
 from mukron.linalg.roots import largest_by_squaring
+from mukron.linalg.solvers import Solver, Tracked
 
-TOLERANCE = 0.02  # of (S + rho I)^-e, in the worst direction seen
+TOLERANCE = Tracked().tolerance  # of (S + rho I)^-e, in the worst direction seen
 REACH = 0.2  # an error up to which corrections converge fast
 ROWS = 64  # of Z
 PROBES = 2
 POLES, MARGIN = 48, 10.0  # MARGIN: how far beyond the spectrum poles reach, in powers of Euler's number
 CORRECTION, RENEWAL, RENEWAL_ON_GPU = 3, 9, 36  # prices, in matrix products
 
-Kept = dict[str, Any]
-
 
 class KeptFactor(Factor):
     """A factor in a basis that outlives it; ``rows`` are what this step brings, M_new = rows^T rows in that basis."""
 
-    def __init__(self, kept: Kept, rows: Tensor, tolerance: float = TOLERANCE) -> None:
+    tracked = True
+
+    def __init__(self, kept: State, rows: Tensor, tolerance: float = TOLERANCE) -> None:
         self.kept, self.rows, self.tolerance, self.d = kept, rows, tolerance, rows.shape[-1]
         self._prepared: tuple[Operator, str] | None = None
 
-    def mix(self, state: Kept, old: float, new: float) -> KeptFactor:
-        """M <- old M + new M_new; from now on what is kept is kept in ``state``."""
+    def mix(self, kept: State, old: float, new: float) -> KeptFactor:
         for name, value in self.kept.items():
-            state.setdefault(name, value)
-        self.kept = state
+            kept.setdefault(name, value)
+        self.kept = kept
         self._mix(old, new)
         return self
+
+    def double(self) -> Factor:
+        return self  # its operators are accurate to their tolerance, which is far above rounding
 
     def _mix(self, old: float, new: float) -> None:
         raise NotImplementedError
 
-    def prepare(self, rho: Tensor, e: Fraction = ONE, solver: str = "tracked") -> tuple[Operator, str]:
+    def prepare(self, rho: Tensor, e: Fraction = ONE, solver: Solver = CHOLESKY) -> tuple[Operator, str]:
         """Once: it may renew the basis, which is then no longer the one of M."""
         if self._prepared is None:
             self._prepared = self._prepare(rho, e)
@@ -78,7 +79,7 @@ class KeptFactor(Factor):
         self.kept["Q"] = Q
 
 
-def kept_factor(kept: Kept, rows: Tensor, tolerance: float = TOLERANCE) -> KeptFactor:
+def kept_factor(kept: State, rows: Tensor, tolerance: float = TOLERANCE) -> KeptFactor:
     """The form that suits what comes in; ``tolerance``: relative error of its root in the worst direction seen."""
     return (ThinFactor if is_thin(*rows.shape[-2:]) else TrackedFactor)(kept, rows, tolerance)
 
@@ -87,7 +88,7 @@ def is_thin(rows: int, d: int) -> bool:
     return 4 * rows <= ROWS and 16 * rows <= d
 
 
-def turn(kept: Kept, rows: Tensor) -> Tensor:
+def turn(kept: State, rows: Tensor) -> Tensor:
     """Rows [groups, n, d] in the basis that is kept; the first ones begin with the plain one."""
     if "Q" not in kept:
         groups, _, d = rows.shape
@@ -118,11 +119,11 @@ class TrackedFactor(KeptFactor, MatrixFactor):
         root = None if self.strange else self._near(rho, e)
         if root is not None:
             return Turned(self.kept["Q"], root), ""
-        values, vectors, rung = self.eigh
+        values, vectors, rescue = self.eigh
         values = values.clamp_min(0)
         self.renewed(vectors)
         self.kept.update(S=torch.diag_embed(values), spent=0)
-        return Turned(self.kept["Q"], (values + rho.unsqueeze(-1)).pow(-float(e))), rung
+        return Turned(self.kept["Q"], (values + rho.unsqueeze(-1)).pow(-float(e))), rescue
 
     def _near(self, rho: Tensor, e: Fraction) -> Tensor | None:
         """(S + rho I)^-e from its first-order form, or None where that does not come within the tolerance."""
@@ -180,11 +181,11 @@ class ThinFactor(KeptFactor):
     def _prepare(self, rho: Tensor, e: Fraction) -> tuple[Operator, str]:
         if self.Z.shape[-2] <= ROWS and e < 1:
             return Poles.prepare(self.kept["Q"], self.D, self.Z, rho, float(e)), ""
-        values, vectors, rung = MatrixFactor(torch.diag_embed(self.D) + self.Z.mT @ self.Z).eigh
+        values, vectors, rescue = MatrixFactor(torch.diag_embed(self.D) + self.Z.mT @ self.Z).eigh
         values = values.clamp_min(0)
         self.renewed(vectors)
         self.kept.update(D=values, Z=self.Z[..., :0, :])
-        return Turned(self.kept["Q"], (values + rho.unsqueeze(-1)).pow(-float(e))), rung
+        return Turned(self.kept["Q"], (values + rho.unsqueeze(-1)).pow(-float(e))), rescue
 
 
 @dataclass(frozen=True)

@@ -2,32 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from mukron.curvature import Gathered, Listening
+from mukron.curvature import CaptureOptions, Empirical, LayerStatistics
 from mukron.damping import Rescaled, Rule
-from mukron.linalg import Factor, FactorizationError, Operator
-from mukron.optim.base import BIAS, Blocks, Move, SecondOrder, Settings, one_of
-from mukron.optim.slots import Slot
+from mukron.layers import BIAS
+from mukron.linalg import KernelFactor
+from mukron.optim.docs import describe
+from mukron.optim.optimizer import SecondOrder
+from mukron.optim.options import Momentum, StepOptions, StepRule
+from mukron.optim.table import LayerEntry
+from mukron.optim.transaction import Blocks, Transaction
 from mukron.params import Parametrization
-from mukron.precond import KernelFactor, Layer, Preparation, Prepared
 from mukron.theory import METHODS
 
 
+@describe
 class GaussNewton(SecondOrder):
     """Gauss-Newton, layer by layer: (J^T diag(chi)^2 J / n + rho)^-1 g, solved over samples x outputs.
 
-    damping: a number means ``Rescaled(number)``: that many times the mean eigenvalue of the layer's kernel.
-    reduction: of your loss, "mean" or "sum"; its derivative by the outputs is read in your backward pass.
-    Costs one backward pass an output: for few outputs.
+    It takes one backward pass an output: for networks with few outputs.
+
+    Args:
+        damping: A number means ``Rescaled(number)``: that many times the mean eigenvalue of the layer's kernel.
+
+    Example:
+        >>> import torch, mukron
+        >>> model = torch.nn.Linear(4, 2)
+        >>> optimizer = mukron.GaussNewton(model, lr=0.1)
     """
 
     method = METHODS["gauss-newton"]
     rule = Rescaled
+    inverts = True
 
     def __init__(
         self,
@@ -40,46 +51,51 @@ class GaussNewton(SecondOrder):
         reduction: str = "mean",
         grad_scaler: torch.amp.GradScaler | None = None,
         kl_clip: float | None = None,
-        graft: str | None = None,
-        fallback: str = "sgd",
+        graft: str | StepRule | None = None,
+        fallback: str | StepRule = "sgd",
+        fallback_lr: float | None = None,
+        momentum: float | Momentum = 0.0,
+        nesterov: bool = False,
+        weight_decay: float = 0.0,
+        decoupled: bool = True,
+        maximize: bool = False,
         exclude: tuple[str, ...] = (),
-        **groups: Any,
+        params: Iterable[Any] | None = None,
     ) -> None:
-        one_of("reduction", reduction, ("mean", "sum"))
-        self.reduction, self.grad_scaler = reduction, grad_scaler
-        listening = Listening(inputs=False, signals=False, jacobian=True, output=output)
-        settings = Settings(kl_clip=kl_clip, graft=graft, fallback=fallback, exclude=tuple(exclude))
-        super().__init__(model, parametrization, lr, damping=damping, listening=listening, settings=settings, **groups)
+        self.loss = Empirical(reduction, grad_scaler)
+        super().__init__(
+            model,
+            parametrization,
+            lr,
+            damping=damping,
+            momentum=momentum,
+            nesterov=nesterov,
+            weight_decay=weight_decay,
+            decoupled=decoupled,
+            maximize=maximize,
+            fallback_lr=fallback_lr,
+            params=params,
+            options=StepOptions(kl_clip=kl_clip, graft=graft, fallback=fallback, exclude=exclude),  # type: ignore[arg-type]
+            capture_options=CaptureOptions(
+                inputs=False, signals=False, jacobian=True, fisher=self.loss, output=output
+            ),
+        )
 
-    def measure(self, slot: Slot, gathered: Gathered | None, gradients: Mapping[str, Tensor]) -> Blocks:
-        if gathered is None or not gathered.jacobians:
+    def measure(self, layer: LayerEntry, statistics: LayerStatistics | None, step: Transaction) -> Blocks:
+        if statistics is None or not statistics.jacobians:
             raise RuntimeError(
-                f'layer "{slot.name}" has a gradient, but no forward pass of the model was seen for it: run the model '
+                f'layer "{layer.name}" has a gradient, but no forward pass of the model was seen for it: run the model '
                 "itself (not its parts) in training mode with gradients on and not paused"
             )
         samples = self.capture.samples
-        scale = float(samples) if self.reduction == "mean" else 1.0
-        if self.grad_scaler is not None:
-            scale /= self.grad_scaler.get_scale()
+        scale = self.loss.scale(samples)
         # rows are samples x outputs; the errors go into the signals
-        h = torch.cat([j.inputs.repeat_interleave(j.errors.shape[1], dim=1) for j in gathered.jacobians], dim=1)
-        signals = [j.signals * (scale * j.errors)[None, :, :, None, None] for j in gathered.jacobians]
-        delta = torch.cat([each.flatten(1, 2) for each in signals], dim=1)
+        jacobians = statistics.jacobians
+        h = torch.cat([j.inputs.repeat_interleave(j.errors.shape[1], dim=1) for j in jacobians], dim=1)
+        signals = [j.signals * (scale * j.errors)[None, :, :, None, None] for j in jacobians]
+        delta = torch.cat([part.flatten(1, 2) for part in signals], dim=1)
         ones = h.new_ones(*h.shape[:3], 1)
-        return {block: {"K": KernelFactor(ones if block == BIAS else h, delta, samples)} for block in gradients}
-
-    def prepare(self, layers: Sequence[Layer], rescue: bool = True) -> Preparation:
-        return [self._operator(*layer) for layer in layers], []
-
-    def _operator(self, factors: Mapping[str, Factor], rho: Mapping[str, Tensor]) -> Prepared | FactorizationError:
-        factor = factors["K"]
-        assert isinstance(factor, KernelFactor)
-        try:
-            operator, rung = factor.operator_at(rho["K"])
-        except FactorizationError as error:
-            return error
-        return {"K": operator}, {"K": rung} if rung else {}
-
-    def precondition(self, slot: Slot, block: str, G: Move, operators: Mapping[str, Mapping[str, Operator]]) -> Tensor:
-        assert isinstance(G, Tensor)
-        return operators[block]["K"].right(G)
+        blocks = [block for block, entry in layer.blocks.items() if entry.parameter.grad is not None]
+        factors = {block: KernelFactor(ones if block == BIAS else h, delta, samples) for block in blocks}
+        double = layer.name in step.double
+        return {block: {"K": factor.double() if double else factor} for block, factor in factors.items()}

@@ -1,46 +1,67 @@
-"""K-FAC, and FOOF as K-FAC without B."""
+"""K-FAC: a layer's gradient divided by the second moments of its inputs and of its output's derivatives."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from mukron.curvature import FISHERS, LIKELIHOODS, Batch, Gathered, Listening, Memory, Window, needs_matrix, probe
+from mukron.curvature import (
+    FORMS,
+    LIKELIHOODS,
+    CaptureOptions,
+    Empirical,
+    Fisher,
+    LayerStatistics,
+)
 from mukron.damping import Rescaled, Rule
-from mukron.linalg import SOLVERS, LowRank, Operator
-from mukron.optim.base import BIAS, WEIGHT, Blocks, Move, SecondOrder, Settings, joined, one_of
-from mukron.optim.numbers import proportion
-from mukron.optim.slots import Slot
+from mukron.layers import BIAS, WEIGHT
+from mukron.linalg import Cholesky, Eigh, Newton, Solver
+from mukron.memory import Batch, Memory, Window
+from mukron.optim.direction import apply, apply_out
+from mukron.optim.docs import describe
+from mukron.optim.optimizer import SecondOrder
+from mukron.optim.options import Momentum, StepOptions, StepRule, one_of
+from mukron.optim.table import LayerEntry
+from mukron.optim.transaction import Blocks, Transaction
+from mukron.optim.update import Move
 from mukron.params import Parametrization
-from mukron.precond import apply, apply_out
 from mukron.theory import METHODS, Role
 
 NEARLY_ZERO = 1e-3  # of the size that muP gives output weights
 
 
+@describe
 class KFAC(SecondOrder):
     """K-FAC: W <- W - lr (B + rho_B)^-1 G (A + rho_A)^-1 with A = E[h h^T], B = E[delta delta^T].
 
-    model: any module; its Linear, Conv and Embedding layers are preconditioned, biases by B alone, the rest takes the
-        ``fallback`` rule. Call the model itself in your loop: forward, ``loss.backward()``, ``step()``.
-    parametrization: from ``mukron.parametrize``; learning rates and damping then follow the width. Without one, SP.
-    damping: a number means ``Rescaled(number)``, which muP needs; or any rule of ``mukron.damping``.
-    fisher: "mc" (targets drawn from the model, one a sample), "exact" (every output in turn) or "empirical" (the data's
-        own targets, read from your loss, whose ``reduction`` must be said: "mean" or "sum").
-    likelihood: "categorical" (the output is logits; ``class_dim`` says where, if it has positions) or "gaussian".
-    sharing: how positions of one sample share a weight: "expand" or "reduce".
-    memory: what factors remember: ``Batch()``, ``EMA(decay)``, ``Sum()`` or ``Window(batches)``.
-    fused: do not form gradients of weights that are cheaper to precondition as they arise, from the batch's inputs and
-        signals: their ``grad`` stays None. Faster where layers are wide; nothing may look at those gradients before
-        the step (no clipping, no GradScaler, no activation checkpointing).
+    h are a layer's inputs, delta the derivatives of the log-likelihood by its outputs. Biases are divided by B alone.
+
+    Args:
+        damping: A number means ``Rescaled(number)``, which muP needs; or any rule of ``mukron.damping``.
+        memory: What factors remember: ``Batch()``, ``EMA(decay)``, ``Sum()`` or ``Window(batches)``, or text such as
+            "ema:0.95".
+        fused: Do not form gradients of weights that are cheaper to precondition as D^T H, from the batch's signals and
+            inputs: their ``grad`` stays None. Faster where layers are wide; nothing may look at those gradients before
+            the step (no clipping, no GradScaler, no activation checkpointing).
+        solver: How factors are inverted: "cholesky" or ``Cholesky()``, "eigh" or ``Eigh()``, "newton" or ``Newton()``.
+
+    Example:
+        >>> import torch, mukron
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3))
+        >>> optimizer = mukron.KFAC(model, lr=0.1)
+        >>> loss = torch.nn.functional.cross_entropy(model(torch.randn(16, 4)), torch.randint(3, (16,)))
+        >>> loss.backward()
+        >>> optimizer.step()
     """
 
     method = METHODS["kfac"]
     rule = Rescaled
+    uses_products = True
+    inverts = True
 
     def __init__(
         self,
@@ -49,114 +70,120 @@ class KFAC(SecondOrder):
         lr: float | Tensor = 0.1,
         *,
         damping: float | Rule = 1.0,
-        fisher: str = "mc",
+        fisher: str | Fisher = "mc",
         likelihood: str = "categorical",
         class_dim: int | None = None,
         output: Callable[[Any], Tensor] | None = None,
         reduction: str = "mean",
         grad_scaler: torch.amp.GradScaler | None = None,
         sharing: str = "expand",
-        memory: Memory | None = None,
+        memory: str | Memory | None = None,
         form: str = "auto",
         fused: bool = False,
-        solver: str = "cholesky",
+        solver: str | Solver = "cholesky",
         factor_every: int = 1,
         inverse_every: int = 1,
         kl_clip: float | None = None,
-        graft: str | None = None,
-        fallback: str = "sgd",
+        graft: str | StepRule | None = None,
+        fallback: str | StepRule = "sgd",
+        fallback_lr: float | None = None,
+        momentum: float | Momentum = 0.0,
+        nesterov: bool = False,
+        weight_decay: float = 0.0,
+        decoupled: bool = True,
+        maximize: bool = False,
         exclude: tuple[str, ...] = (),
+        params: Iterable[Any] | None = None,
         seed: int = 0,
-        **groups: Any,
     ) -> None:
-        one_of("fisher", fisher, FISHERS)
         one_of("likelihood", likelihood, LIKELIHOODS)
         one_of("reduction", reduction, ("mean", "sum"))
         one_of("sharing", sharing, ("expand", "reduce"))
-        one_of("form", form, ("auto", "rows", "matrix"))
-        one_of("solver", solver, SOLVERS)
-        memory = Batch() if memory is None else memory
-        if fused and grad_scaler is not None:
-            raise ValueError("fused=True leaves no gradients for a GradScaler to unscale; train in bfloat16 or float32")
-        self.reduction, self.grad_scaler = reduction, grad_scaler
-        listening = Listening(
+        one_of("form", form, FORMS)
+        options = StepOptions(
+            memory=Batch() if memory is None else Memory.of(memory),
+            factor_every=factor_every,
+            inverse_every=inverse_every,
+            solver=Solver.of(solver, (Cholesky, Eigh, Newton)),
+            kl_clip=kl_clip,
+            graft=graft,  # type: ignore[arg-type]
+            fallback=fallback,  # type: ignore[arg-type]
+            exclude=exclude,
+            seed=seed,
+        )
+        capture_options = CaptureOptions(
             signals=self.method.e_B > 0,
-            fisher=fisher,
+            fisher=Fisher.of(fisher, reduction, grad_scaler),
             likelihood=likelihood,
             class_dim=class_dim,
             sharing=sharing,
-            form="matrix" if needs_matrix(memory) or solver != "cholesky" else _form(memory, form),
+            form=_form(options, form),
             output=output,
             fused=fused,
         )
-        settings = Settings(
-            memory, factor_every, inverse_every, solver, kl_clip, graft, fallback, exclude=tuple(exclude), seed=seed
+        scaler = capture_options.fisher.grad_scaler if isinstance(capture_options.fisher, Empirical) else grad_scaler
+        if fused and scaler is not None:
+            raise ValueError("fused=True leaves no gradients for a GradScaler to unscale; train in bfloat16 or float32")
+        super().__init__(
+            model,
+            parametrization,
+            lr,
+            damping=damping,
+            momentum=momentum,
+            nesterov=nesterov,
+            weight_decay=weight_decay,
+            decoupled=decoupled,
+            maximize=maximize,
+            fallback_lr=fallback_lr,
+            params=params,
+            options=options,
+            capture_options=capture_options,
         )
-        super().__init__(model, parametrization, lr, damping=damping, listening=listening, settings=settings, **groups)
 
-    def measure(self, slot: Slot, gathered: Gathered | None, gradients: Mapping[str, Tensor]) -> Blocks:
-        if gathered is not None and self.listening.signals and gathered.B is None:
+    def measure(self, layer: LayerEntry, statistics: LayerStatistics | None, step: Transaction) -> Blocks:
+        if statistics is not None and self.capture_options.signals and statistics.B is None:
             raise RuntimeError(
-                f'layer "{slot.name}" has a gradient, but the model\'s output does not depend on it (an auxiliary '
-                f'loss?); leave it to the fallback rule: exclude=("{slot.name}",)'
+                f'layer "{layer.name}" has a gradient, but the model\'s output does not depend on it (an auxiliary '
+                f'loss?); leave it to the fallback rule: exclude=("{layer.name}",)'
             )
-        if gathered is None or gathered.A is None:
+        if statistics is None or statistics.A is None:
             raise RuntimeError(
-                f'layer "{slot.name}" has a gradient, but no forward pass of the model was seen for it: run the model '
+                f'layer "{layer.name}" has a gradient, but no forward pass of the model was seen for it: run the model '
                 "itself (not its parts) in training mode with gradients on and not paused; activation checkpointing "
                 "needs use_reentrant=False"
             )
-        factors = {"A": gathered.A.factor()}
-        if gathered.B is not None:
-            factors["B"] = gathered.B.factor(self._signal_scale())
+        factors = {"A": statistics.A.factor()}
+        if statistics.B is not None:
+            fisher = self.capture_options.fisher
+            scale = fisher.scale(self.capture.samples) if isinstance(fisher, Empirical) else 1.0
+            factors["B"] = statistics.B.factor(scale)
+        if layer.name in step.double:
+            factors = {name: factor.double() for name, factor in factors.items()}
         return {WEIGHT: factors}
 
-    def _signal_scale(self) -> float:
-        """What turns the captured derivatives into those of the summed log-likelihood."""
-        if self.listening.fisher != "empirical":
-            return 1.0
-        scale = float(self.capture.samples) if self.reduction == "mean" else 1.0
-        return scale if self.grad_scaler is None else scale / self.grad_scaler.get_scale()
+    def precondition(self, layer: LayerEntry, block: str, G: Move, step: Transaction) -> Move:
+        operators = step.value(layer, "operators")[WEIGHT]
+        if block != BIAS:
+            return apply(operators, G)
+        assert isinstance(G, Tensor)
+        # An input weight whose input is 1 at every position: A is their number where positions are expanded.
+        positions = step.value(layer, "positions") if self.capture_options.sharing == "expand" else 1
+        return apply_out(operators, G) / positions ** float(self.method.e_A)
 
-    def precondition(self, slot: Slot, block: str, G: Move, operators: Mapping[str, Mapping[str, Operator]]) -> Move:
-        if block == BIAS:
-            assert isinstance(G, Tensor)
-            # An input weight whose input is 1 at every position: A is their number where positions are expanded.
-            positions = self.state[slot.anchor]["positions"] if self.listening.sharing == "expand" else 1
-            step = apply_out(operators[WEIGHT], G.squeeze(-1)).unsqueeze(-1)
-            return step / float(positions ** float(self.method.e_A))
-        return apply(operators[WEIGHT], G if isinstance(G, LowRank) else self._as_it_arose(slot, G) or G)
-
-    def _as_it_arose(self, slot: Slot, G: Tensor) -> LowRank | None:
-        """G as D^T H from this batch's signals and inputs, where that is cheaper and where it still is the gradient.
-
-        Whoever changed the gradient since (clipping, unscaling) by a mere factor is followed. Any other change, down to
-        rounding, is seen in what G does to a random vector; then G itself is used.
-        """
-        gathered = self._gathered.get(slot.name)
-        if gathered is None or not gathered.halves:
-            return None
-        D, H = joined([half.D for half in gathered.halves]), joined([half.H for half in gathered.halves])
-        if D.shape[1] != H.shape[1] or not LowRank.is_cheaper(H.shape[1], D.shape[2], H.shape[2]):
-            return None
-        v = probe(H.shape[2], G.dtype, G.device)
-        factor, off = proportion(D.mT @ (H @ v), G @ v)
-        return LowRank(factor * D, H) if bool(off < 300 * torch.finfo(G.dtype).eps) else None
-
-    def _warn_of_nngp(self) -> None:
+    def warn(self) -> None:
         """From an output layer at zero one step lands on kernel regression (Section 4.3).
 
         From one that is merely near zero, signals delta shrink like W and B like its square: B^-1 delta blows up.
         """
-        for slot in self.slots.values():
-            weight = slot.parameters.get(WEIGHT)
-            if weight is None or not self._is_output(slot):
+        for layer in self.layers.values():
+            entry = layer.blocks.get(WEIGHT)
+            if entry is None or not self._is_output(layer.name, entry.name):
                 continue
-            size = float(weight.detach().square().mean().sqrt())
-            if size * slot.layout.d_in >= NEARLY_ZERO:
+            size = float(entry.parameter.detach().square().mean().sqrt())
+            if size * layer.layer.d_in >= NEARLY_ZERO:
                 continue
             name = type(self).__name__
-            if size == 0 or not self.listening.signals:
+            if size == 0 or not self.capture_options.signals:
                 trouble = (
                     f"at (nearly) zero: {name} then steps straight onto the kernel-regression solution of its first "
                     "features and, with large batches and small steps, stays near it"
@@ -166,33 +193,20 @@ class KFAC(SecondOrder):
                     f"near zero, but not at it: {name}'s first step in the layers below grows like one over that size"
                 )
             warnings.warn(
-                f'output layer "{slot.name}" starts {trouble}. Start it at its usual size (muP: std ~ 1 / fan-in), or '
+                f'output layer "{layer.name}" starts {trouble}. Start it at its usual size (muP: std ~ 1 / fan-in), or '
                 "use Shampoo or SGD, where zero is fine",
                 UserWarning,
                 stacklevel=4,
             )
 
-    def _is_output(self, slot: Slot) -> bool:
+    def _is_output(self, layer: str, weight: str) -> bool:
         if self.parametrization is not None:
-            name = self._names[id(slot.parameters[WEIGHT])]
-            return self.parametrization.parameters[name].role is Role.OUTPUT
-        return slot.name == next(reversed(self.slots))
+            return self.parametrization.parameters[weight].role is Role.OUTPUT
+        return layer == next(reversed(self.layers))
 
 
-def _form(memory: Memory, form: str) -> str:
-    """A window holds batches of any size side by side: rows, all of them."""
-    return "rows" if isinstance(memory, Window) else form
-
-
-class FOOF(KFAC):
-    """K-FAC without B: W <- W - lr G (A + rho_A)^-1. No Fisher, so no extra backward pass."""
-
-    method = METHODS["foof"]
-
-    def __init__(
-        self, model: nn.Module, parametrization: Parametrization | None = None, lr: float | Tensor = 0.1, **options: Any
-    ) -> None:
-        useless = {"fisher", "likelihood", "class_dim", "reduction", "grad_scaler", "seed"} & set(options)
-        if useless:
-            raise TypeError(f"FOOF has no Fisher factor: {', '.join(sorted(useless))} would have no effect")
-        super().__init__(model, parametrization, lr, **options)
+def _form(options: StepOptions, form: str) -> str:
+    """Averages over batches and other solvers hold matrices; a window holds batches of any size side by side: rows."""
+    if options.memory.averages or not isinstance(options.solver, Cholesky):
+        return "matrix"
+    return "rows" if isinstance(options.memory, Window) else form

@@ -2,49 +2,67 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from fractions import Fraction
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from mukron.curvature import Gathered, Listening, Memory, Sum, Window
+from mukron.curvature import CaptureOptions, LayerStatistics
 from mukron.damping import MaxEigenvalue, Rule
+from mukron.layers import BIAS, WEIGHT
 from mukron.linalg import (
     DiagonalFactor,
+    Eigh,
     Factor,
-    FactorizationError,
+    Identity,
     LowRank,
     Matrix,
     MatrixFactor,
+    Newton,
     Operator,
+    Solver,
+    State,
+    Tracked,
     Turned,
     add_to_diagonal,
     kept_factor,
     turn,
 )
-from mukron.optim.base import WEIGHT, Blocks, Move, SecondOrder, Settings, one_of
-from mukron.optim.slots import Slot
+from mukron.memory import Memory, Sum, Window
+from mukron.optim.direction import apply, on_gradient
+from mukron.optim.docs import describe
+from mukron.optim.optimizer import SecondOrder
+from mukron.optim.options import Momentum, StepOptions, StepRule
+from mukron.optim.table import LayerEntry
+from mukron.optim.transaction import Blocks, Transaction
+from mukron.optim.update import Move
 from mukron.params import Parametrization
-from mukron.precond import Layer, Preparation
 from mukron.theory import shampoo
 
-SOLVERS = ("eigh", "newton", "tracked")
 
-
+@describe
 class Shampoo(SecondOrder):
     """Shampoo: W <- W - lr (L + rho_L)^(-e/2) G (R + rho_R)^(-e/2) with L = sum G G^T, R = sum G^T G.
 
-    damping: a number means ``MaxEigenvalue(number)``, which muP allows.
-    e: the exponent; 1/2 is Gupta and others' own.
-    memory: ``Sum()``, ``EMA(decay)`` or ``Batch()``.
-    solver: "eigh"; "newton" for an iteration of matrix products; or "tracked", which keeps an eigenbasis from step to
-        step, corrects for what has changed, and renews it when its error would exceed the tolerance.
-    tolerance: of "tracked", the relative error of a factor's root in the worst direction seen; most steps' is far less.
-    fused: where the batch is small beside a layer, take its gradient as D^T H from the batch's signals and inputs and
-        never form it, as K-FAC's ``fused`` does: products then cost the batch times the width squared, not its cube.
-    max_size: a side larger than this keeps only its diagonal, as an embedding's vocabulary does.
+    A bias is a tensor of order one and has one factor: b <- b - lr (L + rho_L)^-e g (Gupta and others 2018).
+
+    Args:
+        damping: A number means ``MaxEigenvalue(number)``, which muP allows.
+        e: The exponent; 1/2 is the usual one.
+        memory: What factors remember: ``Sum()``, ``EMA(decay)`` or ``Batch()``, or text such as "ema:0.99".
+        solver: How roots are made: "eigh" or ``Eigh()``; "newton" or ``Newton()``, an iteration of matrix products;
+            "tracked" or ``Tracked(tolerance)``, an eigenbasis that is kept from step to step.
+        fused: Where the batch is small beside a layer, take its gradient as D^T H from the batch's signals and inputs
+            and never form it: products then cost the batch times the width squared, not its cube. See ``KFAC``.
+        tolerance: Of the solver "tracked"; the same as ``Tracked(tolerance)``.
+        max_size: A side larger than this keeps only its diagonal, as an embedding's vocabulary does.
+
+    Example:
+        >>> import torch, mukron
+        >>> model = torch.nn.Linear(4, 3)
+        >>> optimizer = mukron.Shampoo(model, lr=0.1, memory=mukron.EMA(0.99))
     """
 
     rule = MaxEigenvalue
@@ -57,120 +75,153 @@ class Shampoo(SecondOrder):
         *,
         damping: float | Rule = 1e-6,
         e: Fraction | int | str = Fraction(1, 2),
-        memory: Memory | None = None,
-        solver: str = "eigh",
+        memory: str | Memory | None = None,
+        solver: str | Solver = "eigh",
         fused: bool = False,
-        tolerance: float = 0.02,
+        tolerance: float | None = None,
         max_size: int = 8192,
         factor_every: int = 1,
         inverse_every: int = 1,
         kl_clip: float | None = None,
-        graft: str | None = None,
-        fallback: str = "sgd",
+        graft: str | StepRule | None = None,
+        fallback: str | StepRule = "sgd",
+        fallback_lr: float | None = None,
+        momentum: float | Momentum = 0.0,
+        nesterov: bool = False,
+        weight_decay: float = 0.0,
+        decoupled: bool = True,
+        maximize: bool = False,
         exclude: tuple[str, ...] = (),
-        **groups: Any,
+        params: Iterable[Any] | None = None,
     ) -> None:
-        one_of("solver", solver, SOLVERS)
         self.method = shampoo(e)  # type: ignore[misc]
-        if not tolerance > 0:
-            raise ValueError(f"tolerance must be positive, got {tolerance}")
-        self.max_size, self.tolerance = max_size, tolerance
-        self._turned: dict[tuple[str, str], tuple[Move, dict[str, Tensor | None]]] = {}  # of the step being made
-        memory = Sum() if memory is None else memory
-        if isinstance(memory, Window):
-            raise ValueError("Shampoo's factors are matrices: choose Sum(), EMA(decay) or Batch()")
-        settings = Settings(
-            memory, factor_every, inverse_every, solver, kl_clip, graft, fallback, exclude=tuple(exclude)
+        solver = Solver.of(solver, (Eigh, Newton, Tracked))
+        if tolerance is not None:
+            tracked = Tracked(tolerance)
+            solver = tracked if isinstance(solver, Tracked) else solver
+        self.max_size = max_size
+        # gradients in the bases of the last measurement, by layer and block, and those bases
+        self._in_bases: dict[tuple[str, str], tuple[Move, dict[str, Tensor | None]]] = {}
+        options = StepOptions(
+            memory=Sum() if memory is None else Memory.of(memory),
+            factor_every=factor_every,
+            inverse_every=inverse_every,
+            solver=solver,
+            kl_clip=kl_clip,
+            graft=graft,  # type: ignore[arg-type]
+            fallback=fallback,  # type: ignore[arg-type]
+            exclude=exclude,
         )
-        listening = Listening(inputs=False, signals=False, fused=fused)
-        super().__init__(model, parametrization, lr, damping=damping, listening=listening, settings=settings, **groups)
+        if isinstance(options.memory, Window):
+            raise ValueError("Shampoo's factors are matrices: choose Sum(), EMA(decay) or Batch()")
+        super().__init__(
+            model,
+            parametrization,
+            lr,
+            damping=damping,
+            momentum=momentum,
+            nesterov=nesterov,
+            weight_decay=weight_decay,
+            decoupled=decoupled,
+            maximize=maximize,
+            fallback_lr=fallback_lr,
+            params=params,
+            options=options,
+            capture_options=CaptureOptions(inputs=False, signals=False, fused=fused),
+        )
 
-    def measure(self, slot: Slot, gathered: Gathered | None, gradients: Mapping[str, Tensor]) -> Blocks:
-        whole: dict[str, Move] = dict(gradients)
-        if self._halves(slot):
-            own = self._gradient_of(slot, WEIGHT, slot.parameters[WEIGHT])
-            assert own is not None
-            whole[WEIGHT] = own
-        tracked = self.settings.solver == "tracked"
-        return {block: (self._in_basis if tracked else self._moments)(slot, block, G) for block, G in whole.items()}
+    def measure(self, layer: LayerEntry, statistics: LayerStatistics | None, step: Transaction) -> Blocks:
+        memory = step.state_of(layer.anchor).get("memory", {})
+        blocks: Blocks = {}
+        for block, G in step.gradients(layer).items():
+            kept = {name: dict(memory.get(block, {}).get(name, {})) for name in ("L", "R")}
+            blocks[block] = self._factors(layer, block, _times(G, 1 / step.unit(layer, block)), kept)
+        return blocks
 
-    def _moments(self, slot: Slot, block: str, G: Move) -> dict[str, Factor]:
-        rows_L, rows_R = rows_of(G)
-        return {"L": self._moment(rows_L), "R": self._moment(rows_R, diagonal=self._one_hot(slot, block))}
-
-    def prepare(self, layers: Sequence[Layer], rescue: bool = True) -> Preparation:
-        prepared, numbers = super().prepare(layers, rescue)
-        uses = self.settings.inverse_every
-        for (factors, _), found in zip(layers, prepared, strict=True):
-            if isinstance(found, FactorizationError):
+    def _factors(self, layer: LayerEntry, block: str, G: Move, kept: Mapping[str, State]) -> dict[str, Factor]:
+        """L and R; tracked ones are measured in the bases that are kept, where Q_L^T G Q_R serves both sides."""
+        d_out, d_in = (G.D.shape[-1], G.H.shape[-1]) if isinstance(G, LowRank) else G.shape[-2:]
+        one_hot = block == WEIGHT and layer.layer.one_hot
+        diagonal = {"L": d_out == 1 or d_out > self.max_size, "R": one_hot or d_in == 1 or d_in > self.max_size}
+        solver = self.options.solver
+        if isinstance(solver, Tracked):
+            G = _turned(G, kept, diagonal)
+            self._in_bases[layer.name, block] = G, {name: side.get("Q") for name, side in kept.items()}
+        factors: dict[str, Factor] = {}
+        for name, rows in zip(("L", "R"), rows_of(G), strict=True):
+            if block == BIAS and name == "R":
                 continue
-            operators, _ = found
-            for name, other in (("L", "R"), ("R", "L")):
-                operator = operators[name]
-                if isinstance(operator, Turned) and uses > 1 and uses * factors[other].d > factors[name].d:
-                    operators[name] = Matrix(operator.matrix())  # it will be applied often enough to be multiplied out
-        return prepared, numbers
+            if diagonal[name]:
+                factors[name] = DiagonalFactor(rows.square().sum(-2))
+            elif isinstance(solver, Tracked):
+                factors[name] = kept_factor(kept[name], rows, solver.tolerance)
+            else:
+                factors[name] = MatrixFactor(rows.mT @ rows)
+        return factors
 
-    def precondition(self, slot: Slot, block: str, G: Move, operators: Mapping[str, Mapping[str, Operator]]) -> Move:
-        G_turned, bases = self._turned.pop((slot.name, block), (None, {}))
-        sides = operators[block]
-        fresh = self.steps % self.settings.factor_every == 0
-        if G_turned is None or not fresh or any(not sides[name].lies_in(Q) for name, Q in bases.items()):
-            return super().precondition(slot, block, G, operators)
+    def powers(self, block: str) -> dict[str, Fraction]:
+        e = self.method.e_A
+        return {"L": e} if block == BIAS else {"L": e / 2, "R": e / 2}
+
+    def finish(self, factors: Mapping[str, Factor], operators: dict[str, Operator]) -> dict[str, Operator]:
+        """A root in its basis that will be applied often is multiplied out."""
+        uses = self.options.inverse_every
+        for name, other in (("L", "R"), ("R", "L")):
+            operator = operators.get(name)
+            if isinstance(operator, Turned) and uses > 1:
+                d_other = factors[other].d if other in factors else 1
+                if uses * d_other > factors[name].d:
+                    operators[name] = Matrix(operator.matrix())
+        return operators
+
+    def precondition(self, layer: LayerEntry, block: str, G: Move, step: Transaction) -> Move:
+        unit, e = step.unit(layer, block), float(self.method.e_A)
+        return _times(self._precondition(layer, block, _times(G, 1 / unit), step), unit ** (1 - 2 * e))
+
+    def _precondition(self, layer: LayerEntry, block: str, G: Move, step: Transaction) -> Move:
+        sides = step.value(layer, "operators")[block]
+        G_turned, bases = self._in_bases.get((layer.name, block), (None, {}))
+        fresh = self.steps % self.options.factor_every == 0 and not on_gradient(layer.blocks[block])
+        if G_turned is None or not fresh or any(not sides[name].lies_in(bases[name]) for name in sides):
+            return apply(sides, G)
         # the bases that this step's factors were measured in still stand: Q_L C_L (Q_L^T G Q_R) C_R Q_R^T
-        L, R = sides["L"], sides["R"]
+        L, R = sides["L"], sides.get("R", Identity())
         if isinstance(G_turned, LowRank):
             return LowRank(L.back(L.inside(G_turned.D)), R.back(R.inside(G_turned.H)))
         return L.back(R.back(R.inside(L.inside(G_turned.mT).mT)).mT).mT
 
     @property
     def renewals(self) -> dict[str, int]:
-        """With solver="tracked": how often the basis of each factor was renewed, by parameter and side."""
-        found = {}
-        for slot in self.slots.values():
-            for block, sides in self.state.get(slot.anchor, {}).get("memory", {}).items():
-                for name, kept in sides.items():
-                    if "renewals" in kept:
-                        found[f"{slot.name}.{block} {name}"] = kept["renewals"]
-        return found
-
-    def _is_diagonal(self, d: int, one_hot: bool = False) -> bool:
-        return one_hot or d == 1 or d > self.max_size
-
-    def _one_hot(self, slot: Slot, block: str) -> bool:
-        return block == WEIGHT and slot.layout.one_hot
-
-    def _in_basis(self, slot: Slot, block: str, G: Move) -> dict[str, Factor]:
-        """The same, in the bases that are kept: Q_L^T G Q_R serves both sides."""
-        memory = self.state[slot.anchor].get("memory", {}).get(block, {})
-        kept = {name: dict(memory.get(name, {})) for name in ("L", "R")}  # what changes counts once the step does
-        d_out, d_in = (G.D.shape[-1], G.H.shape[-1]) if isinstance(G, LowRank) else G.shape[-2:]
-        diagonal = {"L": self._is_diagonal(d_out), "R": self._is_diagonal(d_in, self._one_hot(slot, block))}
-        if isinstance(G, LowRank):
-            G = LowRank(G.D if diagonal["L"] else turn(kept["L"], G.D), G.H if diagonal["R"] else turn(kept["R"], G.H))
-        else:
-            G = G if diagonal["L"] else turn(kept["L"], G.mT).mT
-            G = G if diagonal["R"] else turn(kept["R"], G)
-        rows = dict(zip(("L", "R"), rows_of(G), strict=True))
-        self._turned[slot.name, block] = G, {name: each.get("Q") for name, each in kept.items()}
+        """With the solver "tracked": how often the basis of each factor was renewed, by parameter and side."""
         return {
-            name: self._moment(rows[name], True)
-            if diagonal[name]
-            else kept_factor(kept[name], rows[name], self.tolerance)
-            for name in rows
+            f"{layer.name}.{block} {name}": kept["renewals"]
+            for layer in self.layers.values()
+            for block, sides in self.state.get(layer.anchor, {}).get("memory", {}).items()
+            for name, kept in sides.items()
+            if "renewals" in kept
         }
 
-    def _moment(self, G: Tensor, diagonal: bool = False) -> Factor:
-        """G^T G, or its diagonal."""
-        if self._is_diagonal(G.shape[-1], diagonal):
-            return DiagonalFactor(G.square().sum(-2))
-        return MatrixFactor(G.mT @ G)
+
+def _turned(G: Move, kept: Mapping[str, State], diagonal: Mapping[str, bool]) -> Move:
+    """Q_L^T G Q_R; a side that keeps its diagonal alone has no basis."""
+    if isinstance(G, LowRank):
+        return LowRank(
+            G.D if diagonal["L"] else turn(kept["L"], G.D), G.H if diagonal["R"] else turn(kept["R"], G.H)
+        )
+    G = G if diagonal["L"] else turn(kept["L"], G.mT).mT
+    return G if diagonal["R"] else turn(kept["R"], G)
+
+
+def _times(G: Move, factor: float) -> Move:
+    if factor == 1:
+        return G
+    return LowRank(G.D * factor, G.H) if isinstance(G, LowRank) else G * factor
 
 
 def rows_of(G: Move) -> tuple[Tensor, Tensor]:
     """Rows X and Y with X^T X = G G^T and Y^T Y = G^T G, as few as G has.
 
-    Of G = D^T H they are N: with H H^T = C C^T, G G^T = (C^T D)^T (C^T D). A hair of the trace keeps C real.
+    Of G = D^T H they are N: with H H^T = C C^T, G G^T = (C^T D)^T (C^T D). Rounding's part of the trace keeps C real.
     """
     if not isinstance(G, LowRank):
         return G.mT, G
@@ -180,7 +231,7 @@ def rows_of(G: Move) -> tuple[Tensor, Tensor]:
 def _root(X: Tensor) -> Tensor:
     K = X @ X.mT
     trace = K.diagonal(dim1=-2, dim2=-1).sum(-1)
-    hair = 4 * torch.finfo(K.dtype).eps * trace
-    lower, info = torch.linalg.cholesky_ex(add_to_diagonal(K, hair + (trace == 0)))
+    least = 4 * torch.finfo(K.dtype).eps * trace
+    lower, info = torch.linalg.cholesky_ex(add_to_diagonal(K, least + (trace == 0)))
     root: Tensor = torch.where((info == 0)[..., None, None], lower, torch.nan)  # not finite: the step sees it
     return torch.where((trace == 0)[..., None, None], 0.0, root)

@@ -2,21 +2,18 @@
 
 from mukron.params.apply import parametrize
 from mukron.params.errors import ParametrizationError
-from mukron.params.layers import Fans, fans
 from mukron.params.parametrization import ParameterPlan, Parametrization, Scales
 from mukron.params.shapes import BaseParameter, BaseShapes, base_shapes, build_without_memory, plain_width
 
 __all__ = [
     "BaseParameter",
     "BaseShapes",
-    "Fans",
     "ParameterPlan",
     "Parametrization",
     "ParametrizationError",
     "Scales",
     "base_shapes",
     "build_without_memory",
-    "fans",
     "parametrize",
     "plain_width",
 ]

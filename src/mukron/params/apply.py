@@ -90,7 +90,7 @@ def _plan(
         else:
             std = 0.0 if b is None else base.spread.std * math.pow(growth.r_in, -b)
         tied = tuple(alias for alias in entry.uses if alias != name)
-        fallback = any(use is None or use.fallback for use in entry.uses.values())
+        fallback = not entry.preconditioned
         parameters[name] = ParameterPlan(growth, entry.shape, base.base.shape, base.spread.std, std, tied, fallback)
     return replace(plan, parameters=parameters)
 

@@ -8,21 +8,22 @@ from torch import nn
 from torch.nn.parameter import UninitializedParameter
 from torch.optim.swa_utils import AveragedModel
 
+from mukron.layers import Fans, layer_of
 from mukron.params.errors import ParametrizationError
-from mukron.params.layers import Fans, fans
 
 WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel, AveragedModel)
 # Name segments that torch's own wrappers put inside a model, not only around it.
 WRAPPER_SEGMENTS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 
 
-@dataclass(frozen=True)
+@dataclass
 class Found:
     """One parameter of a model, with every place that uses it: more than one if it is tied."""
 
     parameter: nn.Parameter
     uses: dict[str, Fans | None]  # full name there -> its fans, None if the owner's type is not known
     owner: str  # the first owner's type, for messages
+    preconditioned: bool = True  # by second-order methods, at every place that uses it
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -55,7 +56,9 @@ def inventory(model: nn.Module) -> dict[str, Found]:
             if parameter.is_complex():
                 raise ParametrizationError(f'parameter "{name}" is complex; the theory covers real ones')
             _, first = found.setdefault(id(parameter), (name, Found(parameter, {}, type(module).__name__)))
-            first.uses[name] = fans(module, local, tuple(parameter.shape))
+            layer = layer_of(module)
+            first.uses[name] = layer.fans(local, first.shape)
+            first.preconditioned &= layer.preconditions(local)
     return dict(found.values())
 
 

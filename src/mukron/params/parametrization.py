@@ -12,9 +12,9 @@ from typing import Any
 
 from torch import nn
 
+from mukron.layers import Shape
 from mukron.params.errors import ParametrizationError
 from mukron.params.inventory import inventory, unwrap
-from mukron.params.layers import Shape
 from mukron.params.resolve import Growth, check_names
 from mukron.params.storage import Data, check_stamp, damaged, read_json, stamp, write_json
 from mukron.table import Table

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
+from mukron.layers import Fans, Shape
 from mukron.params.errors import ParametrizationError
-from mukron.params.layers import Fans, Shape
 from mukron.theory import Role
 
 ONE = Fraction(1)
@@ -58,7 +58,7 @@ def resolve(name: str, base: Sizes, wider: Sizes, here: Sizes, declared: Role | 
             raise ParametrizationError(
                 f'parameter "{name}" {list(here.shape)}: its owner {owner} is not a known module, so its fan-in and '
                 f'fan-out are not known; declare its role, base_shapes(..., roles={{"{name}": "input"}}) '
-                "(input, hidden, output, vector or scalar), or register the module's fans (mukron.params.fans)"
+                "(input, hidden, output, vector or scalar), or register the module's layer type (mukron.layers.register)"
             )
         growths[use] = _growth(base_fans, wider_fans, here_fans)
         if here_fans.inputs > 1 and growths[use].role is Role.OUTPUT and _growing(base.shape, wider.shape) > 1:
@@ -129,7 +129,7 @@ def _declared_growth(name: str, base: Shape, wider: Shape, here: Shape, role: Ro
         listed = ", ".join(f"dimension {dimension} by {ratio}" for dimension, ratio in ratios.items())
         raise ParametrizationError(
             f'parameter "{name}": declared {role}, which needs one ratio, but its dimensions grow by different ones '
-            f"({listed}); register the fans of the module that owns it instead (mukron.params.fans)"
+            f"({listed}); register the layer type of the module that owns it instead (mukron.layers.register)"
         )
     ratio = ratios[growing[0]]
     return Growth(role, ratio if role.fan_in else ONE, ratio if role.fan_out else ONE)

@@ -15,15 +15,15 @@ import numpy as np
 import torch
 from torch import nn
 
+from mukron.layers import Fans, Shape
 from mukron.params.errors import ParametrizationError
 from mukron.params.initial import Spread, measure
 from mukron.params.inventory import Found, inventory, on_meta
-from mukron.params.layers import Fans, Shape
 from mukron.params.resolve import Sizes, check_names, resolve
 from mukron.params.storage import Data, check_stamp, damaged, read_json, stamp, write_json
 from mukron.theory import Role
 
-KIND, VERSION = "base_shapes", 1
+KIND, VERSION = "base_shapes", 2
 MAX_DRAWS, NUMBERS_TO_DRAW = 8, 4_000_000
 
 Factory = Callable[..., nn.Module]

@@ -9,12 +9,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mukron.curvature.layers.base import Layout, layout
+from mukron.layers.base import BIAS, WEIGHT, Fans, MatrixLayer, Shape, register, vector
 
 PORTION = 2**24  # numbers of a convolution's patches that are held at a time
 
 
-class ConvLayout(Layout):
+@register(nn.Conv1d, nn.Conv2d, nn.Conv3d)
+class ConvLayer(MatrixLayer):
     """Any stride, padding ("same" and circular too), dilation and groups."""
 
     module: nn.Conv1d | nn.Conv2d | nn.Conv3d
@@ -25,8 +26,13 @@ class ConvLayout(Layout):
         self.d_out = module.out_channels // module.groups
         self.d_in = module.in_channels // module.groups * math.prod(module.kernel_size)
 
+    def fans(self, name: str, shape: Shape) -> Fans | None:
+        if name == BIAS:
+            return vector(shape)
+        return Fans(math.prod(shape[1:]), shape[0]) if name == WEIGHT else None  # [out, in / groups, *kernel]
+
     @property
-    def tf32(self) -> bool:
+    def tf32(self) -> bool:  # type: ignore[override]
         try:
             return bool(self.module.weight.is_cuda and torch.backends.cudnn.allow_tf32)
         except RuntimeError:  # it was set in one of torch's other ways
@@ -141,9 +147,3 @@ class ConvLayout(Layout):
 def _batched(x: Tensor, dimensions: int) -> Tensor:
     return x if x.ndim == dimensions + 2 else x.unsqueeze(0)
 
-
-@layout.register(nn.Conv1d)
-@layout.register(nn.Conv2d)
-@layout.register(nn.Conv3d)
-def _(module: nn.Conv1d | nn.Conv2d | nn.Conv3d) -> Layout:
-    return ConvLayout(module)

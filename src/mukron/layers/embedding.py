@@ -1,13 +1,19 @@
-"""Embeddings: a linear layer whose input is one-hot, so that A is diagonal and holds the tokens' frequencies."""
+"""Embeddings: linear layers of one-hot inputs, whose factor A is diagonal and holds the frequencies of the tokens."""
 
 from __future__ import annotations
 
 from torch import Tensor, nn
 
-from mukron.curvature.layers.base import Layout, layout
+from mukron.layers.base import WEIGHT, Fans, Layer, MatrixLayer, Shape, register
 
 
-class EmbeddingLayout(Layout):
+def _fans(name: str, shape: Shape) -> Fans | None:
+    """One row is picked; nothing is summed over the vocabulary."""
+    return Fans(1, shape[1]) if name == WEIGHT else None
+
+
+@register(nn.Embedding)
+class EmbeddingLayer(MatrixLayer):
     """The weight [vocabulary, dimension] is the transpose of a linear layer's."""
 
     one_hot = True
@@ -15,6 +21,9 @@ class EmbeddingLayout(Layout):
     def __init__(self, module: nn.Embedding) -> None:
         super().__init__(module)
         self.d_in, self.d_out = module.num_embeddings, module.embedding_dim
+
+    def fans(self, name: str, shape: Shape) -> Fans | None:
+        return _fans(name, shape)
 
     def inputs(self, x: Tensor) -> Tensor:
         return x.reshape(1, x.shape[0] if x.ndim else 1, -1)
@@ -34,6 +43,9 @@ class EmbeddingLayout(Layout):
         return matrix.squeeze(0).mT
 
 
-@layout.register
-def _(module: nn.Embedding) -> Layout:
-    return EmbeddingLayout(module)
+@register(nn.EmbeddingBag)
+class EmbeddingBagLayer(Layer):
+    """Sums rows of its weight; trained by the fallback rule."""
+
+    def fans(self, name: str, shape: Shape) -> Fans | None:
+        return _fans(name, shape)

@@ -3,7 +3,7 @@
 Rows are samples x outputs, R of them. J [R, d_out d_in] holds every output's derivative by the layer's weight, chi the
 derivative of the summed loss by the outputs. The update of a gradient G (as a vector g) is
 
-    (J^T diag(chi)^2 J / n + rho I)^-1 g  =  (g - J~^T (n rho I + J~ J~^T)^-1 J~ g) / rho,    J~ = diag(chi) J,
+    (J^T diag(chi)^2 J / n + rho I)^-1 g  =  (g - J~^T S J~ g / n) / rho,    J~ = diag(chi) J,   S = (J~ J~^T / n + rho I)^-1
 
 where J~ J~^T = chi chi^T o (delta delta^T) o (h h^T) is formed from inputs and signals, not from J itself. For the
 batch's own gradient, g = J^T chi / n, it is delta diag(chi~) h^T with chi~ = (diag(chi)^2 K + rho)^-1 chi (A.4.3).
@@ -12,27 +12,28 @@ batch's own gradient, g = J^T chi / n, it is delta diag(chi~) h^T with chi~ = (d
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fractions import Fraction
 
 import torch
 from torch import Tensor
 
-from mukron.linalg import Factor, MatrixFactor, factorize
-from mukron.linalg.operators import Operator
-from mukron.precond.kronecker import at_least_rounding
+from mukron.linalg.factors import Factor, MatrixFactor, Operator
+from mukron.linalg.inverses import Inverse
+from mukron.linalg.solvers import Solver
 
 
 @dataclass(frozen=True)
 class JacobianRows(Operator):
     """The prepared update for one layer; acts on G [groups, d_out, d_in].
 
-    h [groups, rows, positions, d_in] and delta [groups, rows, positions, d_out], the errors multiplied into delta;
-    ``lower``: Cholesky factor of n rho I + J~ J~^T.
+    h [groups, rows, positions, d_in] and delta [groups, rows, positions, d_out], the errors multiplied into delta.
     """
 
     h: Tensor
     delta: Tensor
-    lower: Tensor
+    S: Tensor
     rho: Tensor
+    n: float
 
     @property
     def form(self) -> str:
@@ -44,10 +45,9 @@ class JacobianRows(Operator):
     def right(self, G: Tensor) -> Tensor:
         # J~ g, one number a row: delta^T G h, summed over positions and groups
         along = ((self.delta.flatten(1, 2) @ G) * self.h.flatten(1, 2)).sum((0, 2))
-        along = along.reshape(self.h.shape[1:3]).sum(1)
-        inner = torch.cholesky_solve(along[:, None], self.lower)
-        weighted = (self.delta * inner[None, :, :, None]).flatten(1, 2)
-        return (G - weighted.mT @ self.h.flatten(1, 2)) / self.rho
+        inner = self.S[0] @ along.reshape(self.h.shape[1:3]).sum(1)
+        weighted = (self.delta * inner[None, :, None, None]).flatten(1, 2)
+        return (G - weighted.mT @ self.h.flatten(1, 2) / self.n) / self.rho
 
 
 def kernel(h: Tensor, delta: Tensor) -> Tensor:
@@ -71,10 +71,11 @@ class KernelFactor(MatrixFactor):
         super().__init__(kernel(h, delta).unsqueeze(0) / n)
         self.h, self.delta, self.n = h, delta, n
 
-    def operator_at(self, rho: Tensor) -> tuple[Operator, str]:
-        rho = at_least_rounding([({"K": self}, {"K": rho})])[0]["K"]
-        factorization = factorize(self.M[0] * self.n, rho[0] * self.n)
-        return JacobianRows(self.h, self.delta, factorization.lower, factorization.rho / self.n), factorization.rung
+    def double(self) -> Factor:
+        return KernelFactor(self.h.double(), self.delta.double(), self.n)
 
+    def damped(self, rho: Tensor, e: Fraction, solver: Solver) -> tuple[Tensor, Tensor]:
+        return self.M, rho
 
-__all__ = ["Factor", "JacobianRows", "KernelFactor", "kernel"]
+    def operator(self, inverse: Inverse) -> Operator:
+        return JacobianRows(self.h, self.delta, inverse.matrix, inverse.rho, self.n)

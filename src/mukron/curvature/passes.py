@@ -1,0 +1,416 @@
+"""What one forward pass shows of every layer, and how the passes of a step add up.
+
+    H  inputs as rows [groups, N, d_in]     D  the loss's derivatives as rows [groups, N, d_out]
+    A  = sum of h h^T / samples              B  = mean of delta delta^T over rows, delta the Fisher signals
+
+A position whose loss does not depend on the output (padding, an ignored target) counts in neither.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge
+
+from mukron.curvature.fisher import CaptureOptions
+from mukron.curvature.forms import AUTO, MATRIX, as_rows, keeps_halves, rows_wait
+from mukron.layers import MatrixLayer
+from mukron.linalg import DiagonalFactor, Factor, LowRank, MatrixFactor, RowsFactor, products_of
+
+
+class Accumulator:
+    """The sum of x x^T over all rows x, divided by a count: rows while they are few, a matrix once they are many."""
+
+    def __init__(self, d: int, other: int, form: str = AUTO) -> None:
+        self.d, self.other, self.form, self.count = d, other, form, 0
+        self.rows: list[Tensor] = []
+        self.matrix: Tensor | None = None
+
+    def add(self, X: Tensor, count: int) -> None:
+        """X [groups, N, d]."""
+        self.rows.append(X)
+        self.count += count
+        self._settle()
+
+    def add_matrix(self, M: Tensor, count: int) -> None:
+        """The sum of x x^T over rows that were never held together."""
+        self.matrix = M if self.matrix is None else self.matrix + M
+        self.count += count
+        self._settle()
+
+    def merged(self, other: Accumulator) -> Accumulator:
+        total = Accumulator(self.d, self.other, self.form)
+        total.rows, total.count, total.matrix = self.rows + other.rows, self.count + other.count, self.matrix
+        if other.matrix is not None:
+            total.matrix = other.matrix if total.matrix is None else total.matrix + other.matrix
+        total._settle()
+        return total
+
+    def _settle(self) -> None:
+        N = sum([X.shape[-2] for X in self.rows])
+        if self.matrix is not None or not as_rows(N, self.d, self.other, self.form):
+            for X in self.rows:
+                product = torch.bmm(X.mT, X)
+                self.matrix = product if self.matrix is None else self.matrix + product
+            self.rows = []
+
+    def joined(self) -> Tensor:
+        """All rows as one tensor, the same one each time."""
+        if len(self.rows) > 1:
+            self.rows = [torch.cat(self.rows, dim=-2)]
+        return self.rows[0]
+
+    def factor(self, scale: float = 1.0) -> Factor:
+        """``scale`` multiplies every row."""
+        if self.matrix is not None:
+            return MatrixFactor(self.matrix * (scale**2 / self.count))
+        return RowsFactor(self.joined(), self.count / scale**2)
+
+
+class Frequencies:
+    """diag(how often each index came), divided by a count: the factor A of an embedding."""
+
+    def __init__(self, indices: Tensor, weights: Tensor | None, d: int, count: int, dtype: torch.dtype) -> None:
+        weights = None if weights is None else weights.expand(indices.shape).flatten()
+        self.sums = torch.bincount(indices.flatten(), weights, minlength=d).to(dtype).unsqueeze(0)
+        self.count = count
+
+    def merged(self, other: Frequencies) -> Frequencies:
+        total = object.__new__(Frequencies)
+        total.sums, total.count = self.sums + other.sums, self.count + other.count
+        return total
+
+    def factor(self, scale: float = 1.0) -> Factor:
+        return DiagonalFactor(self.sums * (scale**2 / self.count))
+
+
+class Jacobian(NamedTuple):
+    """Every output's derivative by a layer's weight: the sum over positions of signals inputs^T."""
+
+    inputs: Tensor  # [groups, samples, positions, d_in]
+    signals: Tensor  # [groups, samples, outputs, positions, d_out]
+    errors: Tensor  # [samples, outputs], the derivative of the user's loss by the outputs
+
+
+class Halves(NamedTuple):
+    """One pass's gradient of a layer's weight as D^T H."""
+
+    D: Tensor
+    H: Tensor
+    fused: bool  # autograd does not form this gradient: it is not in the weight's ``grad``
+
+
+@dataclass
+class LayerStatistics:
+    """One layer's statistics over the passes of a step."""
+
+    A: Accumulator | Frequencies | None = None
+    B: Accumulator | None = None
+    samples: int = 0
+    rows: float | Tensor = 0  # samples x positions that count
+    halves: list[Halves] = field(default_factory=list)
+    jacobians: list[Jacobian] = field(default_factory=list)
+    rounding: float = 0.0  # of the products that the gradient is made of, where they are coarser than its dtype
+
+    @property
+    def positions(self) -> float | Tensor:
+        """How often a sample uses the weight, on average."""
+        return self.rows / self.samples if self.samples else 1.0
+
+    def gradient(self, fused: bool = False) -> LowRank | None:
+        """The gradient as D^T H, or only the part of it that autograd does not form; None if there is none."""
+        halves = [half for half in self.halves if half.fused] if fused else self.halves
+        if not halves or any([half.D.shape[1] != half.H.shape[1] for half in halves]):
+            return None
+        if len(halves) == 1:
+            return LowRank(halves[0].D, halves[0].H)
+        D, rows = torch.cat([half.D for half in halves], dim=1), [half.H for half in halves]
+        if isinstance(self.A, Accumulator) and [*map(id, self.A.rows)] == [*map(id, rows)]:
+            return LowRank(D, self.A.joined())  # A's own rows: operators made of them know it
+        return LowRank(D, torch.cat(rows, dim=1))
+
+    def merged(self, other: LayerStatistics) -> LayerStatistics:
+        return LayerStatistics(
+            other.A if self.A is None else self.A if other.A is None else self.A.merged(other.A),  # type: ignore[arg-type]
+            other.B if self.B is None else self.B if other.B is None else self.B.merged(other.B),
+            self.samples + other.samples,
+            self.rows + other.rows,
+            self.halves + other.halves,
+            self.jacobians + other.jacobians,
+            max(self.rounding, other.rounding),
+        )
+
+    def double(self) -> LayerStatistics:
+        """The same in float64; rows that are shared stay shared."""
+        cast: dict[int, Tensor] = {}
+
+        def wide(X: Tensor) -> Tensor:
+            return cast.setdefault(id(X), X.double())
+
+        def accumulator(sums: Any) -> Any:
+            if not isinstance(sums, Accumulator):
+                return sums
+            total = Accumulator(sums.d, sums.other, sums.form)
+            total.rows, total.count = [wide(X) for X in sums.rows], sums.count
+            total.matrix = None if sums.matrix is None else sums.matrix.double()
+            return total
+
+        return replace(
+            self,
+            A=accumulator(self.A),
+            B=accumulator(self.B),
+            halves=[Halves(wide(half.D), wide(half.H), half.fused) for half in self.halves],
+            jacobians=[Jacobian(*(X.double() for X in jacobian)) for jacobian in self.jacobians],
+        )
+
+
+@dataclass
+class LayerPass:
+    """One layer in one forward pass.
+
+    Attributes:
+        layer: Its type's layout.
+        input: What it got; None once its statistics are made.
+        version: Of the input, when the layer used it.
+        made: The model itself made the input. What the user passed in may be overwritten before the step.
+        edge: Where the derivative by the layer's output arrives; None: there is none, or it is the model's own output.
+        is_output: The layer's output is the model's output.
+        fused: Autograd is to form no gradient of the weight.
+        statistics: What was made of it.
+        rows: H, where D^T H is wanted.
+        delta: The derivative of the user's loss by the layer's output.
+        probe: H v, while uses of the weight are checked.
+        along: D^T H v.
+        waits: Rows are made when the step wants them.
+    """
+
+    layer: MatrixLayer
+    input: Tensor | None
+    version: int
+    made: bool
+    edge: GradientEdge | None
+    is_output: bool = False
+    fused: bool = False
+    statistics: LayerStatistics = field(default_factory=LayerStatistics)
+    rows: Tensor | None = None
+    delta: Tensor | None = None
+    probe: Tensor | None = None
+    along: Tensor | None = None
+    waits: bool = False
+
+    def check(self, name: str) -> None:
+        if self.input is not None and self.input._version != self.version:
+            raise RuntimeError(f'the input of layer "{name}" was changed in place after the layer had used it')
+
+
+@dataclass
+class Pass:
+    """One forward pass of the model, from the moment that the user's backward pass reaches its output.
+
+    Attributes:
+        samples: Of the batch.
+        layers: By name, those that ran.
+        options: What is measured.
+        due: Factors of this pass are wanted, not only D and H.
+        checked: Uses of weights are checked in this pass, for which fused weights get their gradient all the same.
+        double: Layers whose statistics are made in float64.
+        weights: [samples, positions] of the output, zero where the loss ignores it; None: every position counts.
+        errors: The loss's derivative by the model's output; None: not differentiated yet.
+        over: A step has used it, or its gradients were thrown away.
+    """
+
+    samples: int
+    layers: dict[str, LayerPass]
+    options: CaptureOptions
+    due: bool
+    checked: bool
+    double: frozenset[str] = frozenset()
+    weights: Tensor | None = None
+    errors: Tensor | None = None
+    over: bool = False
+
+    def clear(self) -> None:
+        self.over = True
+        self.layers.clear()
+
+    # Inputs.
+
+    def add_inputs(self, name: str, may_wait: bool = True) -> None:
+        """Make what is wanted of a layer's inputs: A, the rows H, and H v while uses are checked."""
+        this = self.layers[name]
+        layer, x = this.layer, this.input
+        assert x is not None
+        N, fresh, expands = layer.row_count(x), self.due and self.options.inputs, self.options.sharing == "expand"
+        if self.checked and this.probe is None:
+            this.probe = self._probed(layer, x)
+        halves = this.fused or not fresh or N is None or self._keeps_halves(layer, N)
+        gram_alone = fresh and expands and not halves and self.weights is None
+        if may_wait and expands and this.made and N is not None and not gram_alone:
+            this.waits = rows_wait(N, layer.d_in, layer.groups, x.numel())
+            if this.waits:
+                return
+        this.waits, this.input = False, None
+        with products_of(layer.tf32):
+            if layer.one_hot:
+                self._add_indices(this, x)
+            elif gram_alone and N is not None:
+                this.statistics.samples, this.statistics.rows = self.samples, N
+                this.statistics.A = Accumulator(layer.d_in, layer.d_out, MATRIX)
+                this.statistics.A.add_matrix(layer.gram(self._precise(x, name)), self.samples)
+            else:
+                self._add_rows(this, self._precise(x if this.made else x.clone(), name), fresh, halves)
+
+    def _keeps_halves(self, layer: MatrixLayer, N: int) -> bool:
+        return keeps_halves(N, layer.d_in, layer.d_out, self.options.form, self.options.signals)
+
+    def _add_indices(self, this: LayerPass, x: Tensor) -> None:
+        layer, indices = this.layer, this.layer.inputs(x)
+        weights = self._row_weights(indices.shape[1:3])
+        self._count(this.statistics, indices.numel(), weights)
+        if weights is not None:
+            weights = weights * (self.samples / self._samples_that_count())
+        this.statistics.A = Frequencies(indices, weights, layer.d_in, self.samples, _dtype_of(layer))
+
+    def _add_rows(self, this: LayerPass, x: Tensor, fresh: bool, halves: bool) -> None:
+        layer, statistics, reduces = this.layer, this.statistics, self.options.sharing == "reduce"
+        if reduces and not halves and len(x) == self.samples and self.weights is None:  # patches a portion at a time
+            rows = torch.cat([unfolded(layer.inputs(part), len(part)).mean(2) for part in layer.portions(x)], dim=1)
+        else:
+            H = unfolded(layer.inputs(x), self.samples)
+            weighted = self._weighted(H)
+            rows = weighted.mean(2) if reduces else weighted.flatten(1, 2)
+            if halves:
+                H = H if this.fused or reduces else weighted  # ignored rows have no part in D^T H
+                this.rows = rows if H is weighted and not reduces else H.flatten(1, 2)
+        if fresh:
+            self._count(statistics, rows.shape[1], self._row_weights(H.shape[1:3]) if self.weights is not None else None)
+            statistics.A = Accumulator(layer.d_in, layer.d_out, self.options.form)
+            statistics.A.add(rows, self.samples)
+
+    def _count(self, statistics: LayerStatistics, rows: int, weights: Tensor | None) -> None:
+        statistics.samples, statistics.rows = self.samples, rows
+        if weights is not None and self.options.sharing == "expand":
+            used = weights.sum() * (rows / weights.numel())
+            statistics.rows = (used * self.samples / self._samples_that_count()).clamp_min(1.0)
+
+    def _probed(self, layer: MatrixLayer, x: Tensor) -> Tensor:
+        dtype = _dtype_of(layer) if layer.one_hot else precise(x[:0]).dtype
+        return layer.along(x if layer.one_hot else precise(x), probe(layer.d_in, dtype, x.device))
+
+    # Signals.
+
+    def add_signals(self, name: str, delta: Tensor, draw: int = 0) -> None:
+        """Fisher signals of a layer. Every draw adds rows, but samples and positions count once."""
+        layer, statistics = self.layers[name].layer, self.layers[name].statistics
+        D = unfolded(self._precise(layer.signals(delta.detach()), name), self.samples)
+        if self.weights is not None:
+            D = self._weighted(D, mean=True)
+            if self.options.empirical:  # a mean loss is one over the samples that count
+                D = D * (self._samples_that_count() / self.samples).to(D.dtype)
+        if self.options.sharing == "reduce" and not layer.one_hot:  # a diagonal A has expanded its positions
+            D = D.sum(2, keepdim=True)
+        if statistics.B is None:
+            statistics.B = Accumulator(layer.d_out, layer.d_in, self.options.form)
+        with products_of(layer.tf32):
+            statistics.B.add(D.flatten(1, 2), D.shape[1] * D.shape[2] if draw == 0 else 0)
+
+    def add_delta(self, name: str, delta: Tensor) -> None:
+        """The loss's own derivative by a layer's output, in the user's backward pass."""
+        this = self.layers.get(name)
+        if this is None or self.over:
+            return
+        delta = delta.detach()
+        if this.probe is not None:
+            along = precise(this.layer.signals(delta)).flatten(1, 2).mT @ this.probe
+            this.along = along if this.along is None else this.along + along
+        if self.options.empirical or this.rows is not None or this.waits:
+            this.delta = delta if this.delta is None else this.delta + delta
+
+    def add_jacobian(self, name: str, deltas: list[Tensor]) -> None:
+        """Every output's derivative by a layer's output."""
+        this = self.layers[name]
+        layer, x = this.layer, this.input
+        assert x is not None
+        assert self.errors is not None
+        signals = [unfolded(precise(layer.signals(delta)), self.samples) for delta in deltas]
+        H = layer.inputs(x)
+        if layer.one_hot:
+            H = torch.nn.functional.one_hot(H, layer.d_in).to(signals[0].dtype)
+        H, S = unfolded(precise(H), self.samples), torch.stack(signals, dim=2)
+        this.statistics.jacobians, this.input = [Jacobian(H, S, self.errors)], None
+        this.statistics.samples, this.statistics.rows = self.samples, H.shape[1] * H.shape[2]
+
+    def finish(self, name: str) -> LayerStatistics:
+        """A layer's statistics, with what had to wait for the end of the user's backward pass."""
+        this = self.layers[name]
+        if this.waits:
+            this.check(name)
+            self.add_inputs(name, may_wait=False)
+        statistics, delta, this.delta = this.statistics, this.delta, None
+        if delta is None:
+            return statistics
+        if delta.dtype in (torch.float16, torch.bfloat16):
+            statistics.rounding = torch.finfo(delta.dtype).eps
+        delta = self._precise(delta, name)
+        if this.rows is not None:
+            D = unfolded(this.layer.signals(delta), self.samples).flatten(1, 2)
+            statistics.halves.append(Halves(D, this.rows, this.fused and not self.checked))
+        if self.options.empirical and statistics.A is not None:
+            self.add_signals(name, delta)
+        return statistics
+
+    # Which positions count.
+
+    def _samples_that_count(self) -> Tensor:
+        assert self.weights is not None
+        return self.weights.amax(1).sum().clamp_min(1.0)
+
+    def _row_weights(self, shape: tuple[int, ...]) -> Tensor | None:
+        """[samples, positions] for rows of a layer: the output's, or one a sample where the layer's positions differ."""
+        if self.weights is None or shape[0] != self.samples:
+            return None
+        return self.weights if shape[1] == self.weights.shape[1] else self.weights.amax(1, keepdim=True)
+
+    def _weighted(self, X: Tensor, mean: bool = False) -> Tensor:
+        """Rows X [groups, samples, positions, d] with ignored ones at zero, and samples that count as all of them.
+
+        mean: rows that count stand for all rows.
+        """
+        weights = self._row_weights(X.shape[1:3])
+        if weights is None:
+            return X
+        total = weights.numel() / weights.sum().clamp_min(1.0) if mean else self.samples / self._samples_that_count()
+        return X * (weights * total.sqrt()).to(X.dtype)[None, :, :, None]
+
+    def _precise(self, x: Tensor, name: str) -> Tensor:
+        return x.double() if name in self.double else precise(x)
+
+
+def _dtype_of(layer: MatrixLayer) -> torch.dtype:
+    return precise(next(layer.module.parameters())[:0]).dtype
+
+
+def unfolded(X: Tensor, samples: int) -> Tensor:
+    """[groups, samples, positions, d], also where the model put positions first or folded them into the samples."""
+    if X.shape[1] == samples:
+        return X
+    if X.shape[2] == samples:
+        return X.transpose(1, 2)
+    rows = X.shape[1] * X.shape[2]
+    return X.reshape(X.shape[0], samples, rows // samples, X.shape[3]) if rows % samples == 0 else X
+
+
+def precise(x: Tensor) -> Tensor:
+    """Statistics are float32 at least."""
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+@lru_cache(maxsize=64)
+def probe(d: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A random vector [d, 1], the same each time."""
+    generator = torch.Generator("cpu").manual_seed(d)
+    return torch.randn(d, 1, generator=generator, dtype=torch.float64, device="cpu").to(device, dtype)

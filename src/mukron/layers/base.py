@@ -1,0 +1,214 @@
+"""What mukron knows of a layer type: one class a type, for muP (fans) and for curvature (a layout as matrices).
+
+A class for a new type derives from one of two bases and registers itself:
+
+* ``Layer``: its parameters have fans, so muP can scale them; they are trained by the fallback rule.
+* ``MatrixLayer``: it has a layout too, so that second-order methods precondition its weight and bias.
+
+The layout that everything else knows:
+
+    inputs   H      [groups, samples, positions, d_in]    what the layer's weight multiplies
+    signals  delta  [groups, samples, positions, d_out]   derivatives by the layer's output u = W h
+    matrix   G      [groups, d_out, d_in]                 the weight, or its gradient
+
+Positions share one weight within a sample: the tokens of a sequence, the pixels of an image. Groups are those of a
+grouped convolution, each with its own factors; every other layer has one.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from functools import reduce
+from operator import iadd
+from typing import ClassVar, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+Shape = tuple[int, ...]
+WEIGHT, BIAS = "weight", "bias"
+
+
+class Fans(NamedTuple):
+    """The fan-in and fan-out of one parameter: how many numbers are summed into one output unit, and how many units.
+
+    A shape alone does not say which side is which: a transposed convolution stores them the other way round, and an
+    embedding picks a row instead of summing over its vocabulary.
+
+    Attributes:
+        fan_in: Numbers that are summed into one unit of the layer's output.
+        fan_out: Units of the layer's output.
+        vector: True for a bias or gain, which has one number a unit and no sum.
+        inputs: How many inputs are multiplied before the sum (2 for a bilinear layer).
+
+    Example:
+        >>> Fans(fan_in=64, fan_out=10)
+        Fans(fan_in=64, fan_out=10, vector=False, inputs=1)
+    """
+
+    fan_in: int
+    fan_out: int
+    vector: bool = False
+    inputs: int = 1
+
+
+def vector(shape: Shape) -> Fans:
+    """The fans of a bias or gain."""
+    return Fans(1, math.prod(shape), vector=True)
+
+
+class Layer:
+    """A module whose parameters muP can scale. Second-order methods leave them to the fallback rule.
+
+    This base class stands for a module of unknown type, with bare parameters: it knows the fans of none of them.
+
+    Args:
+        module: The module itself.
+
+    Example:
+        >>> @register(nn.PReLU)
+        ... class Slope(Layer):
+        ...     def fans(self, name, shape):
+        ...         return vector(shape) if name == "weight" else None
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+
+    def fans(self, name: str, shape: Shape) -> Fans | None:
+        """The fans of the module's own parameter ``name``; None if they are not known, and must be declared."""
+        return None
+
+    def preconditions(self, name: str) -> bool:
+        """Whether second-order methods precondition the parameter ``name``."""
+        return False
+
+
+class MatrixLayer(Layer, ABC):
+    """A layer u = W h whose weight and bias second-order methods precondition.
+
+    Subclasses set ``d_in``, ``d_out`` and, if they have any, ``groups`` in ``__init__``.
+
+    Attributes:
+        d_in: Size of the factor of the layer's inputs.
+        d_out: Size of the factor of its output's derivatives.
+        groups: Number of independent weight matrices.
+        one_hot: True if inputs are indices: A is diagonal, and ``inputs`` returns [groups, samples, positions].
+        tf32: True if the layer's float32 products on a GPU use TF32 although torch's matrix products do not.
+
+    Example:
+        >>> layer = layer_of(nn.Linear(3, 2))
+        >>> layer.inputs(torch.zeros(5, 4, 3)).shape
+        torch.Size([1, 5, 4, 3])
+    """
+
+    d_in: int
+    d_out: int
+    groups: int = 1
+    one_hot: ClassVar[bool] = False
+    tf32: bool = False
+
+    @abstractmethod
+    def fans(self, name: str, shape: Shape) -> Fans | None:
+        """The fans of ``weight`` and ``bias``."""
+
+    @abstractmethod
+    def inputs(self, x: Tensor) -> Tensor:
+        """The layer's input as rows, [groups, samples, positions, d_in]."""
+
+    @abstractmethod
+    def signals(self, delta: Tensor) -> Tensor:
+        """A derivative by the layer's output as rows, [groups, samples, positions, d_out]."""
+
+    @abstractmethod
+    def matrix(self, weight: Tensor) -> Tensor:
+        """The weight, or a tensor of its shape, as matrices [groups, d_out, d_in]; a view where possible."""
+
+    @abstractmethod
+    def weight(self, matrix: Tensor) -> Tensor:
+        """The inverse of ``matrix``."""
+
+    def preconditions(self, name: str) -> bool:
+        return name in (WEIGHT, BIAS)
+
+    def block(self, name: str, values: Tensor) -> Tensor:
+        """The weight or the bias as matrices; a bias has one column."""
+        return self.matrix(values) if name == WEIGHT else values.reshape(self.groups, self.d_out, 1)
+
+    def values(self, name: str, matrix: Tensor) -> Tensor:
+        """The inverse of ``block``."""
+        return self.weight(matrix) if name == WEIGHT else matrix.reshape(-1)
+
+    def row_count(self, x: Tensor) -> int | None:
+        """Samples times positions, from the shape of the layer's input; None if it cannot be known."""
+        return None
+
+    def portions(self, x: Tensor) -> Sequence[Tensor]:
+        """The layer's input in parts along the samples, small enough for ``inputs`` to hold their rows at once."""
+        return [x]
+
+    def gram(self, x: Tensor) -> Tensor:
+        """The sum of h h^T over all rows, [groups, d_in, d_in]."""
+        return reduce(iadd, (H.mT @ H for H in self._rows(x)))
+
+    def along(self, x: Tensor, v: Tensor) -> Tensor:
+        """H v for every row, [groups, rows, 1]."""
+        return torch.cat([H @ v for H in self._rows(x)], dim=1)
+
+    def _rows(self, x: Tensor) -> Iterator[Tensor]:
+        return (self.inputs(part).flatten(1, 2) for part in self.portions(x))
+
+
+L = TypeVar("L", bound=type[Layer])
+_registry: dict[type[nn.Module], type[Layer]] = {}
+
+
+def register(*types: type[nn.Module]) -> Callable[[L], L]:
+    """A class decorator: modules of these types, and of types derived from them, are described by the class.
+
+    Args:
+        *types: Module classes.
+
+    Returns:
+        The decorator. It raises a TypeError for a class that has a layout but lacks a part of it.
+
+    Example:
+        >>> class Scale(nn.Module):
+        ...     def __init__(self, width):
+        ...         super().__init__()
+        ...         self.gain = nn.Parameter(torch.ones(width))
+        >>> @register(Scale)
+        ... class ScaleLayer(Layer):
+        ...     def fans(self, name, shape):
+        ...         return vector(shape)
+        >>> layer_of(Scale(4)).fans("gain", (4,))
+        Fans(fan_in=1, fan_out=4, vector=True, inputs=1)
+    """
+
+    def decorate(cls: L) -> L:
+        if inspect.isabstract(cls):
+            missing = ", ".join(sorted(getattr(cls, "__abstractmethods__", ())))
+            raise TypeError(f"{cls.__name__} must also define {missing}: fans and layout of a layer belong together")
+        _registry.update(dict.fromkeys(types, cls))
+        return cls
+
+    return decorate
+
+
+def layer_of(module: nn.Module) -> Layer:
+    """What is known of a module; a plain ``Layer``, which knows nothing, if its type is not registered.
+
+    Args:
+        module: Any module.
+
+    Example:
+        >>> type(layer_of(nn.Linear(3, 2))).__name__
+        'LinearLayer'
+        >>> layer_of(nn.ReLU()).preconditions("weight")
+        False
+    """
+    known = next((_registry[kind] for kind in type(module).__mro__ if kind in _registry), Layer)
+    return known(module)

@@ -1,0 +1,64 @@
+"""Linear layers with any leading dimensions."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
+
+from mukron.layers.base import BIAS, WEIGHT, Fans, Layer, MatrixLayer, Shape, register, vector
+
+
+@register(nn.Linear)
+class LinearLayer(MatrixLayer):
+    """x [samples, ..., d_in]: the dimensions between samples and features are positions."""
+
+    def __init__(self, module: nn.Linear) -> None:
+        super().__init__(module)
+        self.d_in, self.d_out = module.in_features, module.out_features
+
+    def fans(self, name: str, shape: Shape) -> Fans | None:
+        return linear_fans(name, shape)
+
+    def inputs(self, x: Tensor) -> Tensor:
+        return _with_positions(x)
+
+    def signals(self, delta: Tensor) -> Tensor:
+        return _with_positions(delta)
+
+    def row_count(self, x: Tensor) -> int:
+        return x.numel() // self.d_in
+
+    def matrix(self, weight: Tensor) -> Tensor:
+        return weight.unsqueeze(0)
+
+    def weight(self, matrix: Tensor) -> Tensor:
+        return matrix.squeeze(0)
+
+    def block(self, name: str, values: Tensor) -> Tensor:
+        return values.unsqueeze(0) if name == WEIGHT else values[None, :, None]
+
+    def values(self, name: str, matrix: Tensor) -> Tensor:
+        return matrix.squeeze(0) if name == WEIGHT else matrix[0, :, 0]
+
+
+def linear_fans(name: str, shape: Shape) -> Fans | None:
+    """The fans of a weight [out, in] and its bias."""
+    if name == BIAS:
+        return vector(shape)
+    return Fans(shape[1], shape[0]) if name == WEIGHT else None
+
+
+def _with_positions(x: Tensor) -> Tensor:
+    if x.ndim == 2:
+        return x[None, :, None]
+    if x.ndim == 1:
+        x = x.unsqueeze(0)
+    return x.reshape(1, x.shape[0], -1, x.shape[-1])
+
+
+@register(NonDynamicallyQuantizableLinear)
+class AttentionOutput(Layer):
+    """The output projection of MultiheadAttention, which uses its weight without calling it: no forward pass is seen."""
+
+    def fans(self, name: str, shape: Shape) -> Fans | None:
+        return linear_fans(name, shape)

@@ -1,0 +1,65 @@
+"""Modules whose parameters muP scales and the fallback rule trains: norms, attention, recurrent and bilinear layers."""
+
+from __future__ import annotations
+
+import math
+
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.conv import _ConvTransposeNd
+
+from mukron.layers.base import BIAS, WEIGHT, Fans, Layer, Shape, register, vector
+
+
+@register(_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.PReLU)
+class Gain(Layer):
+    """Norms (batch and instance norm too) and learned slopes: one number a unit."""
+
+    def fans(self, name: str, shape: Shape) -> Fans | None:
+        return vector(shape) if name in (WEIGHT, BIAS) else None
+
+
+@register(nn.MultiheadAttention)
+class Attention(Layer):
+    """The fused projection ``in_proj_weight`` stacks q, k and v, [3 embed, embed]."""
+
+    module: nn.MultiheadAttention
+
+    def fans(self, name: str, shape: Shape) -> Fans | None:
+        if name in ("in_proj_bias", "bias_k", "bias_v"):
+            return vector(shape)
+        return Fans(shape[1], self.module.embed_dim) if name.endswith("_proj_weight") else None
+
+
+@register(nn.RNNBase, nn.RNNCellBase)
+class Recurrent(Layer):
+    """``weight_ih``, ``weight_hh`` and ``weight_hr``, each [gates x hidden, input]."""
+
+    def fans(self, name: str, shape: Shape) -> Fans | None:
+        if name.startswith("bias_"):
+            return vector(shape)
+        return Fans(shape[1], shape[0]) if name.startswith("weight_") else None
+
+
+@register(nn.Bilinear)
+class BilinearLayer(Layer):
+    """Sums over the product of two inputs."""
+
+    def fans(self, name: str, shape: Shape) -> Fans | None:
+        if name == BIAS:
+            return vector(shape)
+        return Fans(shape[1] * shape[2], shape[0], inputs=2) if name == WEIGHT else None
+
+
+@register(_ConvTransposeNd)
+class TransposedConv(Layer):
+    """The weight is [in, out / groups, *kernel]."""
+
+    module: _ConvTransposeNd
+
+    def fans(self, name: str, shape: Shape) -> Fans | None:
+        if name == BIAS:
+            return vector(shape)
+        groups = self.module.groups
+        fan_in = shape[0] // groups * math.prod(shape[2:])
+        return Fans(fan_in, shape[1] * groups) if name == WEIGHT else None

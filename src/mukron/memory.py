@@ -1,0 +1,130 @@
+"""What a factor remembers: this batch only, a moving average, a sum, or a window of batches.
+
+A memory says how old and new statistics are weighted, and nothing about the form in which a factor is held.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from mukron.linalg import Factor, State
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Base of all memories."""
+
+    keeps: ClassVar[bool] = True  # something of one step is used in the next
+    averages: ClassVar[bool] = True  # batches of any age are mixed, which only a matrix can hold
+
+    def weights(self, updates: int) -> tuple[float, float]:
+        """By how much the kept statistic and the new one count at the update with this number, from 1."""
+        return 0.0, 1.0
+
+    def update(self, kept: State, factor: Factor) -> Factor:
+        """What is remembered once this batch's factor has come; ``kept`` is brought up to date."""
+        kept["updates"] = kept.get("updates", 0) + 1
+        return factor.mix(kept, *self.weights(kept["updates"]))
+
+    @staticmethod
+    def of(memory: Memory | str) -> Memory:
+        """A memory from its value or its text: "batch", "sum", "ema:0.95" or "window:4"."""
+        return memory if isinstance(memory, Memory) else parse_memory(memory)
+
+
+@dataclass(frozen=True)
+class Batch(Memory):
+    """This batch alone.
+
+    Example:
+        >>> Batch()
+        Batch()
+    """
+
+    keeps: ClassVar[bool] = False
+    averages: ClassVar[bool] = False
+
+
+@dataclass(frozen=True)
+class EMA(Memory):
+    """Exponential moving average, M <- decay M + (1 - decay) M_batch, corrected for its start at zero.
+
+    Attributes:
+        decay: Weight of the past, from 0 to below 1.
+
+    Example:
+        >>> EMA(0.9)
+        EMA(decay=0.9)
+    """
+
+    decay: float = 0.95
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.decay < 1:
+            raise ValueError(f"EMA's decay must lie in [0, 1), got {self.decay}")
+
+    def weights(self, updates: int) -> tuple[float, float]:
+        new = (1 - self.decay) / (1 - self.decay**updates)
+        return 1 - new, new
+
+
+@dataclass(frozen=True)
+class Sum(Memory):
+    """The sum of all batches so far (Shampoo's own).
+
+    Example:
+        >>> Sum()
+        Sum()
+    """
+
+    def weights(self, updates: int) -> tuple[float, float]:
+        return 1.0, 1.0
+
+
+@dataclass(frozen=True)
+class Window(Memory):
+    """The mean of the last batches, kept as rows: no matrix of the layer's size.
+
+    Attributes:
+        batches: How many batches are kept.
+
+    Example:
+        >>> Window(batches=2)
+        Window(batches=2)
+    """
+
+    averages: ClassVar[bool] = False
+    batches: int = 4
+
+    def __post_init__(self) -> None:
+        if self.batches < 1:
+            raise ValueError(f"a window holds at least one batch, got {self.batches}")
+
+    def update(self, kept: State, factor: Factor) -> Factor:
+        return factor.append(kept, self.batches)
+
+
+def parse_memory(text: str) -> Memory:
+    """A memory from text.
+
+    Args:
+        text: "batch", "sum", "ema:DECAY" or "window:BATCHES"; the numbers may be left out.
+
+    Returns:
+        The memory.
+
+    Raises:
+        ValueError: The text names no memory, or its number cannot be.
+
+    Example:
+        >>> parse_memory("ema:0.9")
+        EMA(decay=0.9)
+    """
+    name, _, number = str(text).strip().lower().partition(":")
+    kinds: dict[str, type[Memory]] = {"batch": Batch, "sum": Sum, "ema": EMA, "window": Window}
+    if name not in kinds or (number and name in ("batch", "sum")):
+        raise ValueError(f"unknown memory {text!r}; known: batch, sum, ema:DECAY, window:BATCHES")
+    if not number:
+        return kinds[name]()
+    return EMA(float(number)) if name == "ema" else Window(int(number))

@@ -1,0 +1,261 @@
+"""From a gradient to the direction of a step: gradient -> (momentum before) -> precondition -> trust (graft, clip).
+
+    G    the gradient of one block as matrices [groups, d_out, d_in], or as D^T H
+    P    prepared operators, one a side: W <- W - eta P_out G P_in
+
+Tensors may have a leading run dimension in place of groups: a stack of runs uses ``prepare`` and ``apply`` as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from mukron.curvature import probe
+from mukron.layers import WEIGHT
+from mukron.linalg import Factor, FactorizationError, Inverse, LowRank, Operator, Solver, attempt, invert, products_of
+from mukron.optim.guards import proportion
+from mukron.optim.options import AdamStep, StepRule
+from mukron.optim.table import LayerEntry, ParameterEntry
+from mukron.optim.update import Move
+
+if TYPE_CHECKING:
+    from mukron.optim.optimizer import SecondOrder
+    from mukron.optim.transaction import Transaction
+
+Factors = tuple[Mapping[str, Factor], Mapping[str, Tensor]]  # of one block, and the damping of each
+Prepared = tuple[dict[str, Operator], dict[str, str]]  # operators, and by factor how it was rescued
+OUT_SIDE, IN_SIDE = ("B", "L"), ("A", "R", "K")  # factors of the layer's output and of its input
+
+
+def directions(optimizer: SecondOrder, step: Transaction) -> dict[str, Move]:
+    """What to subtract from every parameter that has a gradient, by name, before its learning rate."""
+    moves: dict[str, Move] = {}
+    products: list[tuple[float, Tensor]] = []
+    graft, kl_clip = optimizer.options.graft, optimizer.options.kl_clip
+    for layer in step.ready:
+        with products_of(layer.layer.tf32):
+            for block, entry in layer.blocks.items():
+                raw = whole_gradient(step, layer, block, entry)
+                if raw is None:
+                    continue
+                G = block_gradient(step, layer, block, entry, raw)
+                move = optimizer.precondition(layer, block, G, step)
+                if isinstance(move, LowRank) and optimizer.adds_products(entry, move):
+                    moves[entry.name] = move
+                    continue
+                matrix = move.matrix() if isinstance(move, LowRank) else move
+                if graft is not None:
+                    other = _by_rule(step, graft, entry, layer.layer.values(block, dense(raw)), dense(G))
+                    matrix = matrix * (other.norm() / matrix.norm().clamp_min(1e-30))
+                if kl_clip is not None:
+                    products.append(((entry.base_rate * entry.scale) ** 2, (matrix * dense(G)).sum()))
+                moves[entry.name] = layer.layer.values(block, matrix)
+    if kl_clip is not None and products:
+        # nu = min(1, sqrt(kappa / sum of eta^2 <direction, gradient>))  (Grosse and Martens 2016)
+        total = torch.stack([rate * product.double() for rate, product in products]).sum()
+        nu = (kl_clip / total.clamp_min(1e-30)).sqrt().clamp_max(1.0)
+        moves = {name: nu.to(move.dtype) * move for name, move in moves.items() if isinstance(move, Tensor)}
+    for entry in optimizer.entries.values():
+        if not entry.preconditioned and entry.parameter.grad is not None:
+            G = averaged = plain_gradient(entry)
+            if on_gradient(entry) and not isinstance(optimizer.options.fallback, AdamStep):
+                averaged = _averaged(step, entry, G)
+            moves[entry.name] = _by_rule(step, optimizer.options.fallback, entry, G, averaged)
+    return moves
+
+
+# The gradient.
+
+
+def plain_gradient(entry: ParameterEntry) -> Tensor:
+    """The gradient to descend, in the precision of the curvature; coupled weight decay is part of it."""
+    G, group = entry.parameter.grad, entry.group
+    assert G is not None
+    if G.is_sparse:
+        raise ValueError(f'parameter "{entry.name}" has a sparse gradient; build it with sparse=False')
+    G = G.float() if G.dtype in (torch.float16, torch.bfloat16) else G
+    if group["maximize"]:
+        G = -G
+    if group["weight_decay"] and not group["decoupled"]:
+        G = G + group["weight_decay"] * entry.parameter.to(G.dtype)
+    return G
+
+
+def whole_gradient(step: Transaction, layer: LayerEntry, block: str, entry: ParameterEntry) -> Move | None:
+    """The gradient of a block as matrices, or as D^T H where autograd did not form it; None: there is none."""
+    G = None if entry.parameter.grad is None else layer.layer.block(block, plain_gradient(entry))
+    statistics = step.statistics.get(layer.name)
+    own = statistics.gradient(fused=True) if statistics is not None and block == WEIGHT else None
+    if own is None:
+        return G
+    if entry.group["maximize"]:
+        own = LowRank(-own.D, own.H)
+    if G is not None:  # a penalty in the loss reaches the weight beside its layer
+        return G + own.matrix().to(G.dtype)
+    if entry.group["weight_decay"] and not entry.group["decoupled"]:
+        W = layer.layer.block(block, entry.parameter.to(own.D.dtype))
+        return own.matrix().add(W, alpha=entry.group["weight_decay"])
+    return own
+
+
+def on_gradient(entry: ParameterEntry) -> bool:
+    """Whether momentum is on the gradient, before it is preconditioned."""
+    return bool(entry.group["momentum"]) and entry.group["momentum_on"] == "gradient"
+
+
+def block_gradient(step: Transaction, layer: LayerEntry, block: str, entry: ParameterEntry, raw: Move) -> Move:
+    """What is preconditioned: the gradient or its average, as D^T H where that is known and keeps more digits."""
+    G = raw
+    if on_gradient(entry):
+        G = _averaged(step, entry, dense(raw))
+        step.applied_dense.add(layer.name)
+    elif isinstance(raw, Tensor) and block == WEIGHT:
+        G = _as_product(step, layer, raw)
+    if layer.name in step.double and isinstance(G, Tensor):
+        G = G.double()
+    return G
+
+
+def _as_product(step: Transaction, layer: LayerEntry, G: Tensor) -> Move:
+    """G as D^T H from this batch's signals and inputs, as long as it still is that.
+
+    Whoever changed the gradient since by a mere factor (clipping, unscaling) is followed. Any other change, down to
+    rounding, is seen in what G does to a random vector, once the step reads its numbers; then G itself is used.
+    """
+    statistics = step.statistics.get(layer.name)
+    own = statistics.gradient() if statistics is not None and step.uses_products else None
+    if own is None or layer.name in step.altered:
+        step.applied_dense.add(layer.name)
+        return G
+    v = probe(own.H.shape[2], own.H.dtype, G.device)
+    factor, off = proportion(own.D.mT @ (own.H @ v), G.to(v.dtype) @ v)
+    step.offsets[layer.name] = off
+    return LowRank(factor * own.D, own.H)
+
+
+def _averaged(step: Transaction, entry: ParameterEntry, G: Tensor) -> Tensor:
+    """m <- beta m + (1 - beta) G, divided by 1 - beta^t."""
+    beta, state = entry.group["momentum"], step.state_of(entry.parameter)
+    old = state.get("gradient_average")
+    m = G * (1 - beta) if old is None else old.lerp(G, 1 - beta)
+    weight = (1 - beta) + beta * state.get("gradient_weight", 0.0)  # 1 - beta^t, for a beta that schedulers may move
+    step.stage(entry.parameter, gradient_average=m, gradient_weight=weight)
+    return m / weight
+
+
+def dense(G: Move) -> Tensor:
+    return G.matrix() if isinstance(G, LowRank) else G
+
+
+def _by_rule(step: Transaction, rule: StepRule, entry: ParameterEntry, G: Tensor, averaged: Tensor) -> Tensor:
+    """The step of a fallback rule, or of the rule that sets a grafted step's length. Adam averages for itself."""
+    if not isinstance(rule, AdamStep):
+        return averaged
+    direction, moments = rule.direction(step.state_of(entry.parameter), G)
+    step.stage(entry.parameter, **moments)
+    return direction
+
+
+# Preconditioning: prepared once, applied often.
+
+
+def prepare(
+    blocks: Sequence[Factors], powers: Sequence[Mapping[str, Fraction]], solver: Solver, rescue: bool = True
+) -> tuple[list[Prepared | FactorizationError], list[Tensor]]:
+    """(X + rho_X I)^-e for every factor X of many blocks. Inverses are made for all blocks at once.
+
+    rescue: look at how the inverses came out, and rescue those that failed. Without it nothing is read from the device,
+    and the caller has to see that the numbers returned are finite.
+    """
+    wanted = {
+        (number, name): damped
+        for number, (factors, rho) in enumerate(blocks)
+        for name, factor in factors.items()
+        if (damped := factor.damped(rho[name], powers[number][name], solver)) is not None
+    }
+    numbers: list[Tensor] = []
+    if rescue:
+        made: Sequence[Inverse | FactorizationError] = invert(list(wanted.values()))
+    else:
+        matrices, numbers = attempt(list(wanted.values()))
+        made = [Inverse(matrix, rho) for matrix, (_, rho) in zip(matrices, wanted.values(), strict=True)]
+    inverses = dict(zip(wanted, made, strict=True))
+    prepared: list[Prepared | FactorizationError] = []
+    for number, (factors, rho) in enumerate(blocks):
+        operators, rescues = {}, {}
+        try:
+            for name, factor in factors.items():
+                inverse = inverses.get((number, name))
+                if isinstance(inverse, FactorizationError):
+                    raise inverse
+                if inverse is None:
+                    operators[name], how = factor.prepare(rho[name], powers[number][name], solver)
+                else:
+                    operators[name], how = factor.operator(inverse), inverse.rescue
+                if how:
+                    rescues[name] = how
+        except FactorizationError as error:
+            prepared.append(error)
+        else:
+            prepared.append((operators, rescues))
+    return prepared, numbers
+
+
+def at_least_rounding(blocks: Sequence[Factors]) -> tuple[list[dict[str, Tensor]], list[dict[str, Tensor]]]:
+    """The damping of each factor, at least its own rounding, and 1 for a factor of zeros (no signal yet).
+
+    Returned with it is trace / damping, a bound of the condition number. All factors are handled as one vector: on a
+    GPU each small operation costs a launch.
+    """
+    places = [(number, name) for number, (factors, _) in enumerate(blocks) for name in factors]
+    damping: list[dict[str, Tensor]] = [{} for _ in blocks]
+    conditions: list[dict[str, Tensor]] = [{} for _ in blocks]
+    for dtype in {blocks[number][1][name].dtype for number, name in places}:
+        some = [(number, name) for number, name in places if blocks[number][1][name].dtype == dtype]
+        factors = [blocks[number][0][name] for number, name in some]
+        traces = [factor.trace() for factor in factors]
+        sizes = [len(trace) for trace in traces]
+        trace = torch.cat(traces)
+        rounding = trace * _rounding(dtype, trace.device, *zip(sizes, [factor.d for factor in factors], strict=True))
+        rho = torch.maximum(torch.cat([blocks[number][1][name] for number, name in some]), rounding)
+        rho = rho.where(rho != 0, 1.0)
+        parts = zip(some, torch.split(rho, sizes), torch.split(trace / rho, sizes), strict=True)
+        for (number, name), own_rho, condition in parts:
+            damping[number][name], conditions[number][name] = own_rho, condition
+    return damping, conditions
+
+
+@lru_cache(maxsize=64)
+def _rounding(dtype: torch.dtype, device: torch.device, *sizes: tuple[int, int]) -> Tensor:
+    """eps / d for every group of factors with so many groups and d rows."""
+    numbers = [torch.finfo(dtype).eps / d for groups, d in sizes for _ in range(groups)]
+    return torch.tensor(numbers, dtype=dtype, device=device)
+
+
+def apply(operators: Mapping[str, Operator], G: Move) -> Move:
+    """P_out G P_in for G [groups, d_out, d_in], in the form in which G came."""
+    for name, operator in operators.items():
+        G = _right(operator, G) if name in IN_SIDE else _left(operator, G)
+    return G
+
+
+def _right(operator: Operator, G: Move) -> Move:
+    return G.right(operator) if isinstance(G, LowRank) else operator.right(G)
+
+
+def _left(operator: Operator, G: Move) -> Move:
+    return G.left(operator) if isinstance(G, LowRank) else operator.left(G)
+
+
+def apply_out(operators: Mapping[str, Operator], G: Tensor) -> Tensor:
+    """P_out G for a bias's gradient G [groups, d_out, 1]: an input weight whose input is the constant 1."""
+    for name, operator in operators.items():
+        if name in OUT_SIDE:
+            G = operator.left(G)
+    return G

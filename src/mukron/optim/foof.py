@@ -1,0 +1,67 @@
+"""FOOF: K-FAC without B."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from torch import Tensor, nn
+
+from mukron.damping import Rule
+from mukron.linalg import Solver
+from mukron.memory import Memory
+from mukron.optim.docs import describe
+from mukron.optim.kfac import KFAC
+from mukron.optim.options import Momentum, StepRule
+from mukron.params import Parametrization
+from mukron.theory import METHODS
+
+
+@describe
+class FOOF(KFAC):
+    """K-FAC without B: W <- W - lr G (A + rho_A)^-1. It has no Fisher, so no extra backward pass.
+
+    Args:
+        damping: A number means ``Rescaled(number)``, which muP needs; or any rule of ``mukron.damping``.
+        memory: What A remembers: ``Batch()``, ``EMA(decay)``, ``Sum()`` or ``Window(batches)``, or text such as
+            "ema:0.95".
+        fused: Do not form gradients of weights that are cheaper to precondition as D^T H; see ``KFAC``.
+        solver: How A is inverted: "cholesky" or ``Cholesky()``, "eigh" or ``Eigh()``, "newton" or ``Newton()``.
+
+    Example:
+        >>> import torch, mukron
+        >>> model = torch.nn.Linear(4, 3)
+        >>> optimizer = mukron.FOOF(model, lr=0.1, damping=1.0)
+    """
+
+    method = METHODS["foof"]
+
+    def __init__(
+        self,
+        model: nn.Module,
+        parametrization: Parametrization | None = None,
+        lr: float | Tensor = 0.1,
+        *,
+        damping: float | Rule = 1.0,
+        output: Callable[[Any], Tensor] | None = None,
+        sharing: str = "expand",
+        memory: str | Memory | None = None,
+        form: str = "auto",
+        fused: bool = False,
+        solver: str | Solver = "cholesky",
+        factor_every: int = 1,
+        inverse_every: int = 1,
+        kl_clip: float | None = None,
+        graft: str | StepRule | None = None,
+        fallback: str | StepRule = "sgd",
+        fallback_lr: float | None = None,
+        momentum: float | Momentum = 0.0,
+        nesterov: bool = False,
+        weight_decay: float = 0.0,
+        decoupled: bool = True,
+        maximize: bool = False,
+        exclude: tuple[str, ...] = (),
+        params: Iterable[Any] | None = None,
+    ) -> None:
+        options = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
+        super().__init__(**options)

@@ -1,0 +1,150 @@
+"""What a user is told: models, groups and gradients that an optimizer cannot serve, and numbers that are not finite."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from mukron.curvature import Empirical, probe
+from mukron.layers import WEIGHT
+from mukron.optim.options import check_momentum
+
+if TYPE_CHECKING:
+    from mukron.optim.optimizer import SecondOrder
+    from mukron.optim.transaction import Transaction
+
+SUSPICIOUS = 0.05  # of a gradient that does not come from its layer's own pass
+
+
+def check_model(model: Any, name: str) -> None:
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f"{name} takes the model itself, {name}(model, lr=...), since it listens to the model's layers; got a "
+            f"{type(model).__name__}. To train some of its parameters only: {name}(model, params=[...])"
+        )
+    if isinstance(model, nn.DataParallel) and len(model.device_ids) > 1:
+        raise ValueError("DataParallel runs copies of the layers that the optimizer does not see; use one device")
+    if isinstance(model, nn.parallel.DistributedDataParallel) and torch.distributed.get_world_size() > 1:
+        raise ValueError(
+            "DistributedDataParallel over several processes is not supported: each would precondition by its own batch "
+            "alone, and their weights would drift apart"
+        )
+    if not any(True for _ in model.parameters()):
+        raise ValueError(f"{type(model).__name__} has no parameters to train")
+    devices = {parameter.device for parameter in model.parameters()}
+    if len(devices) > 1:
+        raise ValueError(f"the model's parameters are on several devices, {sorted(map(str, devices))}; move it to one")
+
+
+def check_dtypes(optimizer: SecondOrder) -> None:
+    """Layers of several precisions have no Jacobian in one of them, and share no backward pass of one precision."""
+    dtypes = {layer.anchor.dtype: name for name, layer in optimizer.layers.items()}
+    if len(dtypes) > 1 and optimizer.capture_options.jacobian:
+        found = ", ".join(f'"{name}" is {dtype}' for dtype, name in dtypes.items())
+        raise ValueError(
+            f"{type(optimizer).__name__} needs all layers in one dtype, but {found}; convert the model, or leave a "
+            "layer to the fallback rule by exclude="
+        )
+
+
+def check_group(group: Mapping[str, Any]) -> None:
+    for name in ("lr", "weight_decay", "fallback_lr"):
+        if group[name] is not None and not float(group[name]) >= 0:
+            raise ValueError(f"{name} must not be negative, got {group[name]}")
+    if group["fallback_lr"] is not None and not group["reference_lr"] > 0:
+        raise ValueError("fallback_lr needs lr above 0: schedulers that move lr move fallback_lr by the same factor")
+    check_momentum(group["momentum"], group["nesterov"])
+
+
+def check_uses(optimizer: SecondOrder, step: Transaction) -> None:
+    """Once: whether each weight's gradient is that of its layer's own forward pass, up to a factor.
+
+    A weight that is also used behind its layer's back (``F.linear(h, embedding.weight)``) shows in this alone.
+    """
+    capture = optimizer.capture
+    capture.checks_uses = False
+    factors: dict[str, float] = {}
+    for layer in step.active:
+        entry = layer.blocks.get(WEIGHT)
+        grad = None if entry is None else entry.parameter.grad
+        if entry is None or grad is None or grad.is_sparse or not capture.passes:
+            continue
+        G = layer.layer.block(WEIGHT, grad)
+        G = G.float() if G.dtype in (torch.float16, torch.bfloat16) else G
+        ours, actual = capture.along(layer.name), G @ probe(G.shape[-1], G.dtype, G.device)
+        if not bool(actual.isfinite().all()):
+            capture.checks_uses = True  # nothing is seen by this; the next step will tell
+            return
+        if ours is None or not bool(actual.any()):
+            continue
+        factor, off = proportion(ours.to(actual.dtype), actual)
+        if bool(off > SUSPICIOUS):
+            warnings.warn(
+                f'the gradient of layer "{layer.name}" is not that of its own forward pass: its weight is used '
+                "elsewhere too, or the gradient was changed before the step. Its curvature describes the layer's "
+                f'own use alone; exclude=("{layer.name}",) leaves it to the fallback rule',
+                UserWarning,
+                stacklevel=4,
+            )
+            continue
+        factors[layer.name] = float(factor)
+        statistics = step.statistics.get(layer.name)
+        fused = [one.layers[layer.name].fused for one in capture.passes if layer.name in one.layers]
+        if statistics is not None and statistics.halves and all(fused):  # the gradient has served, and makes room
+            statistics.halves = [half._replace(fused=True) for half in statistics.halves]
+            entry.parameter.grad = None
+    _check_scaler(optimizer, list(factors.values()))
+
+
+def _check_scaler(optimizer: SecondOrder, factors: Sequence[float]) -> None:
+    """Gradients that a GradScaler has unscaled are a power of two smaller than the signals of the same pass."""
+    fisher = optimizer.capture_options.fisher
+    reads_loss = optimizer.capture_options.empirical or optimizer.capture_options.jacobian
+    scaler = fisher.grad_scaler if isinstance(fisher, Empirical) else None
+    if not reads_loss or scaler is not None or not factors:
+        return
+    powers = [math.log2(factor) if factor > 0 else 0.0 for factor in factors]
+    if all(power < -3.5 and abs(power - round(powers[0])) < 1e-3 for power in powers):
+        warnings.warn(
+            f"gradients are 2^{round(powers[0])} times those of the backward pass, as if a GradScaler had unscaled "
+            f"them; the signals that {type(optimizer).__name__} reads from the loss are still scaled. Pass the scaler: "
+            "grad_scaler=scaler",
+            UserWarning,
+            stacklevel=5,
+        )
+
+
+def proportion(ours: Tensor, actual: Tensor) -> tuple[Tensor, Tensor]:
+    """The factor that takes ours to the actual one, and what is missing then; at any size, even where squares are 0."""
+    tiny = torch.finfo(actual.dtype).tiny
+    ours_size, actual_size = (x.abs().amax().clamp_min(tiny) for x in (ours, actual))
+    a, b = ours / ours_size, actual / actual_size
+    factor = (a * b).sum() / a.square().sum().clamp_min(tiny)
+    return factor * actual_size / ours_size, (b - factor * a).norm() / b.norm().clamp_min(tiny)
+
+
+def norms(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Of each, in float32 at least: a half-precision norm overflows where its entries do not."""
+    found: list[Tensor] = []
+    for dtype in {tensor.dtype for tensor in tensors}:
+        alike = [tensor for tensor in tensors if tensor.dtype == dtype]
+        half = dtype in (torch.float16, torch.bfloat16)
+        found += torch._foreach_norm([tensor.float() for tensor in alike] if half else alike)
+    return found
+
+
+def read(groups: Sequence[Sequence[Tensor]]) -> list[list[float]]:
+    """The numbers of each group, with one look at the device."""
+    numbers = [number if number.ndim == 1 else number.reshape(-1) for group in groups for number in group]
+    if not numbers:
+        return [[] for _ in groups]
+    if len({number.dtype for number in numbers}) > 1:
+        numbers = [number.double() for number in numbers]
+    values = iter(torch.cat(numbers).tolist())
+    return [list(islice(values, sum([number.numel() for number in group]))) for group in groups]

@@ -1,0 +1,48 @@
+"""What an optimizer does with each layer, as a table for people."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mukron.optim.direction import IN_SIDE
+from mukron.table import Table
+
+if TYPE_CHECKING:
+    from mukron.optim.optimizer import SecondOrder
+    from mukron.optim.table import LayerEntry
+
+COLUMNS = ("layer", "out x in", "form", "memory", "work")
+
+
+def plan_table(optimizer: SecondOrder) -> Table:
+    """Factor sizes, form, memory and work of every layer; blocks with factors of their own are named."""
+    rows = [row for layer in optimizer.layers.values() for row in _rows(optimizer, layer)]
+    others = [name for name, entry in optimizer.entries.items() if not entry.preconditioned]
+    notes = [
+        "matrix: d x d, made of all rows; sample space: N rows, no d x d matrix; work: multiplications to apply it"
+    ]
+    if others:
+        notes.append(f"by the fallback rule ({optimizer.options.fallback.name}): {', '.join(others)}")
+    rescued = sum(optimizer.rescues.values())
+    title = f"{type(optimizer).__name__}: {optimizer.skipped} steps skipped, {rescued} factorizations rescued"
+    return Table(title, COLUMNS, tuple(rows), tuple(notes))
+
+
+def _rows(optimizer: SecondOrder, entry: LayerEntry) -> list[tuple[str, ...]]:
+    """One row a block that has factors of its own."""
+    layer = entry.layer
+    operators = optimizer.state.get(entry.anchor, {}).get("operators", {})
+    groups = "" if layer.groups == 1 else f" ({layer.groups} groups)"
+    if not operators:
+        return [(entry.name, f"{layer.d_out} x {layer.d_in}{groups}", "after the first step", "", "")]
+    rows = []
+    for block, sides in operators.items():
+        d_in = layer.d_in if block == "weight" else 1
+        forms = ", ".join(f"{name}: {operator.form}" for name, operator in sides.items())
+        size = sum(operator.memory for operator in sides.values())
+        work = sum(operator.work(layer.d_out, d_in, name in IN_SIDE) for name, operator in sides.items())
+        name = entry.name if block == "weight" else f"{entry.name}.{block}"
+        precision = ", float64" if optimizer.state[entry.anchor].get("double") else ""
+        cells = (forms + precision, f"{size / 2**20:.3g} MiB", f"{work / 1e6:.3g} M")
+        rows.append((name, f"{layer.d_out} x {d_in}{groups}", *cells))
+    return rows

@@ -1,0 +1,163 @@
+"""Which parameters an optimizer trains, and which layers it preconditions: one record each, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+from torch.nn import Parameter
+
+from mukron.damping import Sides
+from mukron.layers import BIAS, WEIGHT, MatrixLayer, layer_of
+from mukron.params import Parametrization
+from mukron.params.inventory import clean_name, inventory, unwrap
+from mukron.params.resolve import Growth
+from mukron.theory import Method
+
+
+@dataclass(frozen=True)
+class ParameterEntry:
+    """A parameter that the optimizer trains.
+
+    Attributes:
+        name: Its name in the model.
+        parameter: The parameter itself.
+        group: Its parameter group, as torch holds it.
+        scale: The parametrization's multiplier of its learning rate.
+        preconditioned: Whether it belongs to a layer that is preconditioned.
+    """
+
+    name: str
+    parameter: Parameter
+    group: dict[str, Any]
+    scale: float
+    preconditioned: bool
+
+    @property
+    def base_rate(self) -> float:
+        """The learning rate that the group gives it, before the parametrization's multiplier."""
+        lr = float(self.group["lr"])
+        if self.preconditioned or self.group["fallback_lr"] is None:
+            return lr
+        return float(self.group["fallback_lr"]) * lr / self.group["reference_lr"]  # schedulers move lr alone
+
+
+@dataclass(frozen=True)
+class LayerEntry:
+    """A layer with a weight, a bias or both to be trained.
+
+    Attributes:
+        name: Its name in the model.
+        layer: Its layout.
+        blocks: "weight", "bias" -> the parameter there.
+        sides: By block, what a damping rule may know of it.
+        anchor: The parameter whose optimizer state holds the layer's curvature.
+    """
+
+    name: str
+    layer: MatrixLayer
+    blocks: Mapping[str, ParameterEntry]
+    sides: Mapping[str, Sides]
+    anchor: Parameter
+
+
+def build_tables(
+    model: nn.Module,
+    groups: Sequence[dict[str, Any]],
+    exclude: Collection[str],
+    plan: Parametrization | None,
+    method: Method,
+    rules: tuple[Method | str, str],
+) -> tuple[dict[str, ParameterEntry], dict[str, LayerEntry]]:
+    """The parameters of the groups and the layers to precondition, by their names in the model.
+
+    rules: whose learning-rate multipliers preconditioned parameters take, and whose the others.
+    """
+    owned = _owned(model, groups)
+    layers = dict(_layers_of(model, owned, exclude))
+    taken = {full_name(name, block) for name in layers for block in (WEIGHT, BIAS)}
+    scales = {True: plan.scales(rules[0]), False: plan.scales(rules[1])} if plan is not None else {}
+    entries = {}
+    for name, (parameter, group) in owned.items():
+        scale = scales[name in taken][name].lr if plan is not None else 1.0
+        entries[name] = ParameterEntry(name, parameter, group, scale, preconditioned=name in taken)
+    damping = plan.scales(method) if plan is not None else {}
+    table = {}
+    for name, layer in layers.items():
+        blocks = {block: entries[full] for block in (WEIGHT, BIAS) if (full := full_name(name, block)) in entries}
+        if plan is not None and WEIGHT in blocks:
+            _refuse_growing_groups(name, layer, plan.parameters[blocks[WEIGHT].name].growth, method)
+        sides = {block: _sides(plan, entry.name, damping) for block, entry in blocks.items()}
+        sides = {WEIGHT: next(iter(sides.values())), **sides}
+        table[name] = LayerEntry(name, layer, blocks, sides, next(iter(blocks.values())).parameter)
+    return entries, table
+
+
+def _owned(model: nn.Module, groups: Sequence[dict[str, Any]]) -> dict[str, tuple[Parameter, dict[str, Any]]]:
+    names = {id(found.parameter): name for name, found in inventory(model).items()}
+    owned = {}
+    for group in groups:
+        for parameter in group["params"]:
+            if id(parameter) not in names:
+                raise ValueError(
+                    f"a parameter of shape {list(parameter.shape)} is not one of the model's own; an optimizer trains "
+                    "parameters of the model that it was given"
+                )
+            owned[names[id(parameter)]] = (parameter, group)
+    return owned
+
+
+def _layers_of(model: nn.Module, owned: Collection[str], exclude: Collection[str]) -> Iterator[tuple[str, MatrixLayer]]:
+    """Layers with a layout that have an owned parameter and are not excluded."""
+    found = inventory(model)
+    uses = {alias: list(entry.uses) for entry in found.values() for alias in entry.uses}
+    first = {alias: name for name, entry in found.items() for alias in entry.uses}
+    for module_name, module in unwrap(model).named_modules():
+        name, layer = clean_name(module_name), layer_of(module)
+        if not isinstance(layer, MatrixLayer) or _excluded(name, exclude):
+            continue
+        held = [full for block in (WEIGHT, BIAS) if first.get(full := full_name(name, block)) in owned]
+        for full in held:
+            if len(uses[full]) > 1:
+                tied = ", ".join(f'"{use}"' for use in uses[full])
+                raise ValueError(
+                    f"tied parameter {tied}: the curvature of one use is not that of the other. Leave it to the "
+                    f'fallback rule, exclude=("{name}", ...) with every layer that uses it'
+                )
+        if held and not min(layer.d_in, layer.d_out):
+            raise ValueError(
+                f'layer "{name}" is empty, {layer.d_out} x {layer.d_in}; remove it, or leave it to the fallback rule: '
+                f'exclude=("{name}",)'
+            )
+        if held:
+            yield name, layer
+
+
+def full_name(layer: str, block: str) -> str:
+    return f"{layer}.{block}" if layer else block
+
+
+def _refuse_growing_groups(name: str, layer: MatrixLayer, growth: Growth, method: Method) -> None:
+    """The law is about factors of a whole layer. A depthwise convolution's are of one channel each, and others grow."""
+    out_side = any(statistic.delta for statistic, _ in method.factors)
+    if layer.groups > 1 and growth.r_in == 1 and growth.r_out > 1 and out_side:
+        raise ValueError(
+            f'layer "{name}" has {layer.groups} groups, and their number grows with the width; the factors of '
+            f"{method.title} are those of one group, for which muP has no exponents. Leave it to the fallback rule: "
+            f'exclude=("{name}",)'
+        )
+
+
+def _sides(plan: Parametrization | None, name: str, scales: Mapping[str, Any]) -> Sides:
+    if plan is None:
+        return Sides({}, {})
+    growth = plan.parameters[name].growth
+    r_in, r_out = float(growth.r_in), float(growth.r_out)
+    return Sides({"A": r_in, "R": r_in, "B": r_out, "L": r_out}, scales[name].damping)
+
+
+def _excluded(name: str, exclude: Collection[str]) -> bool:
+    """A layer by its own name, or by that of a module it is in."""
+    return any(name == entry or name.startswith(f"{entry}.") for entry in exclude)
