@@ -1,7 +1,7 @@
 """What the tests of skipped and rescued steps share: options by name, tiny networks, bad batches, comparisons.
 
-A case is a dictionary from the name of an option to the name of its value, so that the id of a test reads as its options.
-``build`` turns it into a network and its optimizer.
+A case is a dictionary from the name of an option to the name of its value, so that the id of a test reads as its
+options. ``build`` turns it into a network and its optimizer.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ BATCH, WIDTH, BASE_WIDTH, INPUTS, CLASSES, TOKENS = 5, 10, 5, 6, 3, 7
 Case = dict[str, Any]
 Pair = tuple[tuple[str, Any], tuple[str, Any]]
 
-# Values of the options, the default of these tests first. What is made by a function is made when a test runs: a name that
-# the library lacks fails the tests that use it, not all.
+# Values of the options, the default of these tests first. What is made by a function is made when a test runs: a name
+# that the library lacks fails the tests that use it, not all.
 MOMENTUM: dict[str, Callable[[], dict[str, Any]]] = {
     "none": lambda: {},
     "heavy-ball": lambda: {"momentum": 0.9},
@@ -94,8 +94,8 @@ METHODS: dict[str, Callable[..., Any]] = {
 
 # Pairs of values that cannot be together in a case. Everything else must be covered.
 # The options above leave out what an optimizer refuses or does not have: Shampoo with a window ("Shampoo's factors are
-# matrices"), factor_every=2 with inverse_every=1 (it must be a multiple), Nesterov without momentum; FOOF and Shampoo have no
-# Fisher; Gauss-Newton has no memory, solver, interval or fused gradients.
+# matrices"), factor_every=2 with inverse_every=1 (it must be a multiple), Nesterov without momentum; FOOF and Shampoo
+# have no Fisher; Gauss-Newton has no memory, solver, interval or fused gradients.
 EXCLUDED_PAIRS: dict[Pair, str] = {
     (("cause", "nan-input"), ("model", "embedding")): "tokens are integers",
     (("cause", "inf-input"), ("model", "embedding")): "tokens are integers",
@@ -117,8 +117,8 @@ def excluded(method: str, case: Mapping[str, Any]) -> str | None:
 def covering(method: str) -> tuple[list[Case], list[Pair]]:
     """Cases in which every pair of option values occurs, and the pairs that no case can hold.
 
-    Greedy: the first pair that is still missing is completed at random, often, and the completion that covers most missing
-    pairs is taken. The same cases in every process.
+    Greedy: the first pair that is still missing is completed at random, often, and the completion that covers most
+    missing pairs is taken. The same cases in every process.
     """
     space, draw = OPTIONS[method], random.Random(0)
     missing = dict.fromkeys(
