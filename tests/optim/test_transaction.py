@@ -29,11 +29,12 @@ from transactions import (
     bad_step,
     batches,
     build,
+    counters,
     covering,
     differences,
     excluded,
+    moments,
     name_of,
-    numbers,
     snapshot,
     train,
 )
@@ -63,7 +64,6 @@ def check_skipped(method, case, **options):
         train(model, optimizer, data)
         train(twin, twin_optimizer, data)
     before = snapshot(model, optimizer)
-    assert not differences(before, snapshot(twin, twin_optimizer)), "two runs from one seed are not the same"
 
     bad_step(method, model, optimizer, bad, cause)
     counts = [(optimizer.skipped, optimizer.steps)]
@@ -94,7 +94,7 @@ def check_skipped(method, case, **options):
 @pytest.mark.parametrize(("method", "case"), STATEFUL, ids=ids(STATEFUL))
 def test_skipped_step_with_every_fallback_graft_and_momentum(method, case):
     memory = {} if method == "gauss-newton" else {"memory": "ema"}
-    check_skipped(method, {**case, **memory})
+    check_skipped(method, {**case, **memory, "after": 1})
 
 
 @pytest.mark.parametrize(("method", "case"), PAIRWISE, ids=ids(PAIRWISE))
@@ -265,7 +265,7 @@ def test_one_bad_micro_batch_skips_the_whole_step(method, bad):
     assert_same_training((model, optimizer), clean)
 
 
-@pytest.mark.parametrize("cause", ["nan-input", "overflow", "nan-gain-gradient"])
+@pytest.mark.parametrize("cause", ["overflow", "nan-gain-gradient"])
 def test_many_bad_batches_in_a_row_warn_once_and_change_nothing(method, cause):
     run, clean = trained(method)
     before = snapshot(*run)
@@ -295,11 +295,59 @@ def test_different_causes_one_after_the_other(method):
     assert_same_training(run, clean, seed=3)
 
 
+# Numbers that leave the finite ones late in a step, after all that came before was sound.
+
+
+@pytest.mark.parametrize("momentum", ["none", "heavy-ball", "nesterov", "gradient"])
+@pytest.mark.parametrize("method", ["kfac", "foof", "gauss-newton"])
+def test_direction_that_overflows_changes_nothing(method, momentum):
+    """Gradients are finite, factors are tiny and finite, but their inverse times the gradient is not."""
+    case = {"fallback": "adamw", "momentum": momentum}
+    if method != "gauss-newton":
+        case["memory"] = "ema"
+    run, clean = build(method, case), build(method, case)
+    model, optimizer = run
+    before = snapshot(*run)
+    data, good = batches({}, 2)
+    backward(model, data._replace(x=data.x * 1e-16))
+    model.first.weight.grad *= 1e33  # at the first step: later ones remember the size of earlier factors
+    assert all(float(p.grad.norm()) < 1e19 for p in model.parameters())  # their squares are finite too
+    optimizer.step()
+    assert (optimizer.skipped, optimizer.steps) == (1, 0)
+    assert not differences(before, snapshot(*run))
+    train(*run, good)
+    train(*clean, good)
+    assert_same_training(run, clean)
+
+
+@pytest.mark.parametrize("momentum", ["none", "heavy-ball", "nesterov", "gradient"])
+def test_weights_that_would_overflow_are_not_written(method, momentum):
+    """Gradients, factors and directions are finite, but the learning rate times a direction is not."""
+    case = {"momentum": momentum}
+    run, clean = build(method, case), build(method, case)
+    model, optimizer = run
+    first, data = batches({}, 2)
+    train(*run, first)
+    train(*clean, first)
+    before = snapshot(*run)
+    optimizer.zero_grad()
+    backward(model, data)
+    model.norm.weight.grad *= 1e10
+    for group in optimizer.param_groups:
+        group["lr"] = 1e35
+    optimizer.step()
+    for group in optimizer.param_groups:
+        group["lr"] = 0.05
+    assert (optimizer.skipped, optimizer.steps) == (1, 1)
+    assert not differences(before, snapshot(*run))
+    assert_same_training(run, clean)
+
+
 # Factorizations that fail. A rescued step is a step like any other.
 
 
 class Failing:
-    """A factorization of torch's that fails, at its first call ("once"), for all float32 matrices, or always."""
+    """A factorization of torch's that fails at its first call ("once"), for all float32 matrices, or always."""
 
     def __init__(self, monkeypatch, name, how):
         self.name, self.how, self.failures = name, how, 0
@@ -368,22 +416,41 @@ def test_rescued_step_counts_once(rescued, factorization, how, fallback, graft, 
     (model, optimizer), (clean, clean_optimizer) = runs
     assert (optimizer.skipped, optimizer.steps) == (0, 2)
 
-    assert numbers(optimizer.state_dict()["state"]) == numbers(clean_optimizer.state_dict()["state"])
-    gain, clean_gain = optimizer.state[model.norm.weight], clean_optimizer.state[clean.norm.weight]
-    assert not differences(gain, clean_gain), "the fallback's state does not depend on any factorization"
-    assert torch.equal(model.norm.weight, clean.norm.weight)
-    if graft == "adam":
-        moments = [
-            {key: value for key, value in each.state[weight].items() if "exp_avg" in key or "adam" in key}
-            for each, weight in ((optimizer, model.hidden.weight), (clean_optimizer, clean.hidden.weight))
-        ]
-        assert not differences(*moments), "nor do the graft's moments"
+    assert counters(optimizer) == counters(clean_optimizer) != {}
+    assert moments(optimizer), "this case shows nothing"
+    assert not differences(moments(optimizer), moments(clean_optimizer))
+    assert torch.equal(model.norm.weight, clean.norm.weight), "the fallback's step does not depend on a factorization"
     if not any("damping" in str(warning.message) for warning in caught):
         for key, value in model.state_dict().items():
             moved, expected = value - before[key], clean.state_dict()[key] - before[key]
             assert float((moved - expected).norm()) <= 1e-3 * float(expected.norm()), key
     train(model, optimizer, third)
     assert (optimizer.skipped, optimizer.steps) == (0, 3)
+
+
+@pytest.mark.parametrize("factorization", FACTORIZATIONS)
+def test_step_with_the_last_inverses_counts_once(rescued, factorization):
+    """Nothing can be factorized, and the inverses of the step before are used: everything else goes on as ever."""
+    method, case, name = FACTORIZATIONS[factorization]
+    case = {**case, "fallback": "adamw", "graft": "adam", "momentum": "heavy-ball"}
+    first, second, third = batches(case, 3)
+    run, clean = build(method, case), build(method, case)
+    train(*run, first)
+    train(*clean, first)
+    caught = rescued(*run, second, name, "always")
+    train(*clean, second)
+    assert {warning.category for warning in caught} == {RuntimeWarning}
+    assert (run[1].skipped, run[1].steps) == (0, 2)
+    assert torch.equal(run[0].norm.weight, clean[0].norm.weight)
+    counted, expected = (
+        {path: count for path, count in counters(optimizer).items() if "renewals" not in path}  # of a tracked basis
+        for _, optimizer in (run, clean)
+    )
+    assert counted == expected != {}
+    assert moments(run[1]), "this case shows nothing"
+    assert not differences(moments(run[1]), moments(clean[1]))
+    train(*run, third)
+    assert (run[1].skipped, run[1].steps) == (0, 3)
 
 
 @pytest.mark.parametrize("how", ["once", "float32"])

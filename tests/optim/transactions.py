@@ -325,7 +325,8 @@ def differences(a: Any, b: Any, path: str = "") -> list[str]:
         same = a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b)
         return [] if same else [path + _by_how_much(a, b)]
     if isinstance(a, Mapping) and isinstance(b, Mapping):
-        found = [f"{path}.{key}: only in one" for key in [*a, *b] if (key in a) != (key in b)]
+        found = [f"{path}.{key}: only before, {a[key]!r:.60}" for key in a if key not in b]
+        found += [f"{path}.{key}: only after, {b[key]!r:.60}" for key in b if key not in a]
         return found + [entry for key in a if key in b for entry in differences(a[key], b[key], f"{path}.{key}")]
     if isinstance(a, list | tuple) and isinstance(b, list | tuple) and len(a) == len(b):
         return [entry for i, (x, y) in enumerate(zip(a, b, strict=True)) for entry in differences(x, y, f"{path}[{i}]")]
@@ -338,12 +339,25 @@ def _by_how_much(a: Tensor, b: Tensor) -> str:
     return f": differs by {float((a.double() - b.double()).abs().max()):.2g}"
 
 
-def numbers(value: Any, path: str = "") -> dict[str, int]:
-    """All whole numbers in a nested value (counts and step numbers, also as tensors), by where they stand."""
-    if isinstance(value, Mapping):
-        return {key: n for name, entry in value.items() for key, n in numbers(entry, f"{path}.{name}").items()}
-    if isinstance(value, list | tuple):
-        return {key: n for i, entry in enumerate(value) for key, n in numbers(entry, f"{path}[{i}]").items()}
-    if isinstance(value, Tensor) and value.ndim == 0 and float(value).is_integer():
-        return {path: int(value)}
-    return {path: value} if isinstance(value, int) else {}
+def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """All entries of a nested value, with where they stand."""
+    if isinstance(value, Mapping | list | tuple):
+        entries = value.items() if isinstance(value, Mapping) else enumerate(value)
+        for key, entry in entries:
+            yield from leaves(entry, f"{path}.{key}")
+    else:
+        yield path, value
+
+
+def counters(optimizer: Any) -> dict[str, int]:
+    """All whole numbers in the state (counts and step numbers, also as tensors), by where they stand."""
+    found = {}
+    for path, value in leaves(optimizer.state_dict()["state"]):
+        if isinstance(value, int) or (isinstance(value, Tensor) and value.ndim == 0 and float(value).is_integer()):
+            found[path] = int(value)
+    return found
+
+
+def moments(optimizer: Any) -> dict[str, Tensor]:
+    """Adam's moments of a fallback or a graft. They depend on gradients alone, never on a factorization."""
+    return {path: value for path, value in leaves(optimizer.state_dict()["state"]) if "exp_avg" in path}
