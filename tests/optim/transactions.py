@@ -161,7 +161,7 @@ def name_of(method: str, case: Mapping[str, Any]) -> str:
     return ",".join(parts)
 
 
-# Networks. Each has two preconditioned layers with biases and a norm's gain, which takes the fallback rule.
+# Networks. Each has preconditioned layers with biases, and a norm whose gain and offset take the fallback rule.
 
 
 class MLP(nn.Module):
