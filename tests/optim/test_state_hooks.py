@@ -145,7 +145,7 @@ def test_a_state_dict_pre_hook_runs_first(make):
 
 def moved(model, optimizer) -> torch.Tensor:
     """The change of all parameters in one more step, in float64."""
-    before = [parameter.detach().double() for parameter in model.parameters()]
+    before = [parameter.detach().clone().double() for parameter in model.parameters()]
     train(model, optimizer, 1)
     assert optimizer.skipped == 0
     pairs = zip(model.parameters(), before, strict=True)
