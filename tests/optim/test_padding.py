@@ -59,9 +59,9 @@ def loss_of(f, targets):
     return F.cross_entropy(f.reshape(-1, CLASSES), targets.flatten(), ignore_index=IGNORED)
 
 
-def optimizer_of(model, method=KFAC, **options):
+def optimizer_of(model, method=KFAC, lr=1.0, **options):
     dims = {} if method is FOOF or model.flat else {"class_dim": -1}
-    return method(model, lr=1.0, damping=0.1, **dims, **options)
+    return method(model, lr=lr, damping=0.1, **dims, **options)
 
 
 def change(batches, method=KFAC, model=None, **options):
@@ -315,7 +315,7 @@ def test_a_batch_without_a_valid_target(fisher, options, loss):
     """torch's mean over no target is not a number and the step is skipped; a sum is zero. Neither moves a weight."""
     tokens, targets = batch([LENGTH] * SAMPLES)
     model = network()
-    optimizer = optimizer_of(model, fisher=fisher, **options)
+    optimizer = optimizer_of(model, lr=1e-3, fisher=fisher, **options)
 
     def step(wanted):
         optimizer.zero_grad()
