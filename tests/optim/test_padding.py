@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from mukron import EMA, FOOF, KFAC, Batch
 
-VOCABULARY, WIDTH, CLASSES, SAMPLES, LENGTH = 9, 12, 4, 6, 10
+VOCABULARY, WIDTH, CLASSES, SAMPLES, LENGTH = 9, 12, 3, 4, 10
 IGNORED = -100
 
 
@@ -143,8 +143,8 @@ def test_flattened_logits(fisher, length, options):
 def test_samples_that_are_ignored_as_a_whole(fisher, flat):
     tokens, targets = batch([LENGTH] * SAMPLES)
     ignored = targets.clone()
-    ignored[2:4] = IGNORED
-    kept = [0, 1, 4, 5]
+    ignored[1:3] = IGNORED
+    kept = [0, 3]
     model = network(flat=flat)
     ours = change([(tokens, ignored)], model=model, fisher=fisher)
     assert_close(ours, change([(tokens[kept], targets[kept])], model=model, fisher=fisher))
@@ -215,9 +215,9 @@ def reference(model, tokens, targets, fisher, rho=0.1):
 UNEQUAL = {
     "none": [10] * SAMPLES,
     "equal": [5] * SAMPLES,
-    "unequal": [10, 3, 7, 1, 5, 8],
-    "some samples ignored": [10, 0, 7, 1, 0, 8],
-    "long tails": [1, 1, 2, 1, 1, 2],
+    "unequal": [10, 3, 7, 1],
+    "some samples ignored": [10, 0, 7, 1],
+    "long tails": [1, 1, 2, 1],
 }
 
 
@@ -227,16 +227,17 @@ def test_the_definition_agrees_with_cutting(fisher):
     model = network()
     padded = batch([5] * SAMPLES)
     assert_close(reference(model, *padded, fisher), change([cut(padded, 5)], model=model, fisher=fisher), 1e-8)
-    tokens, targets = batch([LENGTH, 0, LENGTH, LENGTH, 0, LENGTH])
-    kept = [0, 2, 3, 5]
+    tokens, targets = batch([LENGTH, 0, LENGTH, LENGTH])
+    kept = [0, 2, 3]
     theirs = change([(tokens[kept], targets[kept])], model=model, fisher=fisher)
     assert_close(reference(model, tokens, targets, fisher), theirs, 1e-8)
 
 
-@pytest.mark.parametrize("form", ["auto", "rows", "matrix"])
+@pytest.mark.parametrize(
+    ("fisher", "form"), [("exact", "auto"), ("exact", "matrix"), ("empirical", "auto"), ("empirical", "rows")]
+)
 @pytest.mark.parametrize("lengths", UNEQUAL.values(), ids=UNEQUAL)
-@pytest.mark.parametrize("fisher", ["exact", "empirical"])
-def test_by_definition(fisher, lengths, form):
+def test_by_definition(lengths, fisher, form):
     padded = batch(lengths)
     model = network()
     assert_close(change([padded], model=model, fisher=fisher, form=form), reference(model, *padded, fisher))
