@@ -1,0 +1,305 @@
+"""A mistake is answered with a sentence that says what to pass, never with an error from inside."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import mukron
+from mukron import FOOF, KFAC, GaussNewton, Shampoo
+from networks import INPUTS, Net
+
+METHODS = {"KFAC": KFAC, "FOOF": FOOF, "Shampoo": Shampoo, "GaussNewton": GaussNewton}
+DATA = torch.Generator().manual_seed(0)
+X, Y = torch.randn(10, INPUTS, generator=DATA), torch.randint(5, (10,), generator=DATA)
+
+
+@pytest.fixture(params=METHODS)
+def method(request):
+    return METHODS[request.param]
+
+
+def net() -> Net:
+    torch.manual_seed(0)
+    return Net(8)
+
+
+def sentence(caught) -> str:
+    """The error's message: words, not a bare name as a KeyError has it."""
+    text = str(caught.value)
+    assert len(text.split()) >= 5, text
+    return text
+
+
+@pytest.mark.parametrize("given", ["parameters()", "list", "named_parameters()", "groups"])
+def test_parameters_in_place_of_the_model(method, given):
+    model = net()
+    first = {
+        "parameters()": model.parameters,
+        "list": lambda: list(model.parameters()),
+        "named_parameters()": model.named_parameters,
+        "groups": lambda: [{"params": list(model.parameters())}],
+    }[given]()
+    with pytest.raises(TypeError, match="pass the model itself") as caught:
+        method(first, lr=0.1)
+    assert method.__name__ in sentence(caught)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"), [("learning_rate", "lr"), ("weightdecay", "weight_decay"), ("dampening", "damping")]
+)
+def test_a_wrong_keyword(method, wrong, right):
+    with pytest.raises(TypeError) as caught:
+        method(net(), **{wrong: 0.1})
+    text = sentence(caught)
+    assert method.__name__ in text
+    assert wrong in text
+    assert re.search(rf"(?<!\w){right}(?!\w)", text.replace(wrong, "")), text
+
+
+def test_a_learning_rate_in_place_of_the_parametrization(method):
+    with pytest.raises(TypeError, match="parametrization") as caught:
+        method(net(), 0.1)
+    sentence(caught)
+
+
+@pytest.mark.parametrize("how", ["params", "group in params", "add_param_group"])
+def test_a_parameter_that_is_not_the_models(method, how):
+    model, stray = net(), nn.Parameter(torch.zeros(3))
+    mine = list(model.first.parameters())
+    attempt = {
+        "params": lambda: method(model, lr=0.1, params=[*mine, stray]),
+        "group in params": lambda: method(model, lr=0.1, params=[{"params": mine}, {"params": [stray]}]),
+        "add_param_group": lambda: method(model, lr=0.1, params=mine).add_param_group({"params": [stray]}),
+    }[how]
+    with pytest.raises(ValueError, match="model") as caught:
+        attempt()
+    assert "not" in sentence(caught)
+
+
+def test_a_refused_group_leaves_the_optimizer_as_it_was(method):
+    model = net()
+    optimizer = method(model, lr=0.1, params=list(model.first.parameters()))
+    with pytest.raises(ValueError, match="model"):
+        optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(3))]})
+    assert len(optimizer.param_groups) == 1
+    F.cross_entropy(model(X), Y).backward()
+    optimizer.step()
+    assert optimizer.steps == 1
+
+
+@pytest.mark.parametrize("how", ["params", "group in params", "add_param_group"])
+def test_an_empty_group(method, how):
+    model = net()
+    mine = list(model.parameters())
+    attempt = {
+        "params": lambda: method(model, lr=0.1, params=[]),
+        "group in params": lambda: method(model, lr=0.1, params=[{"params": mine}, {"params": []}]),
+        "add_param_group": lambda: method(model, lr=0.1).add_param_group({"params": []}),
+    }[how]
+    with pytest.raises(ValueError, match="empty") as caught:
+        attempt()
+    sentence(caught)
+
+
+class Sized(nn.Module):
+    """A hidden layer with no inputs or no outputs beside a whole one."""
+
+    def __init__(self, d_in: int, d_out: int) -> None:
+        super().__init__()
+        self.odd, self.whole = nn.Linear(d_in, d_out), nn.Linear(4, 3)
+        self.sizes = (d_in, d_out)
+
+    def forward(self, x):
+        h = self.whole(x)
+        d_in, d_out = self.sizes
+        extra = self.odd(h[:, :d_in])
+        return h + (extra if d_out == 3 else extra.sum(1, keepdim=True))
+
+
+@pytest.mark.parametrize("sizes", [(0, 3), (3, 0)], ids=["no inputs", "no outputs"])
+def test_a_layer_of_size_zero_works_or_is_refused_by_name(method, sizes):
+    torch.manual_seed(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch: initializing zero elements is a no-op
+        model = Sized(*sizes)
+    try:
+        optimizer = method(model, lr=0.1)
+    except ValueError as error:
+        refusal = str(error)
+    else:
+        refusal = None
+    if refusal is not None:
+        assert "odd" in refusal
+        assert len(refusal.split()) >= 5
+        optimizer = method(model, lr=0.1, exclude=("odd",))
+    before = model.whole.weight.detach().clone()
+    for _ in range(2):
+        optimizer.zero_grad()
+        F.cross_entropy(model(torch.randn(6, 4)), torch.randint(3, (6,))).backward()
+        optimizer.step()
+    assert optimizer.skipped == 0
+    assert bool(model.whole.weight.isfinite().all())
+    assert not torch.equal(model.whole.weight, before)
+
+
+class Mixed(Net):
+    """One layer computes in float64, the others in float32."""
+
+    def __init__(self, layer: str) -> None:
+        super().__init__(8)
+        self.get_submodule(layer).double()
+
+    def forward(self, x):
+        for layer in (self.first, self.hidden, self.norm, self.head):
+            x = layer(x.to(layer.weight.dtype))
+            x = F.relu(x) if layer in (self.first, self.norm) else x
+        return x
+
+
+MIXED = {
+    "kfac, empirical": lambda model: KFAC(model, lr=0.1, fisher="empirical"),
+    "kfac, exact": lambda model: KFAC(model, lr=0.1, fisher="exact"),
+    "foof": lambda model: FOOF(model, lr=0.1),
+    "foof, fused": lambda model: FOOF(model, lr=0.1, fused=True),
+    "shampoo": lambda model: Shampoo(model, lr=0.1, damping=1e-2),
+    "gauss-newton": lambda model: GaussNewton(model, lr=0.1),
+}
+
+
+@pytest.mark.parametrize("layer", ["first", "hidden", "head"])
+@pytest.mark.parametrize("make", MIXED.values(), ids=MIXED)
+def test_layers_of_different_precision_work_or_are_refused_at_construction(make, layer):
+    """Refused by the layer's name and both types; never by an error of a product inside the step."""
+    torch.manual_seed(0)
+    model = Mixed(layer)
+    whole = net().double()
+    whole.load_state_dict(model.state_dict())
+    start = [parameter.detach().clone().double() for parameter in model.parameters()]
+    try:
+        optimizer = make(model)
+    except ValueError as error:
+        refusal = str(error)
+    else:
+        refusal = None
+    if refusal is not None:
+        for word in (layer, "float32", "float64"):
+            assert word in refusal
+        return
+    for part, own in ((model, optimizer), (whole, make(whole))):
+        F.cross_entropy(part(X.double() if part is whole else X), Y).backward()
+        own.step()
+        assert own.steps == 1
+    for ours, theirs, before in zip(model.parameters(), whole.parameters(), start, strict=True):
+        change = theirs.detach() - before
+        assert (ours.detach().double() - before - change).norm() < 1e-3 * change.norm()
+
+
+COMMON = ("model", "parametrization", "lr", "damping", "momentum", "weight_decay", "decoupled", "maximize")
+
+
+def test_the_signature_is_explicit(method):
+    parameters = inspect.signature(method).parameters
+    kinds = {parameter.kind for parameter in parameters.values()}
+    assert inspect.Parameter.VAR_KEYWORD not in kinds, "**kwargs"
+    assert inspect.Parameter.VAR_POSITIONAL not in kinds, "*args"
+    for name in (*COMMON, "fallback", "fallback_lr", "params", "exclude"):
+        assert name in parameters, name
+    assert "nesterov" in parameters or hasattr(mukron, "HeavyBall")
+
+
+def test_every_argument_is_described(method):
+    """In the docstring of the class itself, as Google style has it: one entry ``name: ...`` an argument."""
+    text = vars(method).get("__doc__") or ""
+    missing = [
+        name
+        for name in inspect.signature(method).parameters
+        if not re.search(rf"^\s+{name}\b[^\n:]*: \S", text, flags=re.MULTILINE)
+    ]
+    assert not missing, f"{method.__name__} does not describe {', '.join(missing)}"
+
+
+def test_help_shows_the_signature(method):
+    lines = inspect.getdoc(method)
+    assert lines
+    text = str(inspect.signature(method))
+    for name in ("momentum", "weight_decay", "fallback_lr", "maximize", "decoupled"):
+        assert name in text
+
+
+def scaled_step(model, optimizer, scaler, unscale=False) -> None:
+    optimizer.zero_grad()
+    scaler.scale(F.cross_entropy(model(X), Y)).backward()
+    if unscale:
+        scaler.unscale_(optimizer)
+    scaler.step(optimizer)
+    scaler.update()
+
+
+def said(steps: int, model, optimizer, scaler, unscale=False) -> list[str]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(steps):
+            scaled_step(model, optimizer, scaler, unscale)
+    assert optimizer.steps == steps
+    return [str(warning.message) for warning in caught if issubclass(warning.category, UserWarning)]
+
+
+@pytest.mark.parametrize("unscale", [False, True], ids=["step", "unscale_ and step"])
+@pytest.mark.parametrize("name", ["kfac", "gauss-newton"])
+def test_a_grad_scaler_that_the_empirical_fisher_does_not_know_of(name, unscale):
+    """It is told at the first step and once: signals read from the loss are 65536 times too large."""
+    model = net()
+    scaler = torch.amp.GradScaler("cpu", init_scale=65536.0)
+    optimizer = KFAC(model, lr=0.1, fisher="empirical") if name == "kfac" else GaussNewton(model, lr=0.1)
+    messages = said(1, model, optimizer, scaler, unscale)
+    assert len(messages) == 1
+    assert "GradScaler" in messages[0]
+    assert "grad_scaler=" in messages[0]
+    assert said_again(model, optimizer, scaler, unscale) == []
+
+
+def said_again(model, optimizer, scaler, unscale) -> list[str]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        scaled_step(model, optimizer, scaler, unscale)
+    return [str(warning.message) for warning in caught if "GradScaler" in str(warning.message)]
+
+
+KNOWN = {
+    "grad_scaler=": lambda model, scaler: KFAC(model, lr=0.1, fisher="empirical", grad_scaler=scaler),
+    "Empirical(grad_scaler=)": lambda model, scaler: KFAC(model, lr=0.1, fisher=mukron.Empirical(grad_scaler=scaler)),
+    "mc": lambda model, scaler: KFAC(model, lr=0.1),
+    "exact": lambda model, scaler: KFAC(model, lr=0.1, fisher="exact"),
+    "foof": lambda model, scaler: FOOF(model, lr=0.1),
+    "shampoo": lambda model, scaler: Shampoo(model, lr=0.1),
+    "gauss-newton": lambda model, scaler: GaussNewton(model, lr=0.1, grad_scaler=scaler),
+}
+
+
+@pytest.mark.parametrize("unscale", [False, True], ids=["step", "unscale_ and step"])
+@pytest.mark.parametrize("make", KNOWN.values(), ids=KNOWN)
+def test_no_warning_where_the_scaler_is_known_or_does_not_matter(make, unscale):
+    model = net()
+    scaler = torch.amp.GradScaler("cpu", init_scale=65536.0)
+    assert said(2, model, make(model, scaler), scaler, unscale) == []
+
+
+@pytest.mark.parametrize("largest", [1e-2, 1e-6])
+@pytest.mark.parametrize("make", [lambda m: KFAC(m, lr=0.1, fisher="empirical"), lambda m: GaussNewton(m, lr=0.1)])
+def test_no_warning_where_the_gradient_was_merely_clipped(make, largest):
+    model = net()
+    optimizer = make(model)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        F.cross_entropy(model(X), Y).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), largest)
+        optimizer.step()
+    assert [str(warning.message) for warning in caught] == []
+    assert optimizer.steps == 1
