@@ -36,6 +36,7 @@ class Rule:
 
     kinds: ClassVar[dict[str, type[Rule]]] = {}
     usual: ClassVar[tuple[float, ...]]  # numbers to begin with
+    relative: ClassVar[bool] = False  # the damping is a part of the factor, whatever unit that is measured in
     rho: float
 
     def __init_subclass__(cls) -> None:
@@ -92,6 +93,7 @@ class Rescaled(Rule):
     """
 
     usual = (1.0,)
+    relative = True
     rho: float
     floor: float = 0.01
 
@@ -153,6 +155,7 @@ class MaxEigenvalue(Rule):
     """rho times the factor's largest eigenvalue. Consistent with muP; Shampoo's own."""
 
     usual = (1e-6,)
+    relative = True
     rho: float
 
     def __call__(self, factors: Mapping[str, Factor], sides: Sides) -> dict[str, Tensor]:

@@ -150,28 +150,6 @@ def test_samples_that_are_ignored_as_a_whole(fisher, flat):
     assert_close(ours, change([(tokens[kept], targets[kept])], model=model, fisher=fisher))
 
 
-def test_samples_of_a_plain_classifier_that_are_ignored():
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, CLASSES)).double()
-    x, y = torch.randn(9, 6).double(), torch.randint(CLASSES, (9,))
-    ignored = y.clone()
-    ignored[5:] = IGNORED
-    for fisher in ("exact", "empirical"):
-        moved = []
-        for inputs, targets in ((x, ignored), (x[:5], y[:5])):
-            other = copy.deepcopy(model)
-            optimizer = KFAC(other, lr=1.0, damping=0.1, fisher=fisher)
-            F.cross_entropy(other(inputs), targets, ignore_index=IGNORED).backward()
-            optimizer.step()
-            moved.append(
-                {
-                    name: p.detach() - q.detach()
-                    for (name, p), q in zip(other.named_parameters(), model.parameters(), strict=True)
-                }
-            )
-        assert_close(*moved)
-
-
 def reference(model, tokens, targets, fisher, rho=0.1):
     """The step by the definition at the top, dense, with autograd alone."""
     model = copy.deepcopy(model)

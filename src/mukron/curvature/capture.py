@@ -259,11 +259,8 @@ class Capture:
 
     def _weights(self, this: Pass, errors: Tensor, class_dim: int) -> Tensor | None:
         """Where the loss depends on the output, [samples, positions]; None: the output has no positions to ignore."""
-        folded = any(
-            layer.input is not None and layer.input.ndim > 2 and len(layer.input) != this.samples
-            for layer in this.layers.values()
-        )
-        if errors.ndim < 2 or (errors.ndim == 2 and not folded) or self.options.jacobian:
+        folded = any([layer.input is not None and len(layer.input) != this.samples for layer in this.layers.values()])
+        if errors.ndim < 2 + (not folded) or not this.due or not self.options.inputs:
             return None
         if self.options.class_dim is not None and self.options.empirical:
             class_dim = self.options.class_dim

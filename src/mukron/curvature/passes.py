@@ -268,28 +268,35 @@ class Pass:
         return keeps_halves(N, layer.d_in, layer.d_out, self.options.form, self.options.signals)
 
     def _add_indices(self, this: LayerPass, x: Tensor) -> None:
-        layer, indices = this.layer, this.layer.inputs(x)
+        layer, indices = this.layer, unfolded(this.layer.inputs(x).unsqueeze(-1), self.samples).squeeze(-1)
         weights = self._row_weights(indices.shape[1:3])
         self._count(this.statistics, indices.numel(), weights)
         if weights is not None:
-            weights = weights * (self.samples / self._samples_that_count())
+            weights = weights * self._all_over_used()
         this.statistics.A = Frequencies(indices, weights, layer.d_in, self.samples, _dtype_of(layer))
 
     def _add_rows(self, this: LayerPass, x: Tensor, fresh: bool, halves: bool) -> None:
-        layer, statistics, reduces = this.layer, this.statistics, self.options.sharing == "reduce"
+        layer, reduces = this.layer, self.options.sharing == "reduce"
         if reduces and not halves and len(x) == self.samples and self.weights is None:  # patches a portion at a time
             rows = torch.cat([unfolded(layer.inputs(part), len(part)).mean(2) for part in layer.portions(x)], dim=1)
+            weights = None
         else:
             H = unfolded(layer.inputs(x), self.samples)
-            weighted = self._weighted(H)
-            rows = weighted.mean(2) if reduces else weighted.flatten(1, 2)
-            if halves:
-                H = H if this.fused or reduces else weighted  # ignored rows have no part in D^T H
-                this.rows = rows if H is weighted and not reduces else H.flatten(1, 2)
+            weights = self._row_weights(H.shape[1:3]) if fresh else None
+            X = H if weights is None else H * self._roots(weights, H.dtype)
+            rows = self._means(X, weights) if reduces else X.flatten(1, 2)
+            if halves:  # ignored rows have no part in D^T H, but only a gradient that is formed shows if that is so
+                this.rows = rows if not reduces and (weights is None or not this.fused) else H.flatten(1, 2)
         if fresh:
-            self._count(statistics, rows.shape[1], self._row_weights(H.shape[1:3]) if self.weights is not None else None)
-            statistics.A = Accumulator(layer.d_in, layer.d_out, self.options.form)
-            statistics.A.add(rows, self.samples)
+            self._count(this.statistics, rows.shape[1], weights)
+            this.statistics.A = Accumulator(layer.d_in, layer.d_out, self.options.form)
+            this.statistics.A.add(rows, self.samples)
+
+    def _means(self, X: Tensor, weights: Tensor | None) -> Tensor:
+        """[groups, samples, d], each the mean over the positions of a sample that count."""
+        if weights is None or weights.shape[1] != X.shape[2]:
+            return X.mean(2)
+        return X.sum(2) / weights.sum(1).clamp_min(1.0).to(X.dtype)[None, :, None]
 
     def _count(self, statistics: LayerStatistics, rows: int, weights: Tensor | None) -> None:
         statistics.samples, statistics.rows = self.samples, rows
@@ -307,11 +314,13 @@ class Pass:
         """Fisher signals of a layer. Every draw adds rows, but samples and positions count once."""
         layer, statistics = self.layers[name].layer, self.layers[name].statistics
         D = unfolded(self._precise(layer.signals(delta.detach()), name), self.samples)
-        if self.weights is not None:
-            D = self._weighted(D, mean=True)
+        reduces = self.options.sharing == "reduce" and not layer.one_hot  # a diagonal A has expanded its positions
+        weights = self._row_weights(D.shape[1:3])
+        if weights is not None:
+            D = D * self._roots(weights, D.dtype, of_rows=not reduces)
             if self.options.empirical:  # a mean loss is one over the samples that count
                 D = D * (self._samples_that_count() / self.samples).to(D.dtype)
-        if self.options.sharing == "reduce" and not layer.one_hot:  # a diagonal A has expanded its positions
+        if reduces:
             D = D.sum(2, keepdim=True)
         if statistics.B is None:
             statistics.B = Accumulator(layer.d_out, layer.d_in, self.options.form)
@@ -336,6 +345,8 @@ class Pass:
         layer, x = this.layer, this.input
         assert x is not None
         assert self.errors is not None
+        if self.checked:
+            this.probe = self._probed(layer, x)
         signals = [unfolded(precise(layer.signals(delta)), self.samples) for delta in deltas]
         H = layer.inputs(x)
         if layer.one_hot:
@@ -375,16 +386,13 @@ class Pass:
             return None
         return self.weights if shape[1] == self.weights.shape[1] else self.weights.amax(1, keepdim=True)
 
-    def _weighted(self, X: Tensor, mean: bool = False) -> Tensor:
-        """Rows X [groups, samples, positions, d] with ignored ones at zero, and samples that count as all of them.
+    def _roots(self, weights: Tensor, dtype: torch.dtype, of_rows: bool = False) -> Tensor:
+        """What rows are multiplied by: zero if ignored, else so that samples (or rows) that count stand for all."""
+        all_over_used = weights.numel() / weights.sum().clamp_min(1.0) if of_rows else self._all_over_used()
+        return (weights * all_over_used.sqrt()).to(dtype)[None, :, :, None]
 
-        mean: rows that count stand for all rows.
-        """
-        weights = self._row_weights(X.shape[1:3])
-        if weights is None:
-            return X
-        total = weights.numel() / weights.sum().clamp_min(1.0) if mean else self.samples / self._samples_that_count()
-        return X * (weights * total.sqrt()).to(X.dtype)[None, :, :, None]
+    def _all_over_used(self) -> Tensor:
+        return self.samples / self._samples_that_count()
 
     def _precise(self, x: Tensor, name: str) -> Tensor:
         return x.double() if name in self.double else precise(x)

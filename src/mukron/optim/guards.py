@@ -14,18 +14,30 @@ from torch import Tensor, nn
 from mukron.curvature import Empirical, probe
 from mukron.layers import WEIGHT
 from mukron.optim.options import check_momentum
+from mukron.params import Parametrization
 
 if TYPE_CHECKING:
     from mukron.optim.optimizer import SecondOrder
     from mukron.optim.transaction import Transaction
 
+HALF = (torch.float16, torch.bfloat16)
 SUSPICIOUS = 0.05  # of a gradient that does not come from its layer's own pass
+
+
+def check_arguments(name: str, parametrization: Any, lr: Any) -> None:
+    if parametrization is not None and not isinstance(parametrization, Parametrization):
+        raise TypeError(
+            f"{name}'s second argument is parametrization, from mukron.parametrize, got {parametrization!r:.80}; pass "
+            f"the learning rate by name: {name}(model, lr=...)"
+        )
+    if isinstance(lr, bool) or not isinstance(lr, (int, float, Tensor)):
+        raise TypeError(f"{name}: lr must be a number, got {lr!r:.80}")
 
 
 def check_model(model: Any, name: str) -> None:
     if not isinstance(model, nn.Module):
         raise TypeError(
-            f"{name} takes the model itself, {name}(model, lr=...), since it listens to the model's layers; got a "
+            f"pass the model itself, {name}(model, lr=...), since {name} listens to its layers; got a "
             f"{type(model).__name__}. To train some of its parameters only: {name}(model, params=[...])"
         )
     if isinstance(model, nn.DataParallel) and len(model.device_ids) > 1:
@@ -131,11 +143,12 @@ def proportion(ours: Tensor, actual: Tensor) -> tuple[Tensor, Tensor]:
 
 def norms(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Of each, in float32 at least: a half-precision norm overflows where its entries do not."""
-    found: list[Tensor] = []
-    for dtype in {tensor.dtype for tensor in tensors}:
-        alike = [tensor for tensor in tensors if tensor.dtype == dtype]
-        half = dtype in (torch.float16, torch.bfloat16)
-        found += torch._foreach_norm([tensor.float() for tensor in alike] if half else alike)
+    precise = [tensor.float() if tensor.dtype in HALF else tensor for tensor in tensors]
+    found = list(precise)
+    for dtype in {tensor.dtype for tensor in precise}:
+        places = [place for place, tensor in enumerate(precise) if tensor.dtype == dtype]
+        for place, norm in zip(places, torch._foreach_norm([precise[place] for place in places]), strict=True):
+            found[place] = norm
     return found
 
 

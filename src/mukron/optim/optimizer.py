@@ -25,7 +25,7 @@ from mukron.damping import Rule
 from mukron.linalg import Factor, LowRank, Operator
 from mukron.optim.direction import apply, directions
 from mukron.optim.exchange import Exchange
-from mukron.optim.guards import check_dtypes, check_group, check_model, check_uses
+from mukron.optim.guards import check_arguments, check_dtypes, check_group, check_model, check_uses
 from mukron.optim.options import AdamStep, GradientMomentum, HeavyBall, Momentum, StepOptions, refuse_unknown
 from mukron.optim.plan import plan_table
 from mukron.optim.saving import complete_state, load_state
@@ -76,6 +76,7 @@ class SecondOrder(Optimizer):
         capture_options: CaptureOptions,
     ) -> None:
         check_model(model, type(self).__name__)
+        check_arguments(type(self).__name__, parametrization, lr)
         self.model, self.options, self.capture_options = model, options, capture_options
         self.parametrization = None if parametrization is None else parametrization.bind(model)
         self.exchange: Exchange | None = None
@@ -89,7 +90,10 @@ class SecondOrder(Optimizer):
         defaults |= {"fallback_lr": fallback_lr}
         if isinstance(momentum, (HeavyBall, GradientMomentum)):
             defaults.update(_momentum(momentum))  # schedulers look for a number here
-        super().__init__(list(model.parameters()) if params is None else params, defaults)
+        params = list(model.parameters() if params is None else params)
+        if not any(list(group["params"]) if isinstance(group, dict) else True for group in params):
+            raise ValueError("params is empty: there is nothing to train; leave it out to train the whole model")
+        super().__init__(params, defaults)
         self.register_state_dict_post_hook(complete_state)  # first, so that hooks of the user's own see it all
         first = next(parameter for group in self.param_groups for parameter in group["params"])
         self.generator = torch.Generator(first.device).manual_seed(options.seed)
@@ -201,6 +205,28 @@ class SecondOrder(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        try:
+            step, moves = self._attempt()
+        except BaseException:
+            self.capture.forget()
+            raise
+        if moves is None:
+            self._skip()
+        else:
+            step.commit()
+            with stage("mukron::write"):
+                write([self._update(name, move) for name, move in moves.items()])
+            self.steps, self._skipped_in_a_row = self.steps + 1, 0
+            self.capture.commit()
+        self._set_due(wanting=moves is not None and len(step.ready) < len(step.active))
+        return loss
+
+    def _attempt(self) -> tuple[Transaction, dict[str, Move] | None]:
+        """The step and what it moves every parameter by; None: it must be skipped. Nothing is changed yet.
+
+        All is launched as if nothing could go wrong, and the device is read once, at the end. Only then, if an inverse
+        did not come out well or a gradient is not what it was taken for, is a part of it done again.
+        """
         statistics = self.capture.gather()
         step = Transaction(self, statistics if self.exchange is None else self.exchange.gather(statistics))
         if self.capture.checks_uses:
@@ -212,18 +238,9 @@ class SecondOrder(Optimizer):
         counts = None
         while counts is None:
             with stage("mukron::apply"):
-                moves = directions(self, step) if not step.operators_failed else {}
+                moves = {} if step.operators_failed else directions(self, step)
             counts = step.decide(moves)
-        if counts:
-            step.commit()
-            with stage("mukron::write"):
-                write([self._update(name, move) for name, move in moves.items()])
-            self.steps, self._skipped_in_a_row = self.steps + 1, 0
-            self.capture.commit()
-        else:
-            self._skip()
-        self._set_due(wanting=bool(counts) and len(step.ready) < len(step.active))
-        return loss
+        return step, moves if counts else None
 
     def _update(self, name: str, move: Move) -> Update:
         """What a parameter's move becomes: its learning rate, decay, and momentum if that is on the update."""

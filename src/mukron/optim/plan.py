@@ -41,7 +41,7 @@ def _rows(optimizer: SecondOrder, entry: LayerEntry) -> list[tuple[str, ...]]:
         forms = ", ".join(f"{name}: {operator.form}" for name, operator in sides.items())
         size = sum(operator.memory for operator in sides.values())
         work = sum(operator.work(layer.d_out, d_in, name in IN_SIDE) for name, operator in sides.items())
-        name = entry.name if block == "weight" else f"{entry.name}.{block}"
+        name = entry.name if len(operators) == 1 else f"{entry.name}.{block}"
         precision = ", float64" if optimizer.state[entry.anchor].get("double") else ""
         cells = (forms + precision, f"{size / 2**20:.3g} MiB", f"{work / 1e6:.3g} M")
         rows.append((name, f"{layer.d_out} x {d_in}{groups}", *cells))

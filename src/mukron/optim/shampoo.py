@@ -36,7 +36,7 @@ from mukron.optim.docs import describe
 from mukron.optim.optimizer import SecondOrder
 from mukron.optim.options import Momentum, StepOptions, StepRule
 from mukron.optim.table import LayerEntry
-from mukron.optim.transaction import Blocks, Transaction
+from mukron.optim.transaction import Blocks, Transaction, times
 from mukron.optim.update import Move
 from mukron.params import Parametrization
 from mukron.theory import shampoo
@@ -133,9 +133,9 @@ class Shampoo(SecondOrder):
     def measure(self, layer: LayerEntry, statistics: LayerStatistics | None, step: Transaction) -> Blocks:
         memory = step.state_of(layer.anchor).get("memory", {})
         blocks: Blocks = {}
-        for block, G in step.gradients(layer).items():
+        for block, G in step.squared_gradients(layer).items():
             kept = {name: dict(memory.get(block, {}).get(name, {})) for name in ("L", "R")}
-            blocks[block] = self._factors(layer, block, _times(G, 1 / step.unit(layer, block)), kept)
+            blocks[block] = self._factors(layer, block, G, kept)
         return blocks
 
     def _factors(self, layer: LayerEntry, block: str, G: Move, kept: Mapping[str, State]) -> dict[str, Factor]:
@@ -176,7 +176,7 @@ class Shampoo(SecondOrder):
 
     def precondition(self, layer: LayerEntry, block: str, G: Move, step: Transaction) -> Move:
         unit, e = step.unit(layer, block), float(self.method.e_A)
-        return _times(self._precondition(layer, block, _times(G, 1 / unit), step), unit ** (1 - 2 * e))
+        return times(self._precondition(layer, block, times(G, 1 / unit), step), unit ** (1 - 2 * e))
 
     def _precondition(self, layer: LayerEntry, block: str, G: Move, step: Transaction) -> Move:
         sides = step.value(layer, "operators")[block]
@@ -210,12 +210,6 @@ def _turned(G: Move, kept: Mapping[str, State], diagonal: Mapping[str, bool]) ->
         )
     G = G if diagonal["L"] else turn(kept["L"], G.mT).mT
     return G if diagonal["R"] else turn(kept["R"], G)
-
-
-def _times(G: Move, factor: float) -> Move:
-    if factor == 1:
-        return G
-    return LowRank(G.D * factor, G.H) if isinstance(G, LowRank) else G * factor
 
 
 def rows_of(G: Move) -> tuple[Tensor, Tensor]:

@@ -20,7 +20,7 @@ from torch.nn import Parameter
 
 from mukron.curvature import LayerStatistics
 from mukron.layers import WEIGHT
-from mukron.linalg import Factor, FactorizationError, SampleSpace, products_of, rounding
+from mukron.linalg import Factor, FactorizationError, LowRank, SampleSpace, products_of, rounding
 from mukron.optim.direction import Move, at_least_rounding, plain_gradient, prepare, whole_gradient
 from mukron.optim.guards import norms, read
 from mukron.optim.table import LayerEntry
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 Blocks = dict[str, dict[str, Factor]]
 SAME, SAME_IF_COARSE = 300, 8  # roundings, within which a gradient is D^T H; coarse: in TF32 or half precision
+SQUARES = {"M": 2, "m": 2, "S": 2, "D": 2, "Z": 1}  # kept statistics, by the power of the gradient that they are
+LEAST, MOST = 1e-18, 1e8  # a trace and a gradient beyond these are measured in another unit
 ILL_CONDITIONED = 0.05  # rounding times condition number, from which on a layer is preconditioned in float64
 ILL_CONDITIONED_PRODUCT = 5.0  # the same, of both sides' condition numbers, for rows applied to a dense gradient
 
@@ -62,7 +64,9 @@ class Transaction:
         self.rescue = False  # look at every inverse, and go to some lengths for it
         self.operators_failed = False
         self._factors: dict[tuple[str, str], tuple[Mapping[str, Factor], dict[str, Tensor]]] = {}
-        self._fresh: list[Tensor] = []  # traces of this batch's factors
+        self._traces: dict[tuple[str, str, str], Tensor] = {}  # by layer, block and factor
+        self._sizes: dict[tuple[str, str], list[Tensor]] = {}  # of squared gradients, by layer and block
+        self._units: dict[str, dict[str, float]] = {}  # by layer, those that this step changes
         self._numbers: list[Tensor] = []  # finite if inverses came out well
         self._conditions: dict[str, dict[str, Tensor]] = {}
         self._staged: dict[Parameter, dict[str, Any]] = {}
@@ -84,9 +88,16 @@ class Transaction:
 
     def unit(self, layer: LayerEntry, block: str) -> float:
         """What a block's gradient is divided by before it is squared, where its squares would underflow or overflow."""
-        staged = self._staged.get(layer.anchor, {})
-        units: dict[str, float] = staged.get("units") or self.state_of(layer.anchor).get("units", {})
+        units: dict[str, float] = self._units.get(layer.name) or self.state_of(layer.anchor).get("units", {})
         return units.get(block, 1.0)
+
+    def squared_gradients(self, layer: LayerEntry) -> dict[str, Move]:
+        """The gradients of a layer by block, each divided by its unit, for methods that square them."""
+        scaled = {}
+        for block, G in self.gradients(layer).items():
+            self._sizes[layer.name, block] = list(torch._foreach_norm(tensors_of(G), math.inf))
+            scaled[block] = times(G, 1 / self.unit(layer, block))
+        return scaled
 
     def commit(self) -> None:
         for parameter, values in self._staged.items():
@@ -117,8 +128,8 @@ class Transaction:
         """This batch's factors of all layers for which this step wants fresh ones, and their damping."""
         optimizer = self.optimizer
         due = optimizer.steps % optimizer.options.factor_every == 0
-        self._staged, self._factors, self._fresh, self._conditions = {}, {}, [], {}
-        self.rescues = []
+        self._staged, self._factors, self._traces, self._conditions = {}, {}, {}, {}
+        self._sizes, self.rescues = {}, []
         for layer in self.active:
             statistics = self.statistics.get(layer.name)
             new = "operators" not in self.state_of(layer.anchor)
@@ -149,6 +160,8 @@ class Transaction:
         optimizer, memory = self.optimizer, self.optimizer.options.memory
         state = self.state_of(layer.anchor)
         kept, peaks = copied(state.get("memory", {})), copied(state.get("peaks", {}))
+        if layer.name in self._units:
+            self._convert(layer, kept, peaks)
         refreshes = new or optimizer.steps % optimizer.options.inverse_every == 0
         for block, factors in blocks.items():
             if memory.keeps or any([factor.tracked for factor in factors.values()]):
@@ -156,7 +169,7 @@ class Transaction:
                 factors = {name: memory.update(of_block.setdefault(name, {}), X) for name, X in factors.items()}
             highest = peaks.setdefault(block, {})
             traces = [factor.trace() for factor in factors.values()]
-            self._fresh += traces
+            self._traces.update({(layer.name, block, name): X for name, X in zip(factors, traces, strict=True)})
             known = [highest.get(name, trace).to(trace.dtype) for name, trace in zip(factors, traces, strict=True)]
             highest.update(zip(factors, torch._foreach_maximum(known, traces), strict=True))
             if refreshes:
@@ -165,6 +178,17 @@ class Transaction:
         positions = {} if statistics is None else {"positions": statistics.positions}
         operators = dict(state.get("operators", {}))
         self.stage(layer.anchor, memory=kept, peaks=peaks, operators=operators, **positions)
+
+    def _convert(self, layer: LayerEntry, kept: dict[str, Any], peaks: dict[str, Any]) -> None:
+        """Statistics that were kept in other units of the gradient, in the new ones."""
+        before = self.state_of(layer.anchor).get("units", {})
+        for block, unit in self._units[layer.name].items():
+            ratio = before.get(block, 1.0) / unit
+            for name, side in kept.get(block, {}).items():
+                side.update({key: side[key] * ratio**power for key, power in SQUARES.items() if key in side})
+                if name in peaks.get(block, {}):
+                    peaks[block][name] = peaks[block][name] * ratio**2
+        self.stage(layer.anchor, units={**before, **self._units[layer.name]})
 
     def _damping(self, layer: LayerEntry, block: str, factors: Mapping[str, Factor], sides: Any) -> dict[str, Tensor]:
         try:
@@ -210,15 +234,28 @@ class Transaction:
         """Read all numbers at once: the step counts (True), is skipped (False), or must be tried again (None)."""
         optimizer = self.optimizer
         grads = [entry.parameter.grad for entry in optimizer.entries.values() if entry.parameter.grad is not None]
-        sizes = norms([grad.coalesce().values() if grad.is_sparse else grad for grad in grads])
-        parts = [part for move in moves.values() for part in tensors_of(move)]
-        conditions = [value for of_layer in self._conditions.values() for value in of_layer.values()]
-        groups = [sizes + self._fresh, self._numbers, norms(parts), list(self.offsets.values()), conditions]
-        numbers = read(groups)
+        lengths = norms([grad.coalesce().values() if grad.is_sparse else grad for grad in grads])
+        parts = [tensors_of(move) for move in moves.values()]
+        conditions = [kappa for of_layer in self._conditions.values() for kappa in of_layer.values()]
+        numbers = read(
+            [
+                lengths,
+                list(self._traces.values()),
+                [size for sizes in self._sizes.values() for size in sizes],
+                self._numbers,
+                norms([part for of_move in parts for part in of_move]),
+                list(self.offsets.values()),
+                conditions,
+            ]
+        )
         if optimizer.exchange is not None:
             numbers = [optimizer.exchange.agree(group) for group in numbers]
-        sound, inverted, finite, offsets, bounds = numbers
-        if not all(map(math.isfinite, sound)):
+        gradients, traces, sizes, inverted, directions, offsets, bounds = numbers
+        if not all(map(math.isfinite, gradients)):
+            return False
+        if self._sizes and self._changes_units(sizes, traces):
+            return self._measure_again(frozenset())
+        if not all(map(math.isfinite, traces)):
             return False
         if self.operators_failed or not all(map(math.isfinite, inverted)):
             if self.rescue:
@@ -230,7 +267,36 @@ class Transaction:
         self.offsets, self.applied_dense = {}, set()
         if ill:
             return self._measure_again(ill)
-        return None if altered else all(map(math.isfinite, finite))
+        return None if altered else self._fits(moves, directions)
+
+    def _fits(self, moves: Mapping[str, Move], lengths: list[float]) -> bool:
+        """Whether every parameter can move so far: lengths times learning rates are numbers that it can hold."""
+        values = iter(lengths)
+        for name, move in moves.items():
+            length = math.prod([next(values) for _ in tensors_of(move)]) * self.optimizer.rate(name)
+            if not length <= torch.finfo(self.optimizer.entries[name].parameter.dtype).max:
+                return False
+        return True
+
+    def _changes_units(self, sizes: list[float], traces: list[float]) -> bool:
+        """Choose units for gradients whose squares underflow or overflow; whether there were any."""
+        trace_of = dict(zip(((layer, block) for layer, block, _ in self._per_group()), traces, strict=True))
+        values, changed = iter(sizes), False
+        for (name, block), parts in self._sizes.items():
+            layer, length = self.optimizer.layers[name], math.prod([next(values) for _ in parts])
+            if not 0 < length < math.inf or (name, block) not in trace_of:
+                continue
+            unit = self.unit(layer, block)
+            if LEAST < trace_of[name, block] < math.inf and length < MOST * unit:
+                continue
+            new = 16.0 ** round(math.log(length, 16))
+            if new != unit and self.optimizer.rule_of(layer, block).relative:
+                self._units.setdefault(name, {})[block] = new
+                changed = True
+        return changed
+
+    def _per_group(self) -> list[tuple[str, str, str]]:
+        return [key for key, trace in self._traces.items() for _ in range(trace.numel())]
 
     def _measure_again(self, ill: frozenset[str]) -> None:
         """Set up the next attempt: with a look at each inverse, or with layers in float64 whose damping is small."""
@@ -284,6 +350,12 @@ def ill_conditioned(optimizer: SecondOrder, layer: LayerEntry) -> bool:
     ]
     kappas = [bound for bound in bounds if bound is not None]
     return torch.finfo(torch.float32).eps * max(kappas, default=0.0) > ILL_CONDITIONED
+
+
+def times(G: Move, factor: float) -> Move:
+    if factor == 1:
+        return G
+    return LowRank(G.D * factor, G.H) if isinstance(G, LowRank) else G * factor
 
 
 def tensors_of(move: Move) -> tuple[Tensor, ...]:
