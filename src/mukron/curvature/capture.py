@@ -122,7 +122,7 @@ class Capture:
     # The hooks, in the order in which they run.
 
     def before_forward(self, key: str, inputs: Any) -> None:
-        wanted = self.due or self.options.fused
+        wanted = self.due or self.options.fused or self.double
         listens = wanted and not self.paused and self.model.training and torch.is_grad_enabled()
         self._running = {} if listens else None
         self._fused = set()
@@ -151,7 +151,7 @@ class Capture:
         if fused and not output.requires_grad:  # the first layer, whose input needs no gradient
             output = Joined.apply(output, torch.ones((), requires_grad=True))  # type: ignore[no-untyped-call]
         options = self.options
-        if fused or (self.due and (options.inputs or options.signals or options.jacobian)):
+        if fused or key in self.double or (self.due and (options.inputs or options.signals or options.jacobian)):
             self._note(key, inputs, output, fused)
         return output if fused else None
 
@@ -248,7 +248,7 @@ class Capture:
                     else:
                         self._note_generator()
                         send_signals(this, f, root, edges, outputs, class_dim, self.generator)
-            for name in this.layers if self.options.inputs or self.options.fused else ():
+            for name in this.layers if self.options.inputs or self.options.fused or not this.due else ():
                 this.add_inputs(name)
         for name in outputs:
             this.add_delta(name, errors)

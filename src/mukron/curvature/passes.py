@@ -8,6 +8,7 @@ A position whose loss does not depend on the output (padding, an ignored target)
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -146,17 +147,30 @@ class LayerStatistics:
 
     def double(self) -> LayerStatistics:
         """The same in float64; rows that are shared stay shared."""
-        cast: dict[int, Tensor] = {}
+        return self._mapped(Tensor.double)
+
+    def perturbed(self, size: float) -> LayerStatistics:
+        """The same with relative errors of that size, the same ones each time."""
+        generators = {}
+
+        def perturb(X: Tensor) -> Tensor:
+            generator = generators.setdefault(X.device, torch.Generator(X.device).manual_seed(0))
+            return X + size * X * torch.randn(X.shape, generator=generator, dtype=X.dtype, device=X.device)
+
+        return self._mapped(perturb)
+
+    def _mapped(self, change: Callable[[Tensor], Tensor]) -> LayerStatistics:
+        made: dict[int, Tensor] = {}
 
         def wide(X: Tensor) -> Tensor:
-            return cast.setdefault(id(X), X.double())
+            return made.setdefault(id(X), change(X))
 
         def accumulator(sums: Any) -> Any:
             if not isinstance(sums, Accumulator):
                 return sums
             total = Accumulator(sums.d, sums.other, sums.form)
             total.rows, total.count = [wide(X) for X in sums.rows], sums.count
-            total.matrix = None if sums.matrix is None else sums.matrix.double()
+            total.matrix = None if sums.matrix is None else sums.matrix.double()  # its rows are gone
             return total
 
         return replace(
@@ -164,7 +178,7 @@ class LayerStatistics:
             A=accumulator(self.A),
             B=accumulator(self.B),
             halves=[Halves(wide(half.D), wide(half.H), half.fused) for half in self.halves],
-            jacobians=[Jacobian(*(X.double() for X in jacobian)) for jacobian in self.jacobians],
+            jacobians=[Jacobian(*map(change, jacobian)) for jacobian in self.jacobians],
         )
 
 
@@ -247,7 +261,7 @@ class Pass:
         N, fresh, expands = layer.row_count(x), self.due and self.options.inputs, self.options.sharing == "expand"
         if self.checked and this.probe is None:
             this.probe = self._probed(layer, x)
-        halves = this.fused or not fresh or N is None or self._keeps_halves(layer, N)
+        halves = this.fused or not fresh or N is None or name in self.double or self._keeps_halves(layer, N)
         gram_alone = fresh and expands and not halves and self.weights is None
         if may_wait and expands and this.made and N is not None and not gram_alone:
             this.waits = rows_wait(N, layer.d_in, layer.groups, x.numel())
@@ -362,6 +376,8 @@ class Pass:
             this.check(name)
             self.add_inputs(name, may_wait=False)
         statistics, delta, this.delta = this.statistics, this.delta, None
+        if statistics.jacobians and self.errors is not None:  # a second backward pass may have added to them
+            statistics.jacobians = [statistics.jacobians[0]._replace(errors=self.errors)]
         if delta is None:
             return statistics
         if delta.dtype in (torch.float16, torch.bfloat16):

@@ -17,7 +17,7 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
-from mukron.linalg.factors import Factor, MatrixFactor, Operator
+from mukron.linalg.factors import Factor, LowRank, MatrixFactor, Operator
 from mukron.linalg.inverses import Inverse
 from mukron.linalg.solvers import Solver
 
@@ -48,6 +48,12 @@ class JacobianRows(Operator):
         inner = self.S[0] @ along.reshape(self.h.shape[1:3]).sum(1)
         weighted = (self.delta * inner[None, :, None, None]).flatten(1, 2)
         return (G - weighted.mT @ self.h.flatten(1, 2) / self.n) / self.rho
+
+
+    def of_own_gradient(self, G: LowRank) -> LowRank:
+        """The same for a multiple of the batch's own gradient, G = c J~^T 1, without cancellation: c J~^T S 1."""
+        inner = self.S[0].sum(1).repeat_interleave(self.h.shape[2])
+        return LowRank(G.D * inner[None, :, None], G.H)
 
 
 def kernel(h: Tensor, delta: Tensor) -> Tensor:

@@ -112,11 +112,11 @@ def on_gradient(entry: ParameterEntry) -> bool:
 def block_gradient(step: Transaction, layer: LayerEntry, block: str, entry: ParameterEntry, raw: Move) -> Move:
     """What is preconditioned: the gradient or its average, as D^T H where that is known and keeps more digits."""
     G = raw
-    if on_gradient(entry):
-        G = _averaged(step, entry, dense(raw))
-        step.applied_dense.add(layer.name)
-    elif isinstance(raw, Tensor) and block == WEIGHT:
+    if isinstance(raw, Tensor) and block == WEIGHT and (layer.name in step.double or not on_gradient(entry)):
         G = _as_product(step, layer, raw)
+    if on_gradient(entry):
+        G = _averaged(step, entry, dense(G))
+        step.applied_dense.add(layer.name)
     if layer.name in step.double and isinstance(G, Tensor):
         G = G.double()
     return G
@@ -143,7 +143,7 @@ def _averaged(step: Transaction, entry: ParameterEntry, G: Tensor) -> Tensor:
     """m <- beta m + (1 - beta) G, divided by 1 - beta^t."""
     beta, state = entry.group["momentum"], step.state_of(entry.parameter)
     old = state.get("gradient_average")
-    m = G * (1 - beta) if old is None else old.lerp(G, 1 - beta)
+    m = G * (1 - beta) if old is None else old.to(G.dtype).lerp(G, 1 - beta)
     weight = (1 - beta) + beta * state.get("gradient_weight", 0.0)  # 1 - beta^t, for a beta that schedulers may move
     step.stage(entry.parameter, gradient_average=m, gradient_weight=weight)
     return m / weight

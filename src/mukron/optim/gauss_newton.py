@@ -8,15 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mukron.curvature import CaptureOptions, Empirical, LayerStatistics
+from mukron.curvature import CaptureOptions, Empirical, Halves, LayerStatistics
 from mukron.damping import Rescaled, Rule
 from mukron.layers import BIAS
-from mukron.linalg import KernelFactor
+from mukron.linalg import KernelFactor, LowRank
 from mukron.optim.docs import describe
 from mukron.optim.optimizer import SecondOrder
 from mukron.optim.options import Momentum, StepOptions, StepRule
 from mukron.optim.table import LayerEntry
 from mukron.optim.transaction import Blocks, Transaction
+from mukron.optim.update import Move
 from mukron.params import Parametrization
 from mukron.theory import METHODS
 
@@ -38,6 +39,7 @@ class GaussNewton(SecondOrder):
 
     method = METHODS["gauss-newton"]
     rule = Rescaled
+    uses_products = True
     inverts = True
 
     def __init__(
@@ -94,8 +96,13 @@ class GaussNewton(SecondOrder):
         h = torch.cat([j.inputs.repeat_interleave(j.errors.shape[1], dim=1) for j in jacobians], dim=1)
         signals = [j.signals * (scale * j.errors)[None, :, :, None, None] for j in jacobians]
         delta = torch.cat([part.flatten(1, 2) for part in signals], dim=1)
+        statistics.halves = [Halves(delta.flatten(1, 2), h.flatten(1, 2), fused=False)]  # of n times the gradient
         ones = h.new_ones(*h.shape[:3], 1)
         blocks = [block for block, entry in layer.blocks.items() if entry.parameter.grad is not None]
         factors = {block: KernelFactor(ones if block == BIAS else h, delta, samples) for block in blocks}
         double = layer.name in step.double
         return {block: {"K": factor.double() if double else factor} for block, factor in factors.items()}
+
+    def precondition(self, layer: LayerEntry, block: str, G: Move, step: Transaction) -> Move:
+        operator = step.value(layer, "operators")[block]["K"]
+        return operator.of_own_gradient(G) if isinstance(G, LowRank) else operator.right(G)  # type: ignore[no-any-return]

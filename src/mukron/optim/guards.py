@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from mukron.curvature import Empirical, probe
 from mukron.layers import WEIGHT
+from mukron.linalg import LowRank
 from mukron.optim.options import check_momentum
 from mukron.params import Parametrization
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from mukron.optim.transaction import Transaction
 
 HALF = (torch.float16, torch.bfloat16)
+TOO_COARSE = 0.005
+Move = Tensor | LowRank
 SUSPICIOUS = 0.05  # of a gradient that does not come from its layer's own pass
 
 
@@ -130,6 +133,32 @@ def _check_scaler(optimizer: SecondOrder, factors: Sequence[float]) -> None:
             UserWarning,
             stacklevel=5,
         )
+
+
+def check_precision(optimizer: SecondOrder, step: Transaction, moves: Mapping[str, Move]) -> None:
+    """Once a layer, where damping is so small that float64 is used: whether the statistics themselves are too coarse.
+
+    The network ran in float32. Rows that are off by a few roundings must not move the step by more than ``TOO_COARSE``.
+    """
+    for layer in step.ready:
+        statistics = step.statistics.get(layer.name)
+        entry = layer.blocks.get(WEIGHT)
+        if layer.name not in step.double - optimizer.told or statistics is None or entry is None:
+            continue
+        optimizer.told.add(layer.name)
+        move = moves.get(entry.name)
+        if move is None:
+            continue
+        again = step.with_statistics(layer, statistics.perturbed(4 * torch.finfo(torch.float32).eps))
+        U = layer.layer.block(WEIGHT, move) if isinstance(move, Tensor) else move.matrix()
+        off = float((again - U).norm() / U.norm().clamp_min(1e-30))
+        if not off < TOO_COARSE:
+            warnings.warn(
+                f'layer "{layer.name}": its damping is so small beside its factors that float32 inputs and derivatives '
+                f"put the step off by about {off:.0%}; raise the damping, or train in float64",
+                RuntimeWarning,
+                stacklevel=5,
+            )
 
 
 def proportion(ours: Tensor, actual: Tensor) -> tuple[Tensor, Tensor]:

@@ -25,7 +25,7 @@ from mukron.damping import Rule
 from mukron.linalg import Factor, LowRank, Operator
 from mukron.optim.direction import apply, directions
 from mukron.optim.exchange import Exchange
-from mukron.optim.guards import check_arguments, check_dtypes, check_group, check_model, check_uses
+from mukron.optim.guards import check_arguments, check_dtypes, check_precision, check_group, check_model, check_uses
 from mukron.optim.options import AdamStep, GradientMomentum, HeavyBall, Momentum, StepOptions, refuse_unknown
 from mukron.optim.plan import plan_table
 from mukron.optim.saving import complete_state, load_state
@@ -83,6 +83,7 @@ class SecondOrder(Optimizer):
         self.steps, self.skipped, self._skipped_in_a_row = 0, 0, 0
         self.watchers: list[Watcher] = []
         self.rescues: Counter[str] = Counter()  # "layer factor: how" -> how often
+        self.told: set[str] = set()  # layers whose precision was looked at
         self._capture: Capture | None = None
         self._ready = False
         defaults = {"lr": lr, "damping": damping, "momentum": momentum, "nesterov": nesterov, "momentum_on": "update"}
@@ -240,6 +241,8 @@ class SecondOrder(Optimizer):
             with stage("mukron::apply"):
                 moves = {} if step.operators_failed else directions(self, step)
             counts = step.decide(moves)
+        if counts and not step.double <= self.told:
+            check_precision(self, step, moves)
         return step, moves if counts else None
 
     def _update(self, name: str, move: Move) -> Update:

@@ -21,7 +21,15 @@ from torch.nn import Parameter
 from mukron.curvature import LayerStatistics
 from mukron.layers import WEIGHT
 from mukron.linalg import Factor, FactorizationError, LowRank, SampleSpace, products_of, rounding
-from mukron.optim.direction import Move, at_least_rounding, plain_gradient, prepare, whole_gradient
+from mukron.optim.direction import (
+    Move,
+    at_least_rounding,
+    block_gradient,
+    dense,
+    plain_gradient,
+    prepare,
+    whole_gradient,
+)
 from mukron.optim.guards import norms, read
 from mukron.optim.table import LayerEntry
 
@@ -32,7 +40,7 @@ Blocks = dict[str, dict[str, Factor]]
 SAME, SAME_IF_COARSE = 300, 8  # roundings, within which a gradient is D^T H; coarse: in TF32 or half precision
 SQUARES = {"M": 2, "m": 2, "S": 2, "D": 2, "Z": 1}  # kept statistics, by the power of the gradient that they are
 LEAST, MOST = 1e-18, 1e8  # a trace and a gradient beyond these are measured in another unit
-ILL_CONDITIONED = 0.05  # rounding times condition number, from which on a layer is preconditioned in float64
+ILL_CONDITIONED = 0.005  # rounding times condition number, from which on a layer is preconditioned in float64
 ILL_CONDITIONED_PRODUCT = 5.0  # the same, of both sides' condition numbers, for rows applied to a dense gradient
 
 
@@ -224,6 +232,21 @@ class Transaction:
         if exchange is not None:
             for name, shared in exchange.share({name: self._operators_of(name) for name, _ in self._factors}).items():
                 self._staged[optimizer.layers[name].anchor]["operators"].update(shared)
+
+    def with_statistics(self, layer: LayerEntry, statistics: LayerStatistics) -> Tensor:
+        """The direction that a layer's weight would have with other statistics; nothing of this step is changed."""
+        other = Transaction(self.optimizer, {layer.name: statistics})
+        other.active, other.double, other.altered, other.rescue = [layer], set(self.double), set(self.altered), True
+        other.measure()
+        other.prepare()
+        return other.direction(layer)
+
+    def direction(self, layer: LayerEntry) -> Tensor:
+        entry = layer.blocks[WEIGHT]
+        raw = whole_gradient(self, layer, WEIGHT, entry)
+        assert raw is not None
+        G = block_gradient(self, layer, WEIGHT, entry, raw)
+        return dense(self.optimizer.precondition(layer, WEIGHT, G, self))
 
     def _operators_of(self, name: str) -> dict[str, Any]:
         return dict(self._staged[self.optimizer.layers[name].anchor]["operators"])
