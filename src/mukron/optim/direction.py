@@ -134,8 +134,11 @@ def _as_product(step: Transaction, layer: LayerEntry, G: Tensor) -> Move:
         step.applied_dense.add(layer.name)
         return G
     v = probe(own.H.shape[2], own.H.dtype, G.device)
-    factor, off = proportion(own.D.mT @ (own.H @ v), G.to(v.dtype) @ v)
-    step.offsets[layer.name] = off
+    ours = own.D.mT @ (own.H @ v)
+    factor, off = proportion(ours, G.to(v.dtype) @ v)
+    # rounding is that of |D| |H|, from which the sum may have cancelled
+    a, d, h = (torch.linalg.vector_norm(x, dtype=torch.float64) for x in (ours, own.D, own.H))
+    step.offsets[layer.name] = off * a / (d * h).clamp_min(1e-300)
     return LowRank(factor * own.D, own.H)
 
 

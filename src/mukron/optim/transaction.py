@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from mukron.optim.optimizer import SecondOrder
 
 Blocks = dict[str, dict[str, Factor]]
-SAME, SAME_IF_COARSE = 300, 8  # roundings, within which a gradient is D^T H; coarse: in TF32 or half precision
+SAME, SAME_IF_COARSE = 30, 8  # roundings, within which a gradient is D^T H; coarse: in TF32 or half precision
 SQUARES = {"M": 2, "m": 2, "S": 2, "D": 2, "Z": 1}  # kept statistics, by the power of the gradient that they are
 LEAST, MOST = 1e-18, 1e8  # a trace and a gradient beyond these are measured in another unit
 ILL_CONDITIONED = 0.005  # rounding times condition number, from which on a layer is preconditioned in float64
