@@ -83,6 +83,41 @@ def test_sums_over_rows_that_are_never_held_together(name, portion, monkeypatch)
     assert torch.allclose(view.along(x, v), H @ v, rtol=1e-12, atol=1e-12)
 
 
+BRIGHT = {
+    "conv1d": (nn.Conv1d(8, 4, 3), (32, 8, 24)),
+    "conv2d": (nn.Conv2d(4, 6, 3), (16, 4, 16, 16)),
+    "conv2d, kernel 5": (nn.Conv2d(3, 6, (5, 2)), (16, 3, 20, 9)),
+    "conv2d, padding": (nn.Conv2d(4, 6, 3, padding=1), (16, 4, 16, 16)),
+    "conv2d, groups": (nn.Conv2d(6, 6, 3, groups=2), (16, 6, 16, 16)),
+    "conv3d": (nn.Conv3d(2, 4, 3), (8, 2, 10, 5, 5)),
+}
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("brightness", [1e3, 1e4])
+@pytest.mark.parametrize("name", BRIGHT)
+def test_gram_matrix_stays_accurate_with_bright_borders(name, brightness, seed):
+    """Border lines far larger than the interior: every entry keeps the precision of an ordinary product."""
+    torch.manual_seed(seed)
+    module, shape = BRIGHT[name]
+    x = torch.randn(shape)
+    x[:, :, 0] *= brightness
+    x[:, :, -1] *= brightness
+    view = layout(module)
+    assert view._slides(x)
+    A = view.gram(x)
+    H = view.inputs(x.double()).flatten(1, 2)
+    exact = H.mT @ H
+    # the error of a sum of products h_a h_b is bounded by sum |h_a h_b| <= (A_aa A_bb)^1/2
+    scale = exact.diagonal(dim1=1, dim2=2).sqrt()
+    normalized = (A.double() - exact) / (scale.unsqueeze(1) * scale.unsqueeze(2))
+    assert normalized.abs().max() <= 1e-5
+    eigenvalues, expected = torch.linalg.eigvalsh(A.double()), torch.linalg.eigvalsh(exact)
+    assert (eigenvalues[:, 0] >= -1e-5 * eigenvalues[:, -1]).all()
+    assert torch.allclose(eigenvalues[:, -1], expected[:, -1], rtol=1e-5)
+    assert torch.allclose(eigenvalues[:, 0], expected[:, 0], rtol=0.05)  # 1e-8 to 1e-5 of the largest
+
+
 @pytest.mark.parametrize("shape", [(3,), (3, 6)])
 def test_embedding(shape):
     module = nn.Embedding(7, 4)

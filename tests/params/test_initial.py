@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import doctest
 import math
 from fractions import Fraction
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from mukron.params import ParametrizationError, base_shapes, parametrize
-from mukron.params.initial import Spread, correction, distance
+from mukron.params import BaseShapes, ParametrizationError, base_shapes, parametrize
+from mukron.params import shapes as shapes_module
+from mukron.params.initial import Law, Spread, correction, distance
 from mukron.theory import Role
 from networks import CLASSES, INPUTS, Net
 
@@ -225,6 +228,213 @@ def test_tiny_tensors_are_never_blown_up():
         ratio = (wide[2].bias / before).detach()
         assert float(ratio[0]) in (1.0, pytest.approx(2**0.5), pytest.approx(2.0))
         assert wide[2].bias.abs().max() < 2 * 64**-0.5
+
+
+def torch_default(layer):
+    pass
+
+
+def everything_002(layer):
+    nn.init.normal_(layer.weight, std=0.02)
+    nn.init.normal_(layer.bias, std=0.02)
+
+
+def weights_002(layer):
+    nn.init.normal_(layer.weight, std=0.02)
+
+
+def zero_biases(layer):
+    nn.init.zeros_(layer.bias)
+
+
+def normal_fan_in_biases(layer):
+    nn.init.normal_(layer.bias, std=layer.in_features**-0.5)
+
+
+# k of weights and of biases: the initializer's std ~ fan_in^-k
+HALF = Fraction(1, 2)
+TINY_INITIALIZERS = {
+    torch_default: (HALF, HALF),
+    everything_002: (0, 0),
+    weights_002: (0, HALF),
+    zero_biases: (HALF, 0),
+    normal_fan_in_biases: (HALF, HALF),
+}
+
+
+def tiny_factory(outputs, initializer, hidden=False):
+    def factory(width):
+        layers = [nn.Linear(3, width), *([nn.Linear(width, width)] if hidden else []), nn.Linear(width, outputs)]
+        for layer in layers:
+            initializer(layer)
+        return nn.Sequential(*layers)
+
+    return factory
+
+
+def check_factors(model, shapes, ratio, exponents):
+    """Every parameter is multiplied by exactly ratio^(k - b)."""
+    before = {name: values.detach().clone() for name, values in model.named_parameters()}
+    parametrize(model, shapes)
+    for name, values in model.named_parameters():
+        layer, kind = int(name.split(".")[0]), name.split(".")[1]
+        b = 0 if kind == "bias" or layer == 0 else 1 if layer == len(model) - 1 else HALF
+        k = 0 if layer == 0 else exponents[kind == "bias"]
+        assert torch.equal(values, before[name] * math.pow(ratio, k - b)), name
+
+
+@pytest.mark.parametrize("outputs", [1, 5, 20])
+@pytest.mark.parametrize("initializer", TINY_INITIALIZERS)
+def test_tiny_tensors_follow_the_law_of_their_initializer(initializer, outputs):
+    """One to twenty numbers are scaled by the same, exact factor whatever the seed."""
+    factory = tiny_factory(outputs, initializer)
+    shapes = base_shapes(factory, width=16)
+    for seed in range(200):
+        torch.manual_seed(seed)
+        ratio = 2 ** (1 + seed % 6)
+        check_factors(factory(16 * ratio), shapes, ratio, TINY_INITIALIZERS[initializer])
+
+
+@pytest.mark.parametrize("hidden", [False, True])
+@pytest.mark.parametrize("outputs", [1, 5])
+@pytest.mark.parametrize("initializer", [torch_default, everything_002, weights_002, zero_biases])
+def test_tiny_tensors_without_a_factory_follow_their_kind(initializer, outputs, hidden):
+    """Only one draw at each width: the other tensors of the kind, or torch's own initializer, determine the law."""
+    factory = tiny_factory(outputs, initializer, hidden)
+    for seed in range(40):
+        torch.manual_seed(seed)
+        shapes, ratio = base_shapes(factory(16)), 2 ** (1 + seed % (3 if hidden else 6))
+        check_factors(factory(16 * ratio), shapes, ratio, TINY_INITIALIZERS[initializer])
+
+
+@pytest.mark.parametrize("initializer", [torch_default, everything_002, zero_biases])
+def test_tiny_tensors_of_networks_too_large_to_be_drawn_twice(initializer, monkeypatch):
+    monkeypatch.setattr(shapes_module, "NUMBERS_TO_PROBE", 0)
+    factory = tiny_factory(5, initializer, hidden=True)
+    shapes = base_shapes(factory, width=64)
+    assert all(entry.law is None for entry in shapes.parameters.values())
+    for seed in range(40):
+        torch.manual_seed(seed)
+        ratio = 2 ** (1 + seed % 3)
+        check_factors(factory(64 * ratio), shapes, ratio, TINY_INITIALIZERS[initializer])
+
+
+def test_tiny_tensors_in_half_precision():
+    def factory(width):
+        return tiny_factory(1, torch_default)(width).bfloat16()
+
+    shapes = base_shapes(factory, width=16)
+    for seed in range(20):
+        torch.manual_seed(seed)
+        check_factors(factory(64), shapes, 4, (HALF, HALF))
+
+
+def test_a_tiny_bias_follows_the_fan_in_of_its_own_layer():
+    """Where layers grow by different ratios, the law names the side of the layer that it follows."""
+
+    class Two(nn.Module):
+        def __init__(self, first, second):
+            super().__init__()
+            self.a, self.b, self.c = nn.Linear(3, first), nn.Linear(first, second), nn.Linear(second, 1)
+
+    shapes = base_shapes(lambda width: Two(width, width), width=8)
+    assert shapes.parameters["c.bias"].law == Law(HALF, "c.weight", "r_in")
+    for seed in range(20):
+        torch.manual_seed(seed)
+        model = Two(32, 16)
+        before = model.c.bias.detach().clone()
+        parametrize(model, shapes)
+        assert torch.equal(model.c.bias, before * 2**0.5)
+
+
+def test_laws_are_found_from_one_draw_at_each_width():
+    shapes = base_shapes(Net, width=8)
+    laws = {name: entry.law for name, entry in shapes.parameters.items()}
+    assert laws == {
+        "first.weight": Law(Fraction(0)),
+        "first.bias": Law(Fraction(0)),
+        "hidden.weight": Law(HALF, "hidden.weight", "r_in"),
+        "hidden.bias": Law(HALF, "hidden.weight", "r_in"),
+        "norm.weight": None,  # ones
+        "norm.bias": None,  # zeros
+        "head.weight": Law(HALF, "head.weight", "r_in"),
+        "head.bias": Law(HALF, "head.weight", "r_in"),
+    }
+    assert BaseShapes.from_dict(shapes.to_dict()) == shapes
+
+
+def test_laws_of_other_initializers():
+    weights = {name: base_shapes(factory_with(INITIALIZERS[name]), width=BASE).parameters for name in INITIALIZERS}
+    assert weights["fan-out"]["0.weight"].law == Law(HALF, "0.weight", "r_out")
+    assert weights["fan-out"]["2.weight"].law == Law(Fraction(0))
+    assert weights["truncated"]["1.weight"].law == weights["constant std"]["1.weight"].law == Law(Fraction(0))
+    assert weights["orthogonal"]["1.weight"].law is None  # its values do not differ by one factor
+
+
+def test_a_gain_around_one_has_a_law():
+    shapes = base_shapes(
+        lambda width: nn.ParameterDict({"gain": 1 + torch.randn(width) / width**0.5}), 64, roles={"gain": "vector"}
+    )
+    assert shapes.parameters["gain"].law == Law(HALF, "gain", "r_out")
+
+
+def test_laws_of_factories_with_random_numbers_of_their_own():
+    """A factory that seeds torch, one with its own generator, which is left alone, and one that draws from numpy."""
+    generator = torch.Generator().manual_seed(3)
+
+    def seeded(width):
+        torch.manual_seed(0)
+        return nn.Linear(width, 1)
+
+    def generated(width):
+        layer = nn.Linear(width, 1)
+        nn.init.normal_(layer.bias, std=width**-0.5, generator=generator)
+        return layer
+
+    def from_numpy(width):
+        layer = nn.Linear(width, 1)
+        layer.bias.data = torch.tensor(np.random.randn(1) * width**-0.5)
+        return layer
+
+    assert base_shapes(seeded, width=8).parameters["bias"].law == Law(HALF, "weight", "r_in")
+    assert base_shapes(generated, width=8).parameters["bias"].law == Law(HALF, "weight", "r_in")
+    assert base_shapes(from_numpy, width=8).parameters["bias"].law is None
+
+
+def test_initializers_that_draw_until_the_values_please():
+    """Rejection sampling ends, and the tensors after it are still drawn from the same numbers at both widths."""
+
+    def factory(width):
+        first = nn.Linear(3, width)
+        weight = torch.randn(width, 3)
+        while bool((rejected := weight.abs() > 1).any()):
+            weight[rejected] = torch.randn(int(rejected.sum()))
+        first.weight.data = weight
+        while True:
+            weight, bias = torch.randn(1, width), torch.randn(1)
+            if 0.5 < float(bias.abs()) < 0.6:  # two shapes in turn
+                break
+        return nn.Sequential(first, nn.Linear(width, 1))
+
+    shapes = base_shapes(factory, width=8)
+    assert shapes.parameters["1.bias"].law == Law(HALF, "1.weight", "r_in")
+
+
+def test_base_shapes_of_another_version_or_with_a_damaged_law_are_refused():
+    data = base_shapes(Net, width=8).to_dict()
+    with pytest.raises(ParametrizationError, match=r"format version 1, this mukron reads version 2; .* make the file"):
+        BaseShapes.from_dict({**data, "version": 1})
+    data["parameters"]["head.bias"]["law"]["parameter"] = "tail.weight"
+    with pytest.raises(ParametrizationError, match="damaged, ValueError no such law"):
+        BaseShapes.from_dict(data)
+
+
+@pytest.mark.parametrize("documented", [base_shapes, parametrize, BaseShapes], ids=lambda item: item.__name__)
+def test_examples_of_docstrings_run(documented):
+    tests = [test for test in doctest.DocTestFinder().find(documented, documented.__name__) if test.examples]
+    assert tests
+    for test in tests:
+        assert doctest.DocTestRunner().run(test).failed == 0
 
 
 def test_a_spread_that_follows_no_law_is_corrected_as_measured():

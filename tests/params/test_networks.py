@@ -128,16 +128,25 @@ def test_huge_widths_need_no_memory():
     assert plan.parameters["fc2.weight"].std == pytest.approx(plan.parameters["fc2.weight"].base_std / 2**7)
 
 
-def test_the_wider_network_is_built_on_the_meta_device():
-    seen = []
+def devices_of_builds(width):
+    """At which widths and on which devices ``base_shapes`` builds a network."""
+    seen = set()
 
     def factory(width):
         model = Net(width)
-        seen.append((width, model.hidden.weight.device.type))
+        seen.add((width, model.hidden.weight.device.type))
         return model
 
-    base_shapes(factory, width=4)
-    assert {(width, device) for width, device in seen} == {(4, "cpu"), (8, "meta")}
+    base_shapes(factory, width=width)
+    return seen
+
+
+def test_a_large_wider_network_is_built_on_the_meta_device_only():
+    assert devices_of_builds(1024) == {(1024, "cpu"), (2048, "meta")}
+
+
+def test_a_small_wider_network_is_also_drawn():
+    assert devices_of_builds(4) == {(4, "cpu"), (8, "meta"), (8, "cpu")}
 
 
 def test_a_factory_that_needs_numbers_is_built_with_numbers():

@@ -72,12 +72,11 @@ class ConvLayer(MatrixLayer):
         if not self._slides(x):
             return super().gram(x)
         parts = self._in_parts(x, self.row_count(x) * self.d_in // self.module.kernel_size[0])
-        first, steps = self._sliding(parts[0])
+        middle, head, tail = self._sliding(parts[0])
         for part in parts[1:]:
-            more, further = self._sliding(part)
-            first += more
-            steps += further
-        return self._assembled(first, steps)
+            for total, addend in zip((middle, head, tail), self._sliding(part), strict=True):
+                total.add_(addend)
+        return self._assembled(middle, head, tail)
 
     def _slides(self, x: Tensor) -> bool:
         """Whether patches overlap along the first axis so much that few of their products are new."""
@@ -85,36 +84,55 @@ class ConvLayer(MatrixLayer):
         K = conv.kernel_size[0]
         return conv.stride[0] == conv.dilation[0] == 1 and K > 1 and size >= 3 * K
 
-    def _sliding(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """What makes the Gram matrix A of all patches, from lines of the input and at a K-th of the price.
+    def _sliding(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The products that make up the Gram matrix A of all patches, at about a K-th of the price of A itself.
 
-        R[y] are the rows of line y of the padded input, with patches along the other axes alone. A patch that starts at
-        line y has R[y + k] as its part k, so that with n positions along this axis
+        R[j] are the rows of line j of the padded input, with patches along the other axes only. Part k of a patch that
+        starts at line y is R[y + k], so with n positions along this axis and offsets o = 0 .. K - 1 - k
 
-            A[k, k'] = sum of R[y + k]^T R[y + k'] over y = 0 .. n - 1,
-            A[k + 1, k' + 1] = A[k, k'] - R[k]^T R[k'] + R[k + n]^T R[k' + n]:
+            A[k, k + o] = sum of R[j]^T R[j + o] over j = k .. n - 1 + k
+                        = sum over j = k .. K - 2 - o     head: lines that only the first parts reach
+                        + sum over j = K - 1 - o .. n - 1  middle: the same for every k
+                        + sum over j = n .. n - 1 + k      tail: lines that only the last parts reach.
 
-        down a diagonal the sum loses its first term and gains one. Returned are the blocks A[0, :], side by side, and
-        the differences down the diagonals, [groups, (K - 1) e, (K - 1) e] with e = d_in / K.
+        Nothing is subtracted, so A is as accurate as the product of the patches themselves, whatever the size of the
+        borders.
+
+        Args:
+            x: Input of the layer.
+
+        Returns:
+            The sums ``middle`` for o = 0 .. K - 1 side by side, [groups, e, K e] with e = d_in / K, and all products
+            R[j]^T R[j'] within the first and within the last K - 1 lines, ``head`` and ``tail``, both
+            [groups, (K - 1) e, (K - 1) e].
         """
         K = self.module.kernel_size[0]
         x = self._patches(x, first=1).transpose(1, 2)  # [groups, lines, samples, *others, channels, *kernel]
         lines, e = x.shape[1], self.d_in // K
         n = lines - K + 1
         R = x.reshape(self.groups, lines, -1, e).contiguous()
-        rows = [R[:, k : k + n].view(self.groups, -1, e) for k in range(K)]
-        first = torch.cat([torch.bmm(rows[0].mT, row) for row in rows], dim=2)
-        lost, gained = (R[:, y : y + K - 1].transpose(1, 2).flatten(2) for y in (0, n))
-        return first, torch.bmm(gained.mT, gained).sub_(torch.bmm(lost.mT, lost))
 
-    def _assembled(self, first: Tensor, steps: Tensor) -> Tensor:
+        def rows(start: int, stop: int) -> Tensor:
+            return R[:, start:stop].view(self.groups, -1, e)
+
+        middle = torch.cat([torch.bmm(rows(K - 1 - o, n).mT, rows(K - 1, n + o)) for o in range(K)], dim=2)
+        head, tail = (R[:, j : j + K - 1].transpose(1, 2).flatten(2) for j in (0, n))
+        return middle, torch.bmm(head.mT, head), torch.bmm(tail.mT, tail)
+
+    def _assembled(self, middle: Tensor, head: Tensor, tail: Tensor) -> Tensor:
+        """The Gram matrix, [groups, d_in, d_in], from the three sums of ``_sliding``."""
         K, e = self.module.kernel_size[0], self.d_in // self.module.kernel_size[0]
-        upper = first.new_zeros(self.groups, self.d_in, self.d_in)
-        row = first  # from its diagonal block on
-        for k in range(K):
-            upper[:, k * e : (k + 1) * e, k * e :] = row
+        upper = middle.new_zeros(self.groups, self.d_in, self.d_in)
+        block_rows = [upper[:, k * e : (k + 1) * e, k * e :] for k in range(K)]  # A[k, k:], views of ``upper``
+        tail_sum = middle  # the middle and the tail, which gains one term from each k to the next
+        for k, row in enumerate(block_rows):
+            row.copy_(tail_sum)
             if k + 1 < K:
-                row = row[..., :-e] + steps[:, k * e : (k + 1) * e, k * e :]
+                tail_sum = tail_sum[..., :-e] + tail[:, k * e : (k + 1) * e, k * e :]
+        head_sum = middle[..., :0]  # the head, which gains one term from each k to the one before it
+        for k in reversed(range(K - 1)):
+            head_sum = F.pad(head_sum, (0, e)) + head[:, k * e : (k + 1) * e, k * e :]
+            block_rows[k][..., :-e] += head_sum
         whole = upper.triu_().add_(upper.triu(1).mT)
         # from (line, channel, rest) of the kernel to (channel, line, rest)
         rest = math.prod(self.module.kernel_size[1:])

@@ -12,12 +12,23 @@ import torch
 from torch import Tensor, nn
 
 from mukron.params.errors import ParametrizationError
-from mukron.params.initial import Spread, correction, distance, is_constant
+from mukron.params.initial import (
+    Evidence,
+    Spread,
+    correction,
+    distance,
+    is_constant,
+    law_of_kind,
+    laws_are_distinct,
+    may_be_default,
+)
 from mukron.params.inventory import Found, inventory, on_meta, unwrap
 from mukron.params.parametrization import ZERO, ParameterPlan, Parametrization, mark, plan_of
 from mukron.params.resolve import Growth, Sizes, check_names, resolve
 from mukron.params.shapes import BaseShapes
 from mukron.theory import MUP, SP, Role, Scheme, get_scheme
+
+UNIFORM_FAN_IN = ("Linear", "Conv1d", "Conv2d", "Conv3d")  # torch draws both weight and bias in +-fan_in^-1/2
 
 
 def parametrize(
@@ -29,13 +40,36 @@ def parametrize(
 ) -> Parametrization:
     """Rescale a freshly built model's initial weights for its width, in place, and return the plan.
 
-    scheme: "mup"; "ntk", the lazy end, where features stand still as the width grows; "uniform:R" between; or "sp",
-        which leaves every weight as drawn and scales nothing.
-    output_exponent: b of the output weights instead of the scheme's, or "zero" to start them at zero. Learning rates
-        and damping stay the scheme's.
+    Call it before loading a checkpoint and before training, because it takes the weights for initial ones. Calling it
+    again changes nothing. A model on the meta device gets a plan only: parametrize it again once it has values.
 
-    Call it before loading a checkpoint and before training: it takes the weights for initial ones. Calling it again
-    changes nothing. A model on the meta device gets a plan only: parametrize it again once it has numbers.
+    Args:
+        model: The network, as its constructor left it.
+        shapes: The same network at the base width, from ``base_shapes``.
+        scheme: "mup"; "ntk", the lazy limit, in which features do not move as the width grows; "uniform:R" for a scheme
+            between them; or "sp", the standard parametrization, which leaves every weight as drawn and scales nothing.
+        output_exponent: Exponent b of the output weights instead of the scheme's, or "zero" to start them at zero.
+            Learning rates and damping remain the scheme's.
+
+    Returns:
+        The plan, bound to the model: for each parameter its role, growth and initial std, from which optimizers derive
+        learning rates and damping.
+
+    Raises:
+        ParametrizationError: The network and the base shapes are not the same network at two widths, the weights are
+            not initial values, or the model was parametrized in another way before.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> import mukron
+        >>> def network(width):
+        ...     return nn.Sequential(nn.Linear(784, width), nn.ReLU(), nn.Linear(width, 10))
+        >>> model = network(256)
+        >>> p = mukron.parametrize(model, mukron.base_shapes(network, width=64))
+        >>> p.parameters["2.weight"].role.value
+        'output'
+        >>> optimizer = torch.optim.SGD(p.param_groups("sgd", lr=0.1))
     """
     if not isinstance(shapes, BaseShapes):
         raise ParametrizationError(f"expected the network's base shapes, mukron.base_shapes(...), got {shapes!r:.80}")
@@ -97,29 +131,103 @@ def _plan(
 
 @torch.no_grad()
 def _rescale(found: Mapping[str, Found], plan: Parametrization, shapes: BaseShapes) -> None:
-    """Take each parameter's drawn spread to the planned one, once all have been checked."""
+    """Take each parameter's drawn std to the planned one, once all have been checked."""
     ratios = {ratio for entry in plan.parameters.values() for ratio in (entry.growth.r_in, entry.growth.r_out)}
+    for name in plan.parameters:
+        _check_initial(name, found[name].parameter, shapes.parameters[name].spread)
+    spreads = {name: _drawn(found[name].parameter, entry.spread) for name, entry in shapes.parameters.items()}
+    laws = _laws(found, plan, shapes, spreads, ratios)
     factors = {}
     for name, entry in plan.parameters.items():
-        values, base, b = found[name].parameter, shapes.parameters[name].spread, plan.initial_exponent(entry.role)
-        _check_initial(name, values, base)
+        values, base, b = found[name].parameter, spreads[name], plan.initial_exponent(entry.role)
         if b is None:
             factors[name] = 0.0
-        elif base.std != 0 and base.numbers > 1:  # zeros and ones are left alone
+        elif base is not None and (base.numbers > 1 or name in laws):
             std = distance(values, base.center)
-            factors[name] = correction(std, values.numel(), base, entry.growth.r_in, b, ratios)
+            factors[name] = correction(std, values.numel(), base, entry.growth.r_in, b, ratios, laws.get(name))
     for name, factor in factors.items():
-        center = shapes.parameters[name].spread.center if factor else 0.0
+        base = spreads[name]
+        center = base.center if base is not None and factor else 0.0
         if factor != 1:
             found[name].parameter.sub_(center).mul_(factor).add_(center)
 
 
+def _drawn(values: Tensor, base: Spread) -> Spread | None:
+    """The spread at the base if the values are random; None for zeros, ones and other constants, which stay."""
+    if base.std != 0:
+        return base
+    if base.numbers != 1 or base.center == 0 or is_constant(values) == (values.numel() > 1):
+        return None
+    if values.numel() == 1 and float(values) == base.center:
+        return None
+    return Spread(abs(base.center), 1)  # a single number that differs between the widths
+
+
+def _laws(
+    found: Mapping[str, Found],
+    plan: Parametrization,
+    shapes: BaseShapes,
+    spreads: Mapping[str, Spread | None],
+    ratios: set[Fraction],
+) -> dict[str, tuple[Fraction, Fraction]]:
+    """Growth R and exponent k of the initializer's law std ~ R^-k, for each parameter for which it is known.
+
+    The base shapes know it if their factory could be drawn at two widths. Otherwise, tensors whose own std is too noisy
+    follow the larger tensors of their kind: parameters of the same name in modules of the same type.
+    """
+    laws = {}
+    kinds: dict[tuple[str, str], dict[str, Evidence]] = {}
+    for name, entry in found.items():
+        spread, law = spreads[name], shapes.parameters[name].law
+        if spread is None or not entry.parameter.numel():
+            continue
+        if law is not None:
+            growth = plan.parameters[law.parameter].growth if law.parameter is not None else None
+            ratio = Fraction(1) if growth is None else growth.r_in if law.side == "r_in" else growth.r_out
+            laws[name] = ratio, law.exponent
+            continue
+        evidence = _evidence(name, found, plan, shapes, spread)
+        if evidence.std > 0:
+            kinds.setdefault((entry.owner, name.rpartition(".")[2]), {})[name] = evidence
+    for kind in kinds.values():
+        for name, evidence in kind.items():
+            if not laws_are_distinct(evidence.numbers, evidence.base, ratios):
+                law_and_growth = law_of_kind(evidence, list(kind.values()))
+                if law_and_growth is not None:
+                    laws[name] = law_and_growth
+    return laws
+
+
+def _evidence(
+    name: str, found: Mapping[str, Found], plan: Parametrization, shapes: BaseShapes, base: Spread
+) -> Evidence:
+    """What one parameter shows of its initializer; a bias takes the fans of its layer's weight."""
+    entry = found[name]
+    module, _, local = name.rpartition(".")
+    layer = [other for other in plan.parameters if other.rpartition(".")[0] == module]
+    growths = [plan.parameters[other].growth for other in layer]
+    weight = f"{module}.weight" if module else "weight"
+    default = False
+    if local in ("weight", "bias") and weight in layer and entry.owner in UNIFORM_FAN_IN:
+        fans, base_fans = found[weight].uses[weight], shapes.parameters[weight].base.uses.get(weight)
+        if fans is not None and base_fans is not None:
+            default = may_be_default(found[name].parameter, base, fans.fan_in, base_fans.fan_in)
+    return Evidence(
+        base,
+        std=distance(entry.parameter, base.center),
+        numbers=entry.parameter.numel(),
+        r_in=max(growth.r_in for growth in growths),
+        r_out=max(growth.r_out for growth in growths),
+        default=default,
+    )
+
+
 def _check_initial(name: str, values: Tensor, base: Spread) -> None:
-    """Values that the base's initializer cannot have drawn are not initial ones."""
+    """Refuse values that the initializer of the base network cannot have drawn: they are not initial values."""
     if not bool(values.isfinite().all()):
         raise ParametrizationError(f'parameter "{name}": its values are not all finite')
     if base.numbers == 1:
-        return  # one number tells nothing
+        return  # a single number may be random or constant
     constant = is_constant(values) and values.numel() > 1
     if constant != (base.std == 0) and (constant or not is_constant(values)):
         here, there = ("are all equal", "vary") if constant else ("vary", "are all equal")

@@ -1,4 +1,4 @@
-"""Base shapes: which dimensions of a network grow with its width, and how large and how spread they are at the base."""
+"""Base shapes: which dimensions of a network grow with its width, and sizes and initial values at the base width."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from fractions import Fraction
 from numbers import Real
 from typing import Any
 
@@ -17,14 +18,15 @@ from torch import nn
 
 from mukron.layers import Fans, Shape
 from mukron.params.errors import ParametrizationError
-from mukron.params.initial import Spread, measure
+from mukron.params.initial import Law, SameRandomNumbers, Spread, law_of_change, measure, scale_change
 from mukron.params.inventory import Found, inventory, on_meta
-from mukron.params.resolve import Sizes, check_names, resolve
+from mukron.params.resolve import Growth, Sizes, check_names, resolve
 from mukron.params.storage import Data, check_stamp, damaged, read_json, stamp, write_json
 from mukron.theory import Role
 
-KIND, VERSION = "base_shapes", 2
+KIND, VERSION = "base_shapes", 2  # 2: with the laws of the initializers
 MAX_DRAWS, NUMBERS_TO_DRAW = 8, 4_000_000
+PROBES, NUMBERS_TO_PROBE = 3, 8_000_000  # draws at two widths from the same random numbers
 
 Factory = Callable[..., nn.Module]
 
@@ -37,23 +39,51 @@ class BaseParameter:
     wider: Sizes | None  # the same at another width; None: not known, the network itself is compared instead
     role: Role | None  # declared by the user; None: told by the modules that own it
     spread: Spread  # of its initial values
+    law: Law | None = None  # how its initializer depends on the width; None: not known
 
 
 @dataclass(frozen=True)
 class BaseShapes:
-    """The base of a family of networks, by parameter name. Saves to and loads from JSON."""
+    """A network at its base width, by parameter name: shapes, what grows, and the spread of the initial values.
+
+    Made by ``base_shapes``. It is plain data, which saves to and loads from JSON.
+
+    Attributes:
+        parameters: The parameters at the base width, by name.
+        width: The width that the factory was called with; for display only.
+
+    Example:
+        >>> import os, tempfile
+        >>> from torch import nn
+        >>> from mukron.params import BaseShapes, base_shapes
+        >>> shapes = base_shapes(lambda width: nn.Linear(width, 10), width=16)
+        >>> shapes.parameters["weight"].base.shape, shapes.parameters["weight"].wider.shape
+        ((10, 16), (10, 32))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = os.path.join(folder, "shapes.json")
+        ...     shapes.save(path)
+        ...     BaseShapes.load(path) == shapes
+        True
+    """
 
     parameters: Mapping[str, BaseParameter]
-    width: float | None = None  # for people: the number the factory was called with
+    width: float | None = None
 
     def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a JSON file."""
         write_json(path, self.to_dict())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> BaseShapes:
+        """Read a JSON file that ``save`` wrote.
+
+        Raises:
+            ParametrizationError: The file is damaged, or of another kind or version.
+        """
         return cls.from_dict(read_json(path), source=str(path))
 
     def to_dict(self) -> Data:
+        """Plain JSON data, as ``save`` writes it."""
         parameters = {
             name: {
                 "base": _sizes_to_dict(entry.base),
@@ -63,6 +93,7 @@ class BaseShapes:
                 "numbers": entry.spread.numbers,
                 "center": entry.spread.center,
                 "kurtosis": entry.spread.kurtosis,
+                "law": entry.law and _law_to_dict(entry.law),
             }
             for name, entry in self.parameters.items()
         }
@@ -70,6 +101,7 @@ class BaseShapes:
 
     @classmethod
     def from_dict(cls, data: object, source: str = "base shapes") -> BaseShapes:
+        """Read the data of ``to_dict``; ``source`` names them in errors."""
         content = check_stamp(data, KIND, VERSION, source)
         with damaged(source):
             parameters = {
@@ -78,6 +110,7 @@ class BaseShapes:
                     wider=entry["wider"] and _sizes_from_dict(entry["wider"]),
                     role=entry["role"] and Role(entry["role"]),
                     spread=Spread(entry["std"], entry["numbers"], entry["center"], entry["kurtosis"]),
+                    law=entry["law"] and _law_from_dict(entry["law"], content["parameters"]),
                 )
                 for name, entry in content["parameters"].items()
             }
@@ -85,21 +118,44 @@ class BaseShapes:
 
 
 def plain_width(width: float) -> float:
-    """A number of Python's own, whole where it is: networks take no 64.0, and JSON no numbers of numpy."""
+    """The width as a Python int if it is whole, else a float: networks do not take 64.0, nor JSON numpy's numbers."""
     return int(width) if float(width).is_integer() else float(width)
 
 
 def base_shapes(
     source: Factory | nn.Module, width: float | None = None, *, roles: Mapping[str, Role | str] | None = None
 ) -> BaseShapes:
-    """What to compare a network with: the same network at the width its settings are tuned at.
+    """Record a network at its base width, the one that its settings are tuned at, and what grows with the width.
 
-    source: a function (or class) that builds the network for a given width: its parameter called ``width``, or the only
-        one it has. It is built (several times, if small) at ``width``, for its shapes
-        and the spread of its initial values, and at twice that on the meta device, without memory, to see what grows.
-        Or the network at the base width itself: then what grows is seen when a wider one is parametrized.
-    roles: the roles of parameters that no known module owns, or whose owners disagree, by name:
-        ``roles={"position": "input"}``.
+    A factory is built at ``width`` for its shapes and the spread of its initial values, several times if it is small,
+    and at twice the width on the meta device, without memory, to see which dimensions grow. A small network is also
+    built for real at both widths, from the same random numbers, which shows how each initializer depends on the width.
+    The user's random streams are left as they were.
+
+    Args:
+        source: A function or class that builds the network for a given width, which is its parameter ``width`` or its
+            only parameter. Or the network at the base width itself: what grows is then determined when a wider network
+            is parametrized, and initializers are known from the values of the two networks alone.
+        width: The base width; required with a factory.
+        roles: Roles of the parameters that no known module owns or whose owners disagree, by name, such as
+            ``{"position": "input"}``. Roles are input, hidden, output, vector and scalar.
+
+    Returns:
+        The base shapes, for ``parametrize``.
+
+    Raises:
+        ParametrizationError: The source is neither a factory nor a network with values, the width is missing or not
+            positive, no shape depends on the width, or the role of a parameter cannot be determined.
+
+    Example:
+        >>> from torch import nn
+        >>> import mukron
+        >>> def network(width):
+        ...     return nn.Sequential(nn.Linear(784, width), nn.ReLU(), nn.Linear(width, 10))
+        >>> shapes = mukron.base_shapes(network, width=64)
+        >>> p = mukron.parametrize(network(256), shapes)
+        >>> p.parameters["2.weight"].growth.r_in
+        Fraction(4, 1)
     """
     if roles is not None and not isinstance(roles, Mapping):
         raise ParametrizationError(f'roles must be given by name, roles={{"position": "input"}}, got {roles!r}')
@@ -130,17 +186,19 @@ def base_shapes(
     _check_declared(found, declared)
     wider = inventory(build_without_memory(source, 2 * width))
     check_names(found, wider, f"at width {2 * width}", f"at width {width}")
-    parameters = {
-        name: BaseParameter(_sizes(entry), _sizes(wider[name]), declared.get(name), spreads[name])
-        for name, entry in found.items()
-    }
-    if all(entry.base.shape == entry.wider.shape for entry in parameters.values() if entry.wider):
+    if all(entry.shape == wider[name].shape for name, entry in found.items()):
         raise ParametrizationError(
             f"no parameter's shape differs between widths {width} and {2 * width}; does the factory use its width?"
         )
-    for name, entry in parameters.items():  # says now what would be wrong at every width
-        assert entry.wider is not None
-        resolve(name, entry.base, entry.wider, entry.wider, entry.role, found[name].owner)
+    growths = {}
+    for name, entry in found.items():  # reports now what would be wrong at every width
+        sizes = _sizes(wider[name])
+        growths[name] = resolve(name, _sizes(entry), sizes, sizes, declared.get(name), entry.owner)
+    laws = _laws(source, width, found, wider, spreads, growths)
+    parameters = {
+        name: BaseParameter(_sizes(entry), _sizes(wider[name]), declared.get(name), spreads[name], laws.get(name))
+        for name, entry in found.items()
+    }
     return BaseShapes(parameters, width)
 
 
@@ -185,7 +243,7 @@ def build(factory: Factory, width: float) -> nn.Module:
 
 
 def _draw(factory: Factory, width: float) -> tuple[dict[str, Found], dict[str, Spread]]:
-    """Build at the base width; small networks several times, since few numbers tell their spread only roughly."""
+    """Build at the base width, several times if small: the std of few numbers is inaccurate."""
     with _own_random_numbers(), torch.device("cpu"):
         found = inventory(build(factory, width))
         if on_meta(found):
@@ -195,23 +253,69 @@ def _draw(factory: Factory, width: float) -> tuple[dict[str, Found], dict[str, S
         numbers = sum(entry.parameter.numel() for entry in found.values())
         more = min(MAX_DRAWS, NUMBERS_TO_DRAW // max(1, numbers)) - 1
         draws = [found, *(inventory(build(factory, width)) for _ in range(more))]
+        if more > 0 and all(torch.equal(draws[1][name].parameter, entry.parameter) for name, entry in found.items()):
+            draws = [_draw_from(seed, factory, width) for seed in range(more + 1)]  # the factory seeds torch itself
     return found, {name: measure([draw[name].parameter for draw in draws]) for name in found}
 
 
+def _draw_from(seed: int, factory: Factory, width: float) -> dict[str, Found]:
+    with SameRandomNumbers(seed):
+        return inventory(build(factory, width))
+
+
+def _laws(
+    factory: Factory,
+    width: float,
+    base: Mapping[str, Found],
+    wider: Mapping[str, Found],
+    spreads: Mapping[str, Spread],
+    growths: Mapping[str, Growth],
+) -> dict[str, Law]:
+    """How the initializer of each parameter depends on the width, where draws from the same random numbers show it."""
+    varied = [name for name, spread in spreads.items() if spread.std != 0]
+    numbers = sum(entry.parameter.numel() for network in (base, wider) for entry in network.values())
+    if not varied or PROBES * numbers > NUMBERS_TO_PROBE:
+        return {}
+    draws: dict[float, list[dict[str, Found]]] = {width: [], 2 * width: []}
+    with _own_random_numbers(), torch.device("cpu"):
+        for size, networks in draws.items():
+            networks.extend(_draw_from(seed, factory, size) for seed in range(PROBES))
+    laws = {}
+    for name in varied:
+        change = scale_change(*([network[name].parameter for network in networks] for networks in draws.values()))
+        law = None if change is None else law_of_change(change, _sources(name, growths))
+        if law is not None:
+            laws[name] = law
+    return laws
+
+
+def _sources(name: str, growths: Mapping[str, Growth]) -> list[tuple[str, str, Fraction]]:
+    """What an initializer may follow: first the fan-in of its own layer, then its fan-out, then any other layer's."""
+    module = name.rpartition(".")[0]
+    own = [name, *(other for other in growths if other.rpartition(".")[0] == module and other != name)]
+    others = [other for other in growths if other not in own]
+    return [
+        (parameter, side, growths[parameter].r_in if side == "r_in" else growths[parameter].r_out)
+        for parameters in (own, others)
+        for side in ("r_in", "r_out")
+        for parameter in parameters
+    ]
+
+
 def build_without_memory(factory: Factory, width: float) -> nn.Module:
-    """On the meta device, if the factory can do without numbers."""
+    """The factory's network at that width, on the meta device if the factory works without values."""
     with _own_random_numbers():
         try:
             with torch.device("meta"):
                 return build(factory, width)
-        except (NotImplementedError, RuntimeError):  # something in it needs real numbers
+        except (NotImplementedError, RuntimeError):  # something in it needs values
             with torch.device("cpu"):
                 return build(factory, width)
 
 
 @contextmanager
 def _own_random_numbers() -> Iterator[None]:
-    """Leave the user's random streams as they were, and draw the same numbers each time."""
+    """Draw the same numbers each time, and leave the user's random streams as they were."""
     states = torch.get_rng_state(), np.random.get_state(), random.getstate()
     torch.default_generator.manual_seed(0)
     np.random.seed(0)
@@ -231,3 +335,14 @@ def _sizes_to_dict(sizes: Sizes) -> Data:
 def _sizes_from_dict(data: Mapping[str, Any]) -> Sizes:
     shape: Shape = tuple(data["shape"])
     return Sizes(shape, {name: use and Fans(*use) for name, use in data["uses"].items()})
+
+
+def _law_to_dict(law: Law) -> Data:
+    return {"exponent": str(law.exponent), "parameter": law.parameter, "side": law.side}
+
+
+def _law_from_dict(data: Mapping[str, Any], parameters: Mapping[str, Any]) -> Law:
+    law = Law(Fraction(data["exponent"]), data["parameter"], data["side"])
+    if law.side not in ("r_in", "r_out") or (law.exponent != 0 and law.parameter not in parameters):
+        raise ValueError(f"no such law: {dict(data)}")
+    return law
