@@ -1,4 +1,6 @@
-"""Every public name of a room is documented in Google style, and the examples of its docstrings run.
+"""Every public name of a room is documented in Google style, and the examples in docstrings run.
+
+A room is a package or a module of mukron.
 
 What a name needs:
 
@@ -21,13 +23,15 @@ import importlib
 import inspect
 import pkgutil
 import re
-import typing
 import warnings
 from collections.abc import Iterator
 
 import pytest
 
-ROOMS = ("mukron.theory", "mukron.models", "mukron.data", "mukron.report", "mukron.diagnose")
+ROOMS = (
+    *("mukron.exponents", "mukron.figures", "mukron.imports", "mukron.stages", "mukron.table"),
+    *("mukron.theory", "mukron.models", "mukron.data", "mukron.report", "mukron.diagnose"),
+)
 
 SECTIONS = ("Args", "Attributes", "Returns", "Yields", "Raises", "Example", "Note")
 TITLE = re.compile(rf"^({'|'.join(SECTIONS)}):$")
@@ -136,10 +140,12 @@ def problems_of_member(member: object) -> list[str]:
 
 
 def public(room: str) -> Iterator[tuple[str, object]]:
+    """The functions and classes of ``__all__``; of a module without it, those that it defines."""
     module = importlib.import_module(room)
-    for name in module.__all__:
+    defined = [name for name, value in vars(module).items() if getattr(value, "__module__", "") == room]
+    for name in getattr(module, "__all__", [name for name in defined if not name.startswith("_")]):
         value = getattr(module, name)
-        if inspect.isfunction(value) or (inspect.isclass(value) and typing.get_origin(value) is None):
+        if inspect.isclass(value) or inspect.isfunction(inspect.unwrap(value)):
             yield name, value
 
 
@@ -155,7 +161,8 @@ def test_public_names_are_documented(value):
 def modules(room: str) -> Iterator[str]:
     """The room, its modules, and the modules elsewhere that its public names come from."""
     yield room
-    yield from (module.name for module in pkgutil.walk_packages(importlib.import_module(room).__path__, f"{room}."))
+    folders = getattr(importlib.import_module(room), "__path__", ())
+    yield from (module.name for module in pkgutil.walk_packages(folders, f"{room}."))
     yield from (value.__module__ for _, value in public(room))
 
 

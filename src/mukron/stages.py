@@ -1,4 +1,4 @@
-"""The stages of a step, by name, for whoever profiles it."""
+"""Names for the stages of an optimizer's step, which show up in torch's profiler."""
 
 from __future__ import annotations
 
@@ -10,6 +10,19 @@ from torch.profiler import record_function
 
 
 def stage(name: str) -> AbstractContextManager[Any]:
-    """A label in torch's profiler; without one running it costs nothing."""
-    profiled: bool = torch.autograd._profiler_enabled()  # type: ignore[attr-defined]
-    return record_function(name) if profiled else nullcontext()
+    """Label a stage of the step in torch's profiler. It costs nothing if no profiler is running.
+
+    Args:
+        name: The label.
+
+    Returns:
+        A context manager around the stage.
+
+    Example:
+        >>> from mukron.stages import stage
+        >>> with stage("precondition"):
+        ...     print("computing")
+        computing
+    """
+    is_profiling: bool = torch.autograd._profiler_enabled()  # type: ignore[attr-defined]
+    return record_function(name) if is_profiling else nullcontext()
