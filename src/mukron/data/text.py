@@ -109,8 +109,8 @@ def analogy_accuracy(
 ) -> tuple[float, int]:
     """Compute how often d is the word nearest to b - a + c, in "a is to b as c is to d".
 
-    A question is used if its four words are in the vocabulary, in upper or lower case. The nearest word is that with the
-    largest cosine; a, b and c are excluded.
+    A question is used if its four words are in the vocabulary, in upper or lower case. The nearest word is the one with
+    the largest cosine; a, b and c are excluded.
 
     Args:
         embedding: The vectors of the words [words, dimension].

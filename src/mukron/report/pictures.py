@@ -15,7 +15,7 @@ from mukron.study.record import StudyRecord
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Numbers = tuple[Sequence[str], list[Sequence[object]]]  # columns and rows of a CSV
+CsvTable = tuple[Sequence[str], list[Sequence[object]]]  # columns and rows of a CSV
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Picture:
     title: str
     description: str  # for readers who cannot see the figure: what it shows
     caption: str  # for readers who can see it: how to read it
-    numbers: Numbers
+    numbers: CsvTable
 
 
 def pictures(record: StudyRecord) -> Iterator[Picture]:
@@ -136,7 +136,7 @@ def _curves(record: StudyRecord) -> Picture:
     )
 
 
-def setting_numbers(metric: str, summaries: Sequence[SettingSummary]) -> Numbers:
+def setting_numbers(metric: str, summaries: Sequence[SettingSummary]) -> CsvTable:
     """Return settings as the rows of a CSV, with a mean only where every seed finished."""
     columns = ("scheme", "width", "lr", "damping", "finished", "diverged", "pruned", metric, "lowest", "highest")
     rows: list[Sequence[object]] = []
@@ -147,7 +147,7 @@ def setting_numbers(metric: str, summaries: Sequence[SettingSummary]) -> Numbers
     return columns, rows
 
 
-def wider_numbers(record: StudyRecord) -> Numbers:
+def wider_numbers(record: StudyRecord) -> CsvTable:
     """Return the metric against the width, early and late in training."""
     rows = [
         (judged.scheme, judged.axis, wider.when, wider.epoch, width, mean, _blank(error))
@@ -158,7 +158,7 @@ def wider_numbers(record: StudyRecord) -> Numbers:
     return ("scheme", "axis", "when", "epoch", "width", record.metric, "standard_error"), list(rows)
 
 
-def run_numbers(record: StudyRecord) -> Numbers:
+def run_numbers(record: StudyRecord) -> CsvTable:
     """Return every run."""
     rows = [
         (

@@ -40,7 +40,7 @@ from mukron.theory.power import Number, Power
 from mukron.theory.roles import Role
 from mukron.theory.schemes import HALF, MUP, Scheme, get_scheme
 
-Damping = Mapping[str, Power]
+DampingExponents = Mapping[str, Power]
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Exponents:
     a: Fraction
     b: Fraction
     c: Power
-    d: Damping
+    d: DampingExponents
 
 
 def solve(
