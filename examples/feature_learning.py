@@ -20,7 +20,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from mukron import Parametrization, figures
-from mukron.diagnose import Check, Row, coordinate_check
+from mukron.diagnose import Check, Measurement, coordinate_check
 from mukron.models import MLP
 
 INPUTS, CLASSES, SAMPLES, BASE_WIDTH = 32, 10, 64, 64
@@ -79,7 +79,7 @@ def draw(results: dict[tuple[str, str], Check], path: Path) -> None:
         for layer in LAYERS
         for row in result.record.select("features", layer)
     ]
-    figures.write_csv(path, ("method", "scheme", *Row._fields), numbers)
+    figures.write_csv(path, ("method", "scheme", *Measurement._fields), numbers)
 
 
 def main() -> None:

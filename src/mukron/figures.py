@@ -1,6 +1,7 @@
-"""All figures in one style: colours that colour-blind eyes tell apart, a marker to each, SVG and PNG with a CSV beside.
+"""The common style of all figures, and how they are saved.
 
-Needs matplotlib, which is loaded when a figure is drawn.
+Colours can be told apart by colour-blind readers, and each has its marker. Figures are saved as SVG and PNG, with
+their numbers as CSV. This module needs matplotlib, which is loaded when a figure is drawn.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# Okabe and Ito (2008), without their yellow, which is too light for lines.
+# The palette of Okabe and Ito (2008) without yellow, which is too light for lines.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 STYLE: dict[Any, Any] = {
@@ -37,21 +38,45 @@ STYLE: dict[Any, Any] = {
     "lines.markersize": 4,
     "legend.frameon": False,
     "legend.fontsize": 8,
-    "svg.fonttype": "none",  # text stays text
-    "svg.hashsalt": "mukron",  # the same numbers give the same file
+    "svg.fonttype": "none",  # keep text as text
+    "svg.hashsalt": "mukron",  # make the file reproducible
 }
 
 
 def available() -> bool:
-    """Whether figures can be drawn."""
+    """Say whether matplotlib is installed, so that figures can be drawn.
+
+    Returns:
+        Whether it is.
+
+    Example:
+        >>> from mukron.figures import available
+        >>> available()
+        True
+    """
     return find_spec("matplotlib") is not None
 
 
 def styled(draw: Callable[P, T]) -> Callable[P, T]:
-    """Whatever the function draws comes in the one style; the user's own settings stay as they were."""
+    """Decorate a function that draws, so that it draws in the common style.
+
+    The user's settings of matplotlib are left as they were.
+
+    Args:
+        draw: The function.
+
+    Returns:
+        The function in the common style. It raises a ``ValueError`` if matplotlib is not installed.
+
+    Example:
+        >>> import matplotlib
+        >>> from mukron.figures import styled
+        >>> styled(lambda: matplotlib.rcParams["font.size"])()
+        9.0
+    """
 
     @wraps(draw)
-    def drawn(*args: P.args, **kwargs: P.kwargs) -> T:
+    def draw_in_style(*args: P.args, **kwargs: P.kwargs) -> T:
         if not available():
             raise ValueError("figures need matplotlib: pip install matplotlib, or mukron with its extra 'studies'")
         import matplotlib as mpl
@@ -59,11 +84,27 @@ def styled(draw: Callable[P, T]) -> Callable[P, T]:
         with mpl.rc_context(STYLE):
             return draw(*args, **kwargs)
 
-    return drawn
+    return draw_in_style
 
 
 def panels(rows: int, columns: int, *, size: tuple[float, float] = (3.4, 2.8), **options: Any) -> tuple[Figure, Any]:
-    """A figure of rows x columns axes, always as an array of two dimensions. No window, no global state."""
+    """Make a figure of rows x columns panels, without a window and without matplotlib's global state.
+
+    Args:
+        rows: The number of rows.
+        columns: The number of columns.
+        size: The width and height of one panel in inches.
+        **options: Arguments of ``Figure.subplots``, such as ``sharex``.
+
+    Returns:
+        The figure, and its axes as an array [rows, columns].
+
+    Example:
+        >>> from mukron.figures import panels
+        >>> figure, axes = panels(1, 2)
+        >>> axes.shape
+        (1, 2)
+    """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(size[0] * columns, size[1] * rows), layout="constrained")
@@ -71,13 +112,38 @@ def panels(rows: int, columns: int, *, size: tuple[float, float] = (3.4, 2.8), *
 
 
 def line(number: int) -> dict[str, Any]:
-    """Colour and marker of the line of that number; after seven they come again, dashed."""
-    around, which = divmod(number, len(COLOURS))
-    return {"color": COLOURS[which], "marker": MARKERS[which], "linestyle": ("-", "--", ":", "-.")[around % 4]}
+    """Return the colour, marker and dashes of a line. Every seven lines the colours repeat with other dashes.
+
+    Args:
+        number: The number of the line, from 0.
+
+    Returns:
+        Arguments of ``Axes.plot``.
+
+    Example:
+        >>> from mukron.figures import line
+        >>> line(0)
+        {'color': '#0072B2', 'marker': 'o', 'linestyle': '-'}
+    """
+    cycle, index = divmod(number, len(COLOURS))
+    return {"color": COLOURS[index], "marker": MARKERS[index], "linestyle": ("-", "--", ":", "-.")[cycle % 4]}
 
 
 def shade(number: int, of: int) -> str:
-    """Colours of an ordered quantity such as the width: from light to dark in one map."""
+    """Return a colour for a value of an ordered quantity such as the width: light for the first, dark for the last.
+
+    Args:
+        number: The position of the value, from 0.
+        of: The number of values.
+
+    Returns:
+        The colour as ``#rrggbb``.
+
+    Example:
+        >>> from mukron.figures import shade
+        >>> shade(0, 3), shade(2, 3)
+        ('#9bd93c', '#471365')
+    """
     from matplotlib import colormaps
     from matplotlib.colors import to_hex
 
@@ -85,7 +151,19 @@ def shade(number: int, of: int) -> str:
 
 
 def widths_axis(axis: Axes, widths: Sequence[float]) -> None:
-    """A logarithmic axis whose ticks are the widths themselves, thinned where they would touch."""
+    """Make the x axis logarithmic, with the widths themselves as ticks; where there are many, some are left out.
+
+    Args:
+        axis: The axes to change.
+        widths: The widths.
+
+    Example:
+        >>> from mukron.figures import panels, widths_axis
+        >>> figure, axes = panels(1, 1)
+        >>> widths_axis(axes[0, 0], [64, 128, 256])
+        >>> [label.get_text() for label in axes[0, 0].get_xticklabels()]
+        ['64', '128', '256']
+    """
     ticks = sorted(set(widths))[:: 1 + (len(set(widths)) - 1) // 7]
     axis.set_xscale("log", base=2)
     axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
@@ -94,21 +172,46 @@ def widths_axis(axis: Axes, widths: Sequence[float]) -> None:
 
 
 def sizes_axis(axis: Axes) -> None:
-    """A logarithmic axis of at least two decades: flat lines look flat."""
+    """Make the y axis logarithmic over at least two decades, so that flat lines look flat.
+
+    Args:
+        axis: The axes to change, with the lines already drawn.
+
+    Example:
+        >>> from mukron.figures import panels, sizes_axis
+        >>> figure, axes = panels(1, 1)
+        >>> _ = axes[0, 0].plot([1, 2], [1.0, 1.1])
+        >>> sizes_axis(axes[0, 0])
+        >>> low, high = axes[0, 0].get_ylim()
+        >>> round(high / low)
+        100
+    """
     from matplotlib.ticker import NullFormatter
 
-    if not isfinite(axis.dataLim.y1) or not isfinite(axis.dataLim.minposy):  # nothing to show
+    if not isfinite(axis.dataLim.y1) or not isfinite(axis.dataLim.minposy):  # nothing is drawn
         return
     axis.set_yscale("log")
     low, high = axis.get_ylim()
-    missing = (2 / max(log10(high / low), 1e-9)) if high < 100 * low else 1.0
-    middle, half = sqrt(low * high), sqrt(high / low) ** missing
-    axis.set_ylim(middle / half, middle * half)
+    stretch = (2 / max(log10(high / low), 1e-9)) if high < 100 * low else 1.0
+    centre, half = sqrt(low * high), sqrt(high / low) ** stretch
+    axis.set_ylim(centre / half, centre * half)
     axis.yaxis.set_minor_formatter(NullFormatter())
 
 
 def powers_axis(axes: Axes, which: str) -> None:
-    """The "x" or the "y" axis in powers of two, as settings are tried."""
+    """Make an axis logarithmic with ticks at powers of two, as for learning rates and damping.
+
+    Args:
+        axes: The axes to change.
+        which: ``"x"`` or ``"y"``.
+
+    Example:
+        >>> from mukron.figures import panels, powers_axis
+        >>> figure, axes = panels(1, 1)
+        >>> powers_axis(axes[0, 0], "x")
+        >>> axes[0, 0].get_xscale()
+        'log'
+    """
     from matplotlib.ticker import LogFormatterMathtext, LogLocator, NullLocator
 
     axis = {"x": axes.xaxis, "y": axes.yaxis}[which]
@@ -119,10 +222,24 @@ def powers_axis(axes: Axes, which: str) -> None:
 
 
 def numbers_axis(axes: Axes, low: float, high: float) -> None:
-    """A logarithmic y axis from low to high in plain numbers, 0.1, 0.2, 0.5; linear where that says more."""
+    """Make the y axis logarithmic with plain numbers as ticks (0.1, 0.2, 0.5); linear if the range is small.
+
+    Args:
+        axes: The axes to change.
+        low: The lowest value to show.
+        high: The highest value to show.
+
+    Example:
+        >>> from mukron.figures import numbers_axis, panels
+        >>> figure, axes = panels(1, 2)
+        >>> numbers_axis(axes[0, 0], 0.1, 2.0)
+        >>> numbers_axis(axes[0, 1], 0.9, 1.0)
+        >>> axes[0, 0].get_yscale(), axes[0, 1].get_yscale()
+        ('log', 'linear')
+    """
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-    if not (0 < 2 * low < high):  # no logarithm, or so small a range that there is no difference
+    if not (0 < 2 * low < high):  # no logarithm exists, or the range is so small that it makes no difference
         margin = 0.05 * ((high - low) or abs(high) or 1.0)
         axes.set_ylim(low - margin, high + margin)
         return
@@ -137,7 +254,22 @@ def numbers_axis(axes: Axes, low: float, high: float) -> None:
 
 @styled
 def save(figure: Figure, path: str | Path, endings: Sequence[str] = (".svg", ".png")) -> list[Path]:
-    """PATH.svg and PATH.png."""
+    """Save a figure as SVG and PNG.
+
+    Args:
+        figure: The figure.
+        path: The path of the files; its suffix is replaced.
+        endings: The suffixes of the files to write.
+
+    Returns:
+        The paths of the files.
+
+    Example:
+        >>> from mukron.figures import panels, save
+        >>> figure, axes = panels(1, 1)
+        >>> [path.name for path in save(figure, "empty")]
+        ['empty.svg', 'empty.png']
+    """
     written = []
     for ending in endings:
         options: dict[str, Any] = {"metadata": {"Date": None}} if ending == ".svg" else {"dpi": 150}
@@ -148,7 +280,24 @@ def save(figure: Figure, path: str | Path, endings: Sequence[str] = (".svg", ".p
 
 
 def write_csv(path: str | Path, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Path:
-    """PATH.csv, the numbers beside a figure; floats with nine digits, which float32 is told apart by."""
+    """Write the numbers of a figure as CSV. Floats have nine digits, which is enough to restore a float32.
+
+    Args:
+        path: The path of the file; its suffix is replaced by ``.csv``.
+        columns: The heads of the columns.
+        rows: The rows.
+
+    Returns:
+        The path of the file.
+
+    Example:
+        >>> from mukron.figures import write_csv
+        >>> path = write_csv("losses", ("width", "loss"), [(64, 0.5), (128, 0.25)])
+        >>> print(path.read_text(), end="")
+        width,loss
+        64,0.5
+        128,0.25
+    """
     target = Path(path).with_suffix(".csv")
     with target.open("w", newline="") as file:
         table = csv.writer(file, lineterminator="\n")

@@ -1,4 +1,4 @@
-"""A function of the user's own, named as MODULE:FUNCTION."""
+"""Import a function of the user's, named as MODULE:FUNCTION."""
 
 from __future__ import annotations
 
@@ -9,22 +9,42 @@ from collections.abc import Callable
 from typing import Any
 
 
-def import_function(path: str, said: str) -> Callable[..., Any]:
-    """The function or class at MODULE:FUNCTION, modules of the current folder included; ``said`` names it in errors."""
+def import_function(path: str, setting: str) -> Callable[..., Any]:
+    """Import the function or class at MODULE:FUNCTION; modules of the current folder are found too.
+
+    Args:
+        path: The module and the function, as in ``"mypackage.nets:make"``.
+        setting: The name of the setting that holds the path, for the text of errors.
+
+    Returns:
+        The function or class.
+
+    Raises:
+        ValueError: The path is malformed, the module cannot be imported, or it has no such function.
+
+    Example:
+        >>> from mukron.imports import import_function
+        >>> import_function("math:sqrt", "model")(4.0)
+        2.0
+    """
     module, _, name = path.partition(":")
     if not (module and name):
-        raise ValueError(f"{said} {path!r}: expected MODULE:FUNCTION, as in mypackage.nets:make")
+        raise ValueError(f"{setting} {path!r}: expected MODULE:FUNCTION, as in mypackage.nets:make")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
         imported = importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name is not None and not module.startswith(error.name):
-            raise ValueError(f"{said} {path!r}: it imports {error.name!r}, which is not installed") from error
-        raise ValueError(f"{said} {path!r}: {error} (a module's name, not a file's; this folder counts too)") from error
+            raise ValueError(f"{setting} {path!r}: it imports {error.name!r}, which is not installed") from error
+        raise ValueError(
+            f"{setting} {path!r}: {error} (a module's name, not a file's; this folder counts too)"
+        ) from error
     except TypeError as error:
-        raise ValueError(f"{said} {path!r}: {error} (a module's name, not a file's; this folder counts too)") from error
+        raise ValueError(
+            f"{setting} {path!r}: {error} (a module's name, not a file's; this folder counts too)"
+        ) from error
     function: Callable[..., Any] | None = getattr(imported, name, None)
     if not callable(function):
-        raise ValueError(f"{said} {path!r}: module {module!r} has no function or class {name!r}")
+        raise ValueError(f"{setting} {path!r}: module {module!r} has no function or class {name!r}")
     return function

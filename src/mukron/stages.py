@@ -1,8 +1,6 @@
-"""The stages of a step, by name, for whoever profiles it."""
+"""Names for the stages of an optimizer's step, which show up in torch's profiler."""
 
 from torch._C._profiler import _RecordFunctionFast
 
-# ``with stage("mukron::invert"):`` is a label in torch's profiler. Without one running it costs next to nothing.
+# ``with stage("mukron::invert"):`` labels a stage. Without a profiler running it costs next to nothing.
 stage = _RecordFunctionFast
-
-__all__ = ["stage"]

@@ -1,4 +1,4 @@
-"""A table as data: reads as text, and the command line can draw it."""
+"""A table as data: it prints as text, and the command line can draw it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,24 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, repr=False)
 class Table:
-    """Titled rows of text. ``print`` it, or read ``columns`` and ``rows``."""
+    """A table of text. Print it, or read its columns and rows.
+
+    Attributes:
+        title: The line above the table.
+        columns: The heads of the columns.
+        rows: The cells, row by row.
+        notes: Lines below the table.
+
+    Example:
+        >>> from mukron.table import Table
+        >>> print(Table("Squares", ("x", "x^2"), (("1", "1"), ("12", "144"))))
+        Squares
+        <BLANKLINE>
+        x   x^2
+        --  ---
+        1   1
+        12  144
+    """
 
     title: str
     columns: tuple[str, ...]
@@ -16,7 +33,7 @@ class Table:
 
     @property
     def width(self) -> int:
-        """How many characters a line takes."""
+        """The number of characters in a line."""
         return sum(self._widths) + 2 * (len(self.columns) - 1)
 
     @property

@@ -9,7 +9,7 @@ import torch
 from scipy.stats import spearmanr
 
 from mukron.data import DataError, analogies, analogy_accuracy, load, similarity, word_pairs
-from mukron.data.words import parse_analogies, parse_pairs
+from mukron.data.text import parse_analogies, parse_pairs
 
 TRAIN = """
  = The Cat =

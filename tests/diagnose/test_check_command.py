@@ -160,7 +160,7 @@ def test_ctrl_c_ends_a_check_with_a_word_and_its_own_code(monkeypatch):
     def pressed(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("mukron.diagnose.configured.run", pressed)
+    monkeypatch.setattr("mukron.diagnose.configured.record_runs", pressed)
     result = CliRunner().invoke(app, ["check", "--widths", "64,128"], catch_exceptions=False)
     assert result.exit_code == 130
     assert "interrupted" in result.stderr

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from mukron.diagnose import Check, Record, Row
+from mukron.diagnose import Check, Measurement, Record
 from mukron.diagnose.readings import DAMPING, FEATURES, UPDATE, judge
 
 WIDTHS, SEEDS = (64, 128, 256, 512), range(3)
@@ -16,7 +16,7 @@ WIDTHS, SEEDS = (64, 128, 256, 512), range(3)
 def record(slopes: dict[str, float], quantity: str = "features", noise: float = 0.01, **changes) -> Record:
     draws = np.random.RandomState(0)
     rows = [
-        Row(width, seed, step, quantity, layer, step * width**slope * math.exp(noise * draws.randn()))
+        Measurement(width, seed, step, quantity, layer, step * width**slope * math.exp(noise * draws.randn()))
         for width in WIDTHS
         for seed in SEEDS
         for step in (1, 2)

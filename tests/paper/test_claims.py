@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from mukron.diagnose import Check, Record, Row
+from mukron.diagnose import Check, Measurement, Record
 from mukron.paper import damped, nngp, tables, wide
 from mukron.paper.claims import (
     Of,
@@ -347,7 +347,7 @@ def test_with_one_seed_a_point_counts():
 def coordinate(slopes, widths=(64, 128, 256, 512), broken=None):
     """Features of each layer go with this power of the width."""
     rows = [
-        Row(width, seed, 2, "features", layer, width**slope * (1 + 0.01 * seed))
+        Measurement(width, seed, 2, "features", layer, width**slope * (1 + 0.01 * seed))
         for width in widths
         for seed in range(2)
         for layer, slope in slopes.items()

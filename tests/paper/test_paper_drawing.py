@@ -11,7 +11,7 @@ pytest.importorskip("matplotlib")
 
 from mukron.diagnose.check import Check
 from mukron.diagnose.configured import check_run
-from mukron.diagnose.record import Record, Row
+from mukron.diagnose.record import Measurement, Record
 from mukron.figures import COLOURS, save, shade
 from mukron.paper import drawing
 from mukron.paper.drawing import ExponentPanel, Panel, WidthLine, WidthPanel
@@ -322,7 +322,7 @@ def check_of(*rows, widths=(64, 128)):
 
 
 def test_of_many_layers_a_check_shows_some_from_the_first_to_the_last():
-    rows = [Row(width, 0, 1, "features", f"layer{number}", 1.0) for width in (64, 128) for number in range(30)]
+    rows = [Measurement(width, 0, 1, "features", f"layer{number}", 1.0) for width in (64, 128) for number in range(30)]
     (panel,) = shown(drawing.checks([[Panel("", "a")]])(Evidence({"a": check_of(*rows)})))
     names = [each.split()[0] for each in legend(panel.get_legend())]
     assert len(set(names)) == drawing.MOST_LAYERS
@@ -332,8 +332,8 @@ def test_of_many_layers_a_check_shows_some_from_the_first_to_the_last():
 
 
 def test_poor_checks_are_drawn(tmp_path):
-    broken = check_of(*(Row(width, 0, 1, "features", "fc1", math.nan) for width in (64, 128)))
-    still = check_of(*(Row(width, 0, 1, "features", "fc1", 0.0) for width in (64, 128)))
+    broken = check_of(*(Measurement(width, 0, 1, "features", "fc1", math.nan) for width in (64, 128)))
+    still = check_of(*(Measurement(width, 0, 1, "features", "fc1", 0.0) for width in (64, 128)))
     found = Evidence({"none": check_of(), "broken": broken, "still": still})
     figure = drawing.checks([[Panel(name, name) for name in found]])(found)
     figure.savefig(tmp_path / "figure.svg")

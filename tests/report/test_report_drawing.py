@@ -9,7 +9,7 @@ import pytest
 
 from mukron.figures import shade
 from mukron.report import draw_curves, draw_drift, draw_search, draw_transfer
-from mukron.report.numbers import names, profile, settings
+from mukron.report.numbers import profile, scheme_labels, settings
 from mukron.study.certificate import Certificate
 from mukron.study.errors import StudyError
 from mukron.study.points import DIVERGED, Point, Result
@@ -131,7 +131,7 @@ def test_four_schemes_are_four_panels_told_apart():
     record = made([run(scheme, width, damping=1.0) for scheme in schemes for width in (64, 128)])
     titles = [panel.get_title("left") for panel in draw_transfer(record).axes if panel.get_visible()]
     assert titles == ["SP, heuristic", "mup/rescaled:1", "mup/rescaled:0.1", "NTK, rescaled"]
-    assert list(names(record).values()) == titles
+    assert list(scheme_labels(record).values()) == titles
 
 
 def test_nothing_finished_and_nothing_at_all():

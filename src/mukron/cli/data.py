@@ -15,7 +15,7 @@ from mukron.table import Table
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from mukron.data import Download, Found
+    from mukron.data import Download, StoredDataset
 
 data_app = typer.Typer(no_args_is_help=True, help="Data sets by name: list them, download them, check their files.")
 
@@ -115,7 +115,7 @@ def _bytes(size: int) -> str:
     return f"{size / 1e6:,.1f} MB" if size >= 1e5 else f"{size / 1e3:,.1f} kB"
 
 
-def _place(found: Found) -> str:
+def _place(found: StoredDataset) -> str:
     if not found.source.files:
         return "built in"
     if not found.files:

@@ -1,4 +1,7 @@
-"""Data sets by name as whole tensors: downloads with checksums, augmentations on the device, judges of embeddings."""
+"""Data sets by name, as whole tensors.
+
+Downloads are verified by checksums, augmentations run on the device of the batch, and word embeddings can be evaluated.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,8 @@ from mukron.data.augment import AUGMENTATIONS, augmentation
 from mukron.data.catalogue import DATASETS, get_source
 from mukron.data.dataset import Dataset, Split, as_dataset, centred_one_hot
 from mukron.data.errors import DataError
-from mukron.data.store import Download, File, Found, Source, data_folder
-from mukron.data.words import analogy_accuracy, similarity
+from mukron.data.store import Download, File, Source, StoredDataset, data_folder
+from mukron.data.text import analogy_accuracy, similarity
 
 __all__ = [
     "AUGMENTATIONS",
@@ -17,9 +20,9 @@ __all__ = [
     "Dataset",
     "Download",
     "File",
-    "Found",
     "Source",
     "Split",
+    "StoredDataset",
     "analogies",
     "analogy_accuracy",
     "as_dataset",

@@ -1,4 +1,4 @@
-"""What a user calls: load a data set by name, fetch its files, verify them, read the evaluation lists."""
+"""The functions for users: load a data set by name, fetch and verify its files, read the evaluation lists."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from mukron.data.catalogue import get_source
 from mukron.data.dataset import Dataset
 from mukron.data.download import MakeBar, obtain
 from mukron.data.errors import DataError
-from mukron.data.store import Found, data_folder, locate
-from mukron.data.words import Pair, Question, parse_analogies, parse_pairs
+from mukron.data.store import StoredDataset, data_folder, locate
+from mukron.data.text import Pair, Question, parse_analogies, parse_pairs
 
 
 def load(
@@ -24,10 +24,28 @@ def load(
     seed: int = 0,
     **options: Any,
 ) -> Dataset:
-    """A data set by name, from the data folder; downloaded into it if it is not there and may be.
+    """Load a data set by name. What is missing in the data folder is downloaded.
 
-    ``samples`` and ``test_samples`` draw a subset with ``seed``. Options: wikitext2 takes min_count=128 and window=4,
-    imagenet takes size=64.
+    Args:
+        name: A key of ``DATASETS``, such as ``"digits"`` or ``"cifar10"``.
+        folder: The data folder; by default that of ``data_folder``.
+        download: Whether missing files may be downloaded.
+        samples: The number of training samples to draw; by default all.
+        test_samples: The number of test samples to draw; by default all.
+        seed: The seed with which samples are drawn.
+        **options: Options of the data set: wikitext2 takes min_count=128 and window=4, imagenet takes size=64.
+
+    Returns:
+        The data set.
+
+    Raises:
+        DataError: The data set or an option is unknown, files are missing or damaged, or the download failed.
+
+    Example:
+        >>> from mukron.data import load
+        >>> digits = load("digits", samples=100)
+        >>> len(digits.train), digits.classes, digits.input_shape
+        (100, 10, (1, 8, 8))
     """
     source = get_source(name)
     if source.read is None:
@@ -38,49 +56,129 @@ def load(
     known = [*inspect.signature(source.read).parameters][1:]
     unknown = [option for option in options if option not in known]
     if unknown:
-        takes = ", ".join(option for option in known if option not in subset) or "none"
-        raise DataError(f"{name} takes no option {unknown[0]!r}; its options: {takes}")
+        accepted = ", ".join(option for option in known if option not in subset) or "none"
+        raise DataError(f"{name} takes no option {unknown[0]!r}; its options: {accepted}")
     dataset = source.read(obtain(source, data_folder(folder), download=download), **options)
     return dataset if source.draws else dataset.subset(**subset)
 
 
 def fetch(
     name: str, folder: str | Path | None = None, *, force: bool = False, progress: MakeBar | None = None
-) -> Found:
-    """See to it that a data set is on disk, whole: download what is missing, check what is there."""
-    found = obtain(get_source(name), data_folder(folder), force=force, progress=progress)
-    if wrong := problems(found):
-        raise DataError("; ".join(wrong))
-    return found
+) -> StoredDataset:
+    """Make sure that all files of a data set are on disk: download missing ones, verify the others.
+
+    Args:
+        name: A key of ``DATASETS``.
+        folder: The data folder; by default that of ``data_folder``.
+        force: Whether to download all files again, in place of the old ones.
+        progress: Makes a progress bar for a download, as pooch takes it.
+
+    Returns:
+        The data set on disk.
+
+    Raises:
+        DataError: The data set is unknown, its files are damaged, or the download failed.
+
+    Example:
+        >>> from mukron.data import fetch
+        >>> fetch("digits").missing  # comes with scikit-learn and has no files
+        ()
+    """
+    stored = obtain(get_source(name), data_folder(folder), force=force, progress=progress)
+    if errors := problems(stored):
+        raise DataError("; ".join(errors))
+    return stored
 
 
-def problems(found: Found) -> list[str]:
-    """What is wrong with the files of a data set; nothing, if all are there and hold what they should."""
-    if found.missing and not found.files:
-        way_out = f"; get it with 'mukron data fetch {found.source.name}'" if found.source.downloads else ""
+def problems(stored: StoredDataset) -> list[str]:
+    """List what is wrong with the files of a data set: missing files, and files with a wrong checksum.
+
+    Args:
+        stored: The data set on disk, as ``where`` returns it.
+
+    Returns:
+        One message per problem; none if all files are present and have the right contents.
+
+    Example:
+        >>> from mukron.data import problems, where
+        >>> problems(where("digits"))
+        []
+        >>> problems(where("mnist", folder="empty"))
+        ["not here; get it with 'mukron data fetch mnist'"]
+    """
+    if stored.missing and not stored.files:
+        way_out = f"; get it with 'mukron data fetch {stored.source.name}'" if stored.source.downloads else ""
         return [f"not here{way_out}"]
-    wrong = [f"{found.folder / name}: missing" for name in found.missing]
-    for file in found.source.files:
-        if file.sha256 is not None and file.name in found.files:
+    errors = [f"{stored.folder / name}: missing" for name in stored.missing]
+    for file in stored.source.files:
+        if file.sha256 is not None and file.name in stored.files:
             try:
-                found.content(file.name)
+                stored.content(file.name)
             except DataError as error:
-                wrong.append(str(error))
-    return wrong
+                errors.append(str(error))
+    return errors
 
 
-def where(name: str, folder: str | Path | None = None) -> Found:
-    """What of a data set is on disk, and where; nothing is downloaded."""
+def where(name: str, folder: str | Path | None = None) -> StoredDataset:
+    """Find the files of a data set on disk. Nothing is downloaded.
+
+    Args:
+        name: A key of ``DATASETS``.
+        folder: The data folder; by default that of ``data_folder``.
+
+    Returns:
+        The data set on disk, with the files that are present.
+
+    Raises:
+        DataError: The data set is unknown.
+
+    Example:
+        >>> from mukron.data import where
+        >>> where("cifar100", folder="empty").missing
+        ('train.bin', 'test.bin')
+    """
     return locate(get_source(name), data_folder(folder))
 
 
 def word_pairs(folder: str | Path | None = None, download: bool = True) -> list[Pair]:
-    """WordSim-353: pairs of words and how similar people find them, from 0 to 10."""
-    found = obtain(get_source("wordsim353"), data_folder(folder), download=download)
-    return parse_pairs(found.content("wordsim353.tsv"), found.files["wordsim353.tsv"])
+    """Read WordSim-353: pairs of words, and how similar people find them, from 0 to 10.
+
+    Args:
+        folder: The data folder; by default that of ``data_folder``.
+        download: Whether the file may be downloaded if it is missing.
+
+    Returns:
+        Tuples of two words and a score.
+
+    Raises:
+        DataError: The file is missing or damaged, or the download failed.
+
+    Example:
+        >>> from mukron.data import where, word_pairs
+        >>> if not where("wordsim353").missing:  # it has been fetched
+        ...     first, second, score = word_pairs()[0]
+    """
+    stored = obtain(get_source("wordsim353"), data_folder(folder), download=download)
+    return parse_pairs(stored.content("wordsim353.tsv"), stored.files["wordsim353.tsv"])
 
 
 def analogies(folder: str | Path | None = None, download: bool = True) -> list[Question]:
-    """Google's 19,544 analogies (a, b, c, d): a is to b as c is to d."""
-    found = obtain(get_source("analogies"), data_folder(folder), download=download)
-    return parse_analogies(found.content("questions-words.txt"), found.files["questions-words.txt"])
+    """Read Google's 19,544 analogies (a, b, c, d): a is to b as c is to d.
+
+    Args:
+        folder: The data folder; by default that of ``data_folder``.
+        download: Whether the file may be downloaded if it is missing.
+
+    Returns:
+        Tuples of four words.
+
+    Raises:
+        DataError: The file is missing or damaged, or the download failed.
+
+    Example:
+        >>> from mukron.data import analogies, where
+        >>> if not where("analogies").missing:  # it has been fetched
+        ...     a, b, c, d = analogies()[0]
+    """
+    stored = obtain(get_source("analogies"), data_folder(folder), download=download)
+    return parse_analogies(stored.content("questions-words.txt"), stored.files["questions-words.txt"])

@@ -1,7 +1,7 @@
-"""Augmentations of whole batches on their device, each sample drawn on its own.
+"""Augmentations of whole batches on their device, with random numbers drawn independently for each sample.
 
-All draws are made on the CPU from one seed: the same batch and seed give the same result on every device, and the
-global random numbers are left alone.
+All random numbers are drawn on the CPU from one seed: the same batch and seed give the same result on every device, and
+torch's global random state does not change.
 """
 
 from __future__ import annotations
@@ -22,10 +22,27 @@ AUGMENTATIONS = ("crop", "flip", "cutout", "autoaugment")
 def augmentation(
     names: Sequence[str], seed: int, mean: Sequence[float] | None = None
 ) -> Callable[[Tensor], Tensor] | None:
-    """A function that augments a batch of images in [0, 1], in the order of the names; None without names.
+    """Make a function that augments a batch of images in [0, 1].
 
-    The function has no memory: its draws come from ``seed`` alone, so give every step its own. Cutout fills with
-    ``mean``, one number a channel, or with zero; a data set's mean is what the normalization takes to zero.
+    Args:
+        names: The augmentations, in the order in which they are applied: ``"crop"``, ``"flip"``, ``"cutout"`` and
+            ``"autoaugment"``.
+        seed: The seed of all random numbers. The function has no state, so give every step a seed of its own.
+        mean: The colour with which cutout fills, one number per channel; by default black. With the mean of the data
+            set, the filled pixels are zero after normalization.
+
+    Returns:
+        The function from a batch [samples, channels, height, width] to the augmented batch; None without names.
+
+    Raises:
+        DataError: An augmentation is unknown.
+
+    Example:
+        >>> import torch
+        >>> from mukron.data import augmentation
+        >>> augment = augmentation(["crop", "flip"], seed=0)
+        >>> augment(torch.rand(2, 3, 32, 32)).shape
+        torch.Size([2, 3, 32, 32])
     """
     unknown = [name for name in names if name not in AUGMENTATIONS]
     if unknown:
@@ -49,7 +66,7 @@ def augmentation(
 
 
 def crop(images: Tensor, generator: torch.Generator) -> Tensor:
-    """Four black pixels around, then a crop of the old size from anywhere in that."""
+    """Pad each image with four black pixels on every side, and crop the old size at a random position."""
     n, _, height, width = images.shape
     top, left = torch.randint(2 * PADDING + 1, (2, n, 1), generator=generator).to(images.device)
     rows = (top + torch.arange(height, device=images.device))[:, None, :, None]
@@ -60,19 +77,19 @@ def crop(images: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def flip(images: Tensor, generator: torch.Generator) -> Tensor:
-    """Left to right, half of the time."""
+    """Flip each image horizontally with probability 1/2."""
     flipped = torch.rand(len(images), generator=generator) < 0.5
     return torch.where(flipped.to(images.device)[:, None, None, None], images.flip(-1), images)
 
 
 def cutout(images: Tensor, generator: torch.Generator, fill: Sequence[float] | None = None) -> Tensor:
-    """A square of 16 x 16 around any pixel is covered; less of it at the border."""
+    """Cover a square of 16 x 16 pixels around a random pixel; at the border, the part of it inside the image."""
     n, channels, height, width = images.shape
     covered = []
     for size in (height, width):
         middle = torch.randint(size, (n, 1), generator=generator).to(images.device)
-        away = torch.arange(size, device=images.device) - middle
-        covered.append((away >= -HOLE // 2) & (away < HOLE // 2))
+        offset = torch.arange(size, device=images.device) - middle
+        covered.append((offset >= -HOLE // 2) & (offset < HOLE // 2))
     hole = covered[0][:, None, :, None] & covered[1][:, None, None, :]
     colour = images.new_tensor(fill if fill is not None else [0.0] * channels)[:, None, None]
     return torch.where(hole, colour, images)

@@ -1,8 +1,8 @@
-"""AutoAugment's policy for CIFAR-10 (Cubuk et al., CVPR 2019) on a batch, each image with a sub-policy of its own.
+"""AutoAugment's policy for CIFAR-10 (Cubuk et al., CVPR 2019) on a batch. A sub-policy is drawn for each image.
 
-A sub-policy is two operations, each done with its probability at its strength, a level from 0 to 9. Levels span the
-paper's ranges: shear 0.3, translation 150 of 331 pixels, rotation 30 degrees, 1 +- 0.9 for colour, contrast, brightness
-and sharpness, posterize 8 to 4 bits, solarize from 1 down to 0. Where a direction or a sign exists it is drawn.
+A sub-policy is two operations, each with a probability and a strength, which is a level from 0 to 9. The levels span
+the ranges of the AutoAugment paper: shear 0.3, translation 150 of 331 pixels, rotation 30 degrees, 1 +- 0.9 for colour,
+contrast, brightness and sharpness, posterize 8 to 4 bits, solarize from 1 down to 0. Directions and signs are drawn.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ POLICY = (
 
 
 def autoaugment(images: Tensor, generator: torch.Generator) -> Tensor:
-    """images: [n, channels, height, width] in [0, 1], one or three channels."""
+    """Augment images [n, channels, height, width] in [0, 1] with one or three channels."""
     n = len(images)
     policy = torch.randint(len(POLICY), (n,), generator=generator).tolist()
     chance = torch.rand(n, 2, generator=generator).tolist()
     sign = (2 * torch.randint(2, (n, 2), generator=generator) - 1).tolist()
     images = images.clone()
     for turn in (0, 1):
-        chosen: dict[str, list[tuple[int, float]]] = {}  # by operation: which images, and how strong
+        chosen: dict[str, list[tuple[int, float]]] = {}  # by operation: images and strengths
         for number in range(n):
             name, probability, level = POLICY[policy[number]][turn]
             if chance[number][turn] < probability:
@@ -53,10 +53,9 @@ def autoaugment(images: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def shear(x: Tensor, strength: Tensor, axis: int) -> Tensor:
-    """Rows slide along x (axis 0), or columns along y (axis 1), by 0.3 of their distance from the corner at most."""
-    slide = (0.3 * strength).flatten()
+    """Shift rows along x (axis 0) or columns along y (axis 1) by at most 0.3 of their distance from the corner."""
     matrix = _identity(x)
-    matrix[:, axis, 1 - axis] = slide
+    matrix[:, axis, 1 - axis] = (0.3 * strength).flatten()
     return _affine(x, matrix)
 
 
@@ -68,7 +67,7 @@ def translate(x: Tensor, strength: Tensor, axis: int) -> Tensor:
 
 
 def rotate(x: Tensor, strength: Tensor) -> Tensor:
-    """About the middle, counter-clockwise."""
+    """Rotate counter-clockwise about the middle of the image."""
     angle = (math.radians(30) * strength).flatten()
     middle = x.new_tensor([x.shape[-1] / 2, x.shape[-2] / 2])
     matrix = _identity(x)
@@ -91,7 +90,7 @@ def brightness(x: Tensor, strength: Tensor) -> Tensor:
 
 
 def sharpness(x: Tensor, strength: Tensor) -> Tensor:
-    """Against a 3 x 3 smoothing, which leaves the border as it is."""
+    """Blend with a 3 x 3 smoothing, which does not change the border."""
     kernel = x.new_ones(3, 3)
     kernel[1, 1] = 5
     channels = x.shape[1]
@@ -103,24 +102,24 @@ def sharpness(x: Tensor, strength: Tensor) -> Tensor:
 
 
 def posterize(x: Tensor, strength: Tensor) -> Tensor:
-    """Fewer of the eight bits."""
+    """Keep fewer of the eight bits."""
     step = 2 ** (4 * strength.abs()).round()
     return (255 * x).round().div(step, rounding_mode="floor") * step / 255
 
 
 def solarize(x: Tensor, strength: Tensor) -> Tensor:
-    """What is as bright as the threshold, or brighter, turns into its negative."""
+    """Invert the pixels that are at least as bright as the threshold."""
     return torch.where(x < 1 - strength.abs(), x, 1 - x)
 
 
 def autocontrast(x: Tensor, strength: Tensor) -> Tensor:
-    """Every channel stretched to reach from 0 to 1; one that never changes stays."""
+    """Stretch every channel to the range from 0 to 1; constant channels do not change."""
     low, high = x.amin((2, 3), keepdim=True), x.amax((2, 3), keepdim=True)
     return torch.where(high > low, (x - low) / (high - low), x)
 
 
 def equalize(x: Tensor, strength: Tensor) -> Tensor:
-    """Every channel's 256 levels spread so that each is used about as often; small images stay."""
+    """Spread the 256 levels of every channel so that each is used about as often; small images do not change."""
     levels = (255 * x).round().long().flatten(2)
     counts = levels.new_zeros(*levels.shape[:2], 256).scatter_add_(2, levels, torch.ones_like(levels))
     highest = counts.gather(2, levels.amax(2, keepdim=True))
@@ -149,7 +148,7 @@ OPERATIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 def _blend(other: Tensor, x: Tensor, strength: Tensor) -> Tensor:
-    """1 + 0.9 strength of the image, the rest of the other."""
+    """Blend an image with another: (1 + 0.9 strength) of the image, and the rest of the other."""
     return other + (1 + 0.9 * strength) * (x - other)
 
 
@@ -164,13 +163,13 @@ def _identity(x: Tensor) -> Tensor:
 
 
 def _affine(x: Tensor, matrix: Tensor) -> Tensor:
-    """Each pixel from matrix [n, 2, 3] times (x, y, 1), in pixels from the top left corner; black from outside."""
+    """Take each pixel from the position matrix [n, 2, 3] times (x, y, 1), in pixels; black outside of the image."""
     height, width = x.shape[2:]
     rows, columns = torch.meshgrid(
         torch.arange(height, device=x.device) + 0.5, torch.arange(width, device=x.device) + 0.5, indexing="ij"
     )
-    here = torch.stack([columns, rows, torch.ones_like(rows)]).flatten(1).to(x.dtype)  # the middles of all pixels
-    column, row = (matrix @ here).floor().long().unbind(1)
+    centres = torch.stack([columns, rows, torch.ones_like(rows)]).flatten(1).to(x.dtype)
+    column, row = (matrix @ centres).floor().long().unbind(1)
     inside = (column >= 0) & (column < width) & (row >= 0) & (row < height)
     source = (row.clamp(0, height - 1) * width + column.clamp(0, width - 1))[:, None].expand(-1, x.shape[1], -1)
     return (x.flatten(2).gather(2, source) * inside[:, None]).view_as(x)

@@ -1,13 +1,13 @@
-"""The data sets by name, with where each comes from and what its files must hold.
+"""The data sets by name: where each is downloaded from, and the checksums of its files.
 
-Where the checksums are from:
+The sources of the checksums:
 
 - MNIST, Fashion-MNIST: the four files of each; TensorFlow Datasets lists the same.
 - CIFAR: the archives' from TensorFlow Datasets (url_checksums/cifar10.txt, cifar100.txt); the unpacked files' from
   copies whose sha1 is what Gluon's CIFAR10 and CIFAR100 expect.
 - WikiText-2: the archive's from Hugging Face Datasets (datasets/wikitext/dataset_infos.json) and CorpusLoaders.jl,
-  which agree; the unpacked files' from copies whose sha1 is what GluonNLP expects. Its first address has closed; the
-  author's own server has it.
+  which agree; the unpacked files' from copies whose sha1 is what GluonNLP expects. Its first address no longer exists;
+  the author's server has it.
 - WordSim-353 and the analogies: as gensim 4.4.0 ships them.
 """
 
@@ -17,7 +17,7 @@ from mukron.data.errors import DataError
 from mukron.data.imagenet import read_imagenet
 from mukron.data.images import read_cifar10, read_cifar100, read_digits, read_mnist
 from mukron.data.store import Download, File, Source
-from mukron.data.words import read_wikitext
+from mukron.data.text import read_wikitext
 
 PICKLE = "is there, but it is Python pickle, which could run any code, and is not read"
 
@@ -142,7 +142,7 @@ CIFAR100 = Source(
 WIKITEXT2 = Source(
     "wikitext2",
     "word contexts",
-    train=1_366_558,  # and the rest at min_count=128, window=4
+    train=1_366_558,  # these three numbers are those of min_count=128 and window=4
     test=158_423,
     classes=1_689,
     read=read_wikitext,
@@ -228,6 +228,23 @@ DATASETS: dict[str, Source] = {
 
 
 def get_source(name: str) -> Source:
+    """Return the source of a data set.
+
+    Args:
+        name: A key of ``DATASETS``.
+
+    Returns:
+        The source.
+
+    Raises:
+        DataError: There is no data set of this name.
+
+    Example:
+        >>> from mukron.data import get_source
+        >>> source = get_source("mnist")
+        >>> source.train, source.classes
+        (60000, 10)
+    """
     if name not in DATASETS:
         raise DataError(f"unknown data set {name!r}; known: {', '.join(DATASETS)}")
     return DATASETS[name]

@@ -1,4 +1,4 @@
-"""What a data set is once it is loaded: whole tensors, which move to the training device in one go."""
+"""A data set in memory: whole tensors, which move to the training device at once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,22 @@ from mukron.data.errors import DataError
 
 @dataclass(frozen=True)
 class Split:
-    """Samples: uint8 images [N, C, H, W], int64 word contexts [N, neighbours] or floats; targets, int64 [N]."""
+    """Samples with their targets.
+
+    Attributes:
+        inputs: uint8 images [N, C, H, W], int64 word contexts [N, neighbours], or floats [N, ...].
+        targets: int64 class numbers [N].
+
+    Raises:
+        DataError: There are not as many targets as samples.
+
+    Example:
+        >>> import torch
+        >>> from mukron.data import Split
+        >>> split = Split(torch.rand(5, 3), torch.tensor([0, 1, 0, 1, 0]))
+        >>> len(split.subset(2, seed=0))
+        2
+    """
 
     inputs: Tensor
     targets: Tensor
@@ -29,12 +44,28 @@ class Split:
         return len(self.targets)
 
     def to(self, device: torch.device | str) -> Split:
+        """Move the split to a device.
+
+        Args:
+            device: The device.
+
+        Returns:
+            The split on the device.
+        """
         return Split(self.inputs.to(device), self.targets.to(device))
 
     def subset(self, samples: int, seed: int) -> Split:
-        """Some samples, drawn without replacement; a smaller subset of the same seed lies within a larger one.
+        """Draw some samples without replacement. A smaller subset of the same seed is contained in a larger one.
 
-        All of them stay as they are.
+        Args:
+            samples: The number of samples. If it is that of the split, nothing is drawn and the order is kept.
+            seed: The seed.
+
+        Returns:
+            The subset.
+
+        Raises:
+            DataError: There are not as many samples.
         """
         if samples == len(self):
             return self
@@ -44,15 +75,36 @@ class Split:
 
 @dataclass(frozen=True)
 class Dataset:
-    """A training and a test split; images know how they are normalized, texts know their words."""
+    """A data set in memory: a training and a test split, and how images are normalized.
+
+    Attributes:
+        name: The name of the data set.
+        train: The training split.
+        test: The test split, which may be empty.
+        classes: The number of classes.
+        vocabulary: The words by number, for text; empty for other data.
+        mean: The mean of each channel over the whole training split, scaled to [0, 1]; None if inputs are not
+            normalized. A subset is normalized like the whole.
+        std: The standard deviation of each channel; None if inputs are not normalized.
+
+    Example:
+        >>> import torch
+        >>> from mukron.data import Dataset, Split
+        >>> train, test = Split(torch.rand(6, 3), torch.arange(6) % 2), Split(torch.rand(2, 3), torch.arange(2))
+        >>> dataset = Dataset("example", train, test, classes=2)
+        >>> dataset.input_shape
+        (3,)
+        >>> len(dataset.subset(samples=4).train)
+        4
+    """
 
     name: str
     train: Split
     test: Split
     classes: int
-    vocabulary: tuple[str, ...] = ()  # for text: the words by number
-    mean: tuple[float, ...] | None = None  # per channel, of the whole training split scaled to [0, 1]: a subset
-    std: tuple[float, ...] | None = None  # is normalized like the whole
+    vocabulary: tuple[str, ...] = ()
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -60,10 +112,30 @@ class Dataset:
         return tuple(self.train.inputs.shape[1:])
 
     def to(self, device: torch.device | str) -> Dataset:
+        """Move both splits to a device.
+
+        Args:
+            device: The device.
+
+        Returns:
+            The data set on the device.
+        """
         return replace(self, train=self.train.to(device), test=self.test.to(device))
 
     def subset(self, samples: int | None = None, test_samples: int | None = None, seed: int = 0) -> Dataset:
-        """Some samples of either split; all of them where no number is given."""
+        """Draw some samples of each split.
+
+        Args:
+            samples: The number of training samples; by default all.
+            test_samples: The number of test samples; by default all.
+            seed: The seed.
+
+        Returns:
+            The data set with fewer samples.
+
+        Raises:
+            DataError: There are not as many samples.
+        """
         return replace(
             self,
             train=self.train if samples is None else self.train.subset(samples, seed),
@@ -76,12 +148,27 @@ class Dataset:
         dtype: torch.dtype = torch.float32,
         augment: Callable[[Tensor], Tensor] | None = None,
     ) -> Tensor:
-        """A batch as the network takes it: images to [0, 1], augmented, normalized; others as they are."""
+        """Turn a batch of samples into the input of a network.
+
+        Images are scaled to [0, 1], augmented and normalized. Other floats are converted to the dtype, and word numbers
+        are returned as they are.
+
+        Args:
+            inputs: The samples.
+            dtype: The floating-point type of the result.
+            augment: An augmentation, as ``augmentation`` makes it.
+
+        Returns:
+            The input of the network.
+
+        Raises:
+            DataError: An augmentation is given for data other than images.
+        """
         if self.mean is None or self.std is None:
             if augment is not None:
                 raise DataError(f"{self.name}: augmentations are for images whose mean and std are known")
             return inputs.to(dtype) if inputs.is_floating_point() else inputs
-        x = inputs.to(torch.promote_types(dtype, torch.float32)) / 255  # at least float32, until all is done
+        x = inputs.to(torch.promote_types(dtype, torch.float32)) / 255  # at least float32 until the end
         if augment is not None:
             x = augment(x)
         mean, std = (x.new_tensor(values)[:, None, None] for values in (self.mean, self.std))
@@ -89,17 +176,33 @@ class Dataset:
 
 
 def image_dataset(name: str, train: Split, test: Split, classes: int) -> Dataset:
-    """Images with the mean and std of their training split."""
+    """Make a data set of images, normalized by the mean and standard deviation of its training split."""
     mean, std = _moments(train.inputs)
     return Dataset(name, train, test, classes, mean=mean, std=std)
 
 
 def as_dataset(name: str, value: Any) -> Dataset:
-    """A user's own data: inputs and targets, or such a pair for training and one for testing, or a whole ``Dataset``.
+    """Make a data set of a user's tensors or NumPy arrays.
 
-    Of one pair there is nothing to test on, and no test numbers are recorded.
-    Tensors or NumPy arrays; targets are class numbers of any integer type, or booleans (0 and 1). Images of uint8,
-    [N, H, W] or [N, C, H, W], are normalized like the built-in ones; other inputs are taken as they are.
+    Args:
+        name: The name of the data set.
+        value: ``(inputs, targets)``, ``((inputs, targets), (test_inputs, test_targets))`` or a ``Dataset``. Targets are
+            class numbers of any integer type, or booleans (0 and 1). Images of uint8, [N, H, W] or [N, C, H, W], are
+            normalized like the built-in ones; other inputs are taken as they are.
+
+    Returns:
+        The data set. Without test data its test split is empty, and training records no test metrics.
+
+    Raises:
+        DataError: The value has another form, the splits differ in the shape of a sample, or targets are not class
+            numbers.
+
+    Example:
+        >>> import torch
+        >>> from mukron.data import as_dataset
+        >>> dataset = as_dataset("example", (torch.rand(4, 3), torch.tensor([0, 1, 2, 1])))
+        >>> dataset.classes, len(dataset.test)
+        (3, 0)
     """
     if isinstance(value, Dataset):
         return checked(replace(value, name=name))
@@ -119,14 +222,14 @@ def as_dataset(name: str, value: Any) -> Dataset:
 
 
 def checked(dataset: Dataset) -> Dataset:
-    """The same with targets of int64, if it can be trained on. No classes: as many as the targets show."""
+    """Check a data set, and return it with int64 targets; classes=0 is replaced by the number that the targets show."""
     name = dataset.name
     train, test = (Split(split.inputs, _class_numbers(name, split.targets)) for split in (dataset.train, dataset.test))
     if not len(train):
         raise DataError(f"{name}: there are no samples to train on")
     if len(test) and test.inputs.shape[1:] != train.inputs.shape[1:]:
-        here, there = list(train.inputs.shape[1:]), list(test.inputs.shape[1:])
-        raise DataError(f"{name}: a sample to train on is {here}, but one to test on is {there}")
+        train_shape, test_shape = list(train.inputs.shape[1:]), list(test.inputs.shape[1:])
+        raise DataError(f"{name}: a sample to train on is {train_shape}, but one to test on is {test_shape}")
     highest = max(int(split.targets.max()) for split in (train, test) if len(split))
     if dataset.classes and highest >= dataset.classes:
         raise DataError(f"{name}: target {highest}; those of {dataset.classes} classes go to {dataset.classes - 1}")
@@ -138,7 +241,7 @@ def _tensor(values: Any) -> Tensor:
 
 
 def _images(inputs: Tensor) -> Tensor:
-    """Grey images get their one channel."""
+    """Add the channel of grey images."""
     return inputs[:, None] if inputs.dtype == torch.uint8 and inputs.ndim == 3 else inputs
 
 
@@ -154,19 +257,34 @@ def _class_numbers(name: str, targets: Tensor) -> Tensor:
 
 
 def draw(total: int, samples: int, seed: int) -> npt.NDArray[np.int64]:
-    """Which samples a subset holds. NumPy's RandomState, whose stream is the same in every version of it."""
+    """Draw the numbers of the samples of a subset, by NumPy's RandomState, which is the same in every version."""
     if not 0 < samples <= total:
         raise DataError(f"a subset of {samples:,} samples was asked for; there are {total:,}")
     return np.random.RandomState(seed % 2**32).permutation(total)[:samples]
 
 
 def centred_one_hot(labels: Tensor, classes: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Targets for the squared error: one-hot minus 1/classes, so that they sum to zero."""
+    """Return targets for the squared error: one-hot minus 1/classes, so that they sum to zero over the classes.
+
+    Args:
+        labels: Class numbers [N].
+        classes: The number of classes.
+        dtype: The type of the targets.
+
+    Returns:
+        Targets [N, classes].
+
+    Example:
+        >>> import torch
+        >>> from mukron.data import centred_one_hot
+        >>> centred_one_hot(torch.tensor([1]), classes=2)
+        tensor([[-0.5000,  0.5000]])
+    """
     return torch.nn.functional.one_hot(labels, classes).to(dtype) - 1 / classes
 
 
 def _moments(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Exact mean and std by channel, from how often each of the 256 levels occurs."""
+    """Return the exact mean and standard deviation of each channel, from the counts of the 256 levels."""
     levels = torch.arange(256, dtype=torch.float64) / 255
     means, stds = [], []
     for channel in images.unbind(1):
@@ -174,5 +292,5 @@ def _moments(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
         mean = float(weights @ levels)
         variance = float(weights @ (levels - mean) ** 2)
         means.append(mean)
-        stds.append(max(variance**0.5, 1 / 255))  # a channel that never changes stays finite
+        stds.append(max(variance**0.5, 1 / 255))  # avoids division by zero for a constant channel
     return tuple(means), tuple(stds)

@@ -1,7 +1,7 @@
-"""How files of data sets get to the disk.
+"""Download the files of data sets.
 
-A file under its own name is whole: it is written elsewhere, checked, and then renamed. A data set is there when all its
-files are. So a download that fails, or is killed at any moment, leaves nothing that could be taken for data.
+A file under its final name is always complete: it is written to a temporary folder, verified, and then renamed. So a
+download that fails, or is killed at any moment, leaves nothing that could be taken for data.
 """
 
 from __future__ import annotations
@@ -20,69 +20,69 @@ from types import ModuleType
 from typing import IO, Any
 
 from mukron.data.errors import DataError, need
-from mukron.data.store import Download, File, Found, Source, locate
+from mukron.data.store import Download, File, Source, StoredDataset, locate
 
-STAGE = ".fetch-"  # folders of work under way
-MakeBar = Callable[[Download], Any]  # a bar as pooch takes it: with total, update, reset and close
+STAGE = ".fetch-"  # the prefix of temporary folders
+MakeBar = Callable[[Download], Any]  # makes a progress bar for pooch, with total, update, reset and close
 
 
 def obtain(
     source: Source, folder: Path, *, download: bool = True, force: bool = False, progress: MakeBar | None = None
-) -> Found:
-    """A data set on disk. What is missing is downloaded if it may be; with ``force`` all of it, in place of the old."""
-    found = locate(source, folder)
-    if not found.missing and not force:
-        return found
+) -> StoredDataset:
+    """Find a data set on disk. Missing files are downloaded if allowed; with ``force`` all files are downloaded."""
+    stored = locate(source, folder)
+    if not stored.missing and not force:
+        return stored
     home = source.home(folder)
-    for wanted in source.downloads:
-        files = [file for file in source.files if wanted.brings(file) and (force or file.find(home) is None)]
-        given = _given(source, wanted, folder, force) if files else None
-        if files and (given or download):
-            with _writing(folder), _stage(folder) as stage:
-                path = given or _download(source, wanted, stage, folder, progress)
-                _put(source, wanted, files, path, stage, home)
-    found = locate(source, folder)
-    if found.missing:
-        raise DataError(_not_here(found, folder))
-    return found
+    for item in source.downloads:
+        files = [file for file in source.files if item.brings(file) and (force or file.find(home) is None)]
+        archive = _user_archive(source, item, folder, force) if files else None
+        if files and (archive or download):
+            with _explained_write_errors(folder), _temporary_folder(folder) as stage:
+                path = archive or _download(source, item, stage, folder, progress)
+                _install(source, item, files, path, stage, home)
+    stored = locate(source, folder)
+    if stored.missing:
+        raise DataError(_missing_message(stored, folder))
+    return stored
 
 
-def _put(source: Source, wanted: Download, files: list[File], path: Path, stage: Path, home: Path) -> None:
-    """Out of the download into the data set's folder, each file in one step."""
+def _install(source: Source, item: Download, files: list[File], path: Path, stage: Path, home: Path) -> None:
+    """Move files from the download to the data set's folder, each by one rename."""
     ready = stage / "ready"
     ready.mkdir()
-    if wanted.archive:
+    if item.archive:
         _unpack(path, {f"{source.folders[0]}/{file.name}": ready / file.name for file in files})
     else:
-        shutil.copyfile(path, ready / wanted.name)  # a copy, because pooch's own file is closed to other users
+        shutil.copyfile(path, ready / item.name)  # a copy, because other users may not read pooch's file
     home.mkdir(parents=True, exist_ok=True)
     for file in files:
-        new = file.name if wanted.archive else wanted.name
+        new = file.name if item.archive else item.name
         os.replace(ready / new, home / new)
-        for old in file.paths(home):  # under another name, or compressed otherwise
+        for old in file.paths(home):  # under another name, or with another compression
             if old.name != new:
                 old.unlink(missing_ok=True)
 
 
-def _download(source: Source, wanted: Download, stage: Path, folder: Path, progress: MakeBar | None) -> Path:
-    """The file from the first address that gives it with the right checksum."""
+def _download(source: Source, item: Download, stage: Path, folder: Path, progress: MakeBar | None) -> Path:
+    """Download the file from the first address that has it with the right checksum."""
     pooch = need("pooch", "pooch", f"downloading {source.name}")
     requests = need("requests", "pooch", f"downloading {source.name}")
     if progress is not None:
-        pooch.get_logger().setLevel("WARNING")  # the bar says it all
-    # As the server stores it: a .gz must not be decompressed on the way.
+        pooch.get_logger().setLevel("WARNING")  # the bar shows what it would log
+    # The file must arrive as it is stored: a .gz must not be decompressed by the transport.
     headers = {"User-Agent": "mukron", "Accept-Encoding": "identity"}
     failures = []
-    for url in wanted.urls:
-        bar = False if progress is None else progress(wanted)
+    for url in item.urls:
+        bar = False if progress is None else progress(item)
         downloader = pooch.HTTPDownloader(progressbar=bar, chunk_size=1 << 18, headers=headers)
         try:
-            return Path(pooch.retrieve(url, f"sha256:{wanted.sha256}", wanted.name, stage, downloader=downloader))
+            return Path(pooch.retrieve(url, f"sha256:{item.sha256}", item.name, stage, downloader=downloader))
         except (requests.RequestException, ValueError) as error:
             failures.append(f"{url}: {_reason(error, requests)}")
     raise DataError(
-        f"{source.name}: could not download {wanted.name} ({'; '.join(failures)}). Nothing was left behind: try again, "
-        f"or put the file into {folder if wanted.archive else source.home(folder)} yourself, or let --data-dir or "
+        f"{source.name}: could not download {item.name} ({'; '.join(failures)}). Nothing was left behind: try again, "
+        f"or put the file into {folder if item.archive else source.home(folder)} yourself, or let --data-dir or "
         f"MUKRON_DATA name a folder that holds {source.name}{_refused(source, folder)}"
     )
 
@@ -101,31 +101,31 @@ def _reason(error: Exception, requests: ModuleType) -> str:
     return "what came has another sha256, cut off on the way or changed on the server"
 
 
-def _given(source: Source, wanted: Download, folder: Path, force: bool) -> Path | None:
-    """An archive that the user has put into the data folder."""
-    path = folder / wanted.name
-    if not wanted.archive or not path.exists():
+def _user_archive(source: Source, item: Download, folder: Path, force: bool) -> Path | None:
+    """Return an archive that the user has put into the data folder."""
+    path = folder / item.name
+    if not item.archive or not path.exists():
         return None
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    if digest == wanted.sha256:
+    if digest == item.sha256:
         return path
     if force:
         return None
     raise DataError(
-        f"{path}: damaged, or another archive (sha256 {digest}, expected {wanted.sha256}); delete it, or download "
+        f"{path}: damaged, or another archive (sha256 {digest}, expected {item.sha256}); delete it, or download "
         f"with 'mukron data fetch {source.name} --force'"
     )
 
 
 def _unpack(archive: Path, targets: Mapping[str, Path]) -> None:
-    """Write the members asked for, each to its own path, and nothing else of the archive."""
-    left = dict(targets)
+    """Write the members that are asked for to their paths, and no other member of the archive."""
+    remaining = dict(targets)
     for name, stream in _members(archive):
-        if name in left:
-            with open(left.pop(name), "wb") as out:
+        if name in remaining:
+            with open(remaining.pop(name), "wb") as out:
                 shutil.copyfileobj(stream, out, 1 << 20)
-    if left:
-        raise DataError(f"{archive.name}: holds no {', '.join(left)}")
+    if remaining:
+        raise DataError(f"{archive.name}: holds no {', '.join(remaining)}")
 
 
 def _members(archive: Path) -> Iterator[tuple[str, IO[bytes]]]:
@@ -143,11 +143,11 @@ def _members(archive: Path) -> Iterator[tuple[str, IO[bytes]]]:
 
 
 @contextmanager
-def _stage(folder: Path) -> Iterator[Path]:
-    """A folder for work under way, gone afterwards; what a killed process left a day ago goes too."""
+def _temporary_folder(folder: Path) -> Iterator[Path]:
+    """Make a temporary folder, and remove those that a killed process left more than a day ago."""
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob(f"{STAGE}*"):
-        with suppress(FileNotFoundError):  # another download's, which has just ended
+        with suppress(FileNotFoundError):  # it belonged to another download, which has just ended
             if old.stat().st_mtime < time.time() - 24 * 3600:
                 shutil.rmtree(old, ignore_errors=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix=STAGE) as stage:
@@ -155,7 +155,8 @@ def _stage(folder: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def _writing(folder: Path) -> Iterator[None]:
+def _explained_write_errors(folder: Path) -> Iterator[None]:
+    """Turn an error of the file system into a ``DataError`` that says what to do."""
     try:
         yield
     except OSError as error:
@@ -164,9 +165,9 @@ def _writing(folder: Path) -> Iterator[None]:
         ) from error
 
 
-def _not_here(found: Found, folder: Path) -> str:
-    source = found.source
-    message = f"{source.name}: no {', '.join(found.missing)} under {folder} (in {' or '.join(source.folders)})"
+def _missing_message(stored: StoredDataset, folder: Path) -> str:
+    source = stored.source
+    message = f"{source.name}: no {', '.join(stored.missing)} under {folder} (in {' or '.join(source.folders)})"
     message += _refused(source, folder)
     elsewhere = f"let --data-dir or MUKRON_DATA name the folder that holds {source.name}"
     if not source.downloads:
@@ -175,5 +176,6 @@ def _not_here(found: Found, folder: Path) -> str:
 
 
 def _refused(source: Source, folder: Path) -> str:
+    """Name the files that are present but not read, each with the reason."""
     paths = {name: folder if folder.name == name else folder / name for name in source.refused}
     return "".join(f"; {path} {source.refused[name]}" for name, path in paths.items() if path.exists())

@@ -1,4 +1,4 @@
-"""The one error of this room, and packages that load when they are used."""
+"""The error that this package raises, and the import of optional packages."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from types import ModuleType
 
 
 class DataError(ValueError):
-    """A data set is unknown, missing, damaged or not as asked for; the message names the file and the way out."""
+    """A data set is unknown, missing, damaged or does not fit; the message names the file and what to do."""
 
 
 def need(module: str, package: str, purpose: str) -> ModuleType:
+    """Import an optional package, or say that it must be installed and for what."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:

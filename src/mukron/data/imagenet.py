@@ -1,4 +1,4 @@
-"""A folder of images by class, train/CLASS/*.JPEG and val/CLASS/*.JPEG, as ImageNet comes."""
+"""Read a folder of images by class, train/CLASS/*.JPEG and val/CLASS/*.JPEG, as ImageNet is distributed."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ import torch
 
 from mukron.data.dataset import Dataset, Split, draw
 from mukron.data.errors import DataError, need
-from mukron.data.store import Found
+from mukron.data.store import StoredDataset
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-# ImageNet's usual mean and std: those of the whole, whichever images are read.
+# ImageNet's usual mean and standard deviation, those of the whole data set, whichever images are read.
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 SUFFIXES = (".jpeg", ".jpg", ".png")
-CHUNK = 64  # images that a thread takes at once
+CHUNK = 64  # the number of images that a thread decodes at a time
 
 
 def read_imagenet(
-    found: Found, size: int = 64, samples: int | None = None, test_samples: int | None = None, seed: int = 0
+    stored: StoredDataset, size: int = 64, samples: int | None = None, test_samples: int | None = None, seed: int = 0
 ) -> Dataset:
-    """Images with their shorter side at ``size`` pixels, the middle cut out; only those asked for are decoded."""
+    """Read images, resized to ``size`` pixels at their shorter side and cropped to the middle square."""
     if size < 1:
         raise DataError(f"size={size}: expected the side of an image in pixels")
-    train, val = found.files["train"], found.files["val"]
+    train, val = stored.files["train"], stored.files["val"]
     classes = _classes(train)
     unknown = set(_classes(val)) - set(classes)
     if unknown:
@@ -37,7 +37,7 @@ def read_imagenet(
     chosen = [_choose(train, classes, samples, seed), _choose(val, classes, test_samples, seed)]
     _check_memory(sum(map(len, chosen)), size)
     train_split, test_split = (_decode(images, size) for images in chosen)
-    return Dataset(found.source.name, train_split, test_split, len(classes), mean=MEAN, std=STD)
+    return Dataset(stored.source.name, train_split, test_split, len(classes), mean=MEAN, std=STD)
 
 
 def _classes(folder: Path) -> list[str]:
@@ -50,7 +50,7 @@ def _classes(folder: Path) -> list[str]:
 
 
 def _choose(folder: Path, classes: list[str], samples: int | None, seed: int) -> list[tuple[Path, int]]:
-    """Paths and class numbers, in order; or some of them, drawn as any subset is."""
+    """Return paths and class numbers in order; or some of them, drawn like any subset."""
     images = [
         (folder / name / image, number)
         for number, name in enumerate(classes)
@@ -73,19 +73,19 @@ def _decode(images: list[tuple[Path, int]], size: int) -> Split:
         for number, (path, _) in enumerate(images[start : start + CHUNK], start):
             try:
                 with Image.open(path) as image:
-                    image.draft("RGB", (2 * size, 2 * size))  # a JPEG is decoded at no more than it needs
+                    image.draft("RGB", (2 * size, 2 * size))  # decodes a JPEG at the lowest sufficient resolution
                     middle = ImageOps.fit(_rgb(image, path), (size, size), Image.Resampling.BILINEAR)
             except (OSError, UnidentifiedImageError, Image.DecompressionBombError) as error:
                 raise DataError(f"{path}: not an image, or damaged ({error}); replace it or take it away") from error
             pixels[number] = np.asarray(middle).transpose(2, 0, 1)
 
-    with ThreadPoolExecutor() as threads:  # Pillow lets go of the interpreter while it decodes
+    with ThreadPoolExecutor() as threads:  # Pillow releases the GIL while it decodes
         list(threads.map(decode, range(0, len(images), CHUNK)))
     return Split(torch.from_numpy(pixels), torch.tensor([label for _, label in images]))
 
 
 def _rgb(image: Image, path: Path) -> Image:
-    """Eight bits a colour; transparency is dropped. Pillow would take 16 bits of grey for white."""
+    """Convert to eight bits per colour without transparency; Pillow would turn 16-bit grey into white."""
     from PIL.Image import fromarray
 
     if image.mode == "F":
@@ -101,16 +101,16 @@ def _rgb(image: Image, path: Path) -> Image:
 
 
 def _check_memory(images: int, size: int) -> None:
-    wanted, free = images * 3 * size**2, free_memory()
-    if free is not None and wanted > free:
+    needed, free = images * 3 * size**2, free_memory()
+    if free is not None and needed > free:
         raise DataError(
-            f"{images:,} images of {size}x{size} take {wanted / 2**30:,.1f} GiB of memory, and {free / 2**30:,.1f} GiB "
+            f"{images:,} images of {size}x{size} take {needed / 2**30:,.1f} GiB of memory, and {free / 2**30:,.1f} GiB "
             "are free; read fewer with samples= and test_samples=, or smaller ones with size="
         )
 
 
 def free_memory() -> int | None:
-    """Bytes that programs can still have; None where the system does not say."""
+    """Return the bytes of memory that are available; None if the system does not tell."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:

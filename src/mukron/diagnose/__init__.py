@@ -1,8 +1,13 @@
-"""Are features learned at every width? Coordinate checks, curvature spectra, distance from initialization, NNGP."""
+"""Check whether a network learns features at every width.
+
+Coordinate checks, spectra of the curvature, the distance from initialization, and the NNGP kernel.
+"""
 
 from mukron.diagnose.check import Check, coordinate_check
 from mukron.diagnose.nngp import (
+    Agreement,
     Approach,
+    ApproachStep,
     agreement,
     approach,
     feature_kernel,
@@ -13,16 +18,18 @@ from mukron.diagnose.nngp import (
     variances_of,
 )
 from mukron.diagnose.readings import Verdict
-from mukron.diagnose.record import Record, Row, Started, run
+from mukron.diagnose.record import Measurement, Record, TrainingSetup, record_runs
 from mukron.exponents import Exponent, fit_exponent
 
 __all__ = [
+    "Agreement",
     "Approach",
+    "ApproachStep",
     "Check",
     "Exponent",
+    "Measurement",
     "Record",
-    "Row",
-    "Started",
+    "TrainingSetup",
     "Verdict",
     "agreement",
     "approach",
@@ -33,6 +40,6 @@ __all__ = [
     "mlp_kernel",
     "one_step_rate",
     "one_step_ridge",
-    "run",
+    "record_runs",
     "variances_of",
 ]

@@ -1,9 +1,4 @@
-"""The coordinate check, for any network, any method and any batch: are features learned at every width?
-
-result = coordinate_check(Net, lambda model, plan: KFAC(model, plan, lr=0.01), (x, y), base_width=64)
-print(result)
-result.assert_ok()
-"""
+"""The coordinate check, for any network, any method and any batch: does it learn features at every width?"""
 
 from __future__ import annotations
 
@@ -12,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,7 +18,7 @@ from torch.optim import Optimizer
 from mukron import figures
 from mukron.diagnose.drawing import against_width, over_steps
 from mukron.diagnose.readings import DAMPING, FEATURES, TOLERANCE, UNCLEAR, UPDATE, Verdict, judge, table_of
-from mukron.diagnose.record import OUTPUT, Record, Row, Started, batch_device, run
+from mukron.diagnose.record import OUTPUT, Measurement, Record, TrainingSetup, batch_device, record_runs
 from mukron.exponents import fit_exponent
 from mukron.params import Parametrization, base_shapes, parametrize
 from mukron.params.storage import check_stamp, damaged, read_json, stamp, write_json
@@ -40,43 +36,61 @@ DAMPING_MEANING = (
     "damping over the largest eigenvalue of a layer's curvature factor (A, R: of its input, B, L: of its output)",
     "drowns the factor: the step turns into one of first order; fades: damping loses its hold. Features decide.",
 )
-LARGE = 3.0  # of the output: a change that is no longer a first step
+LARGE = 3.0  # a change of the output above which the laws of the first steps no longer hold
 SPECTRA = {"largest": "-", "mean": "--", "damping": ":"}
 NAMES = {"largest": "largest eigenvalue", "mean": "mean eigenvalue", "damping": "damping", "distance": "|dW| / |W|"}
 
 
 @dataclass(frozen=True)
 class Check:
-    """What a check found: verdicts, tables, figures, and the record that they are read from."""
+    """The result of a coordinate check: verdicts, tables and figures, all derived from the record.
+
+    Attributes:
+        record: What was measured.
+        tolerance: The largest exponent that still counts as zero.
+
+    Example:
+        >>> from mukron.diagnose import Check, Measurement, Record
+        >>> widths = (64, 128, 256)
+        >>> rows = tuple(Measurement(width, seed, 1, "features", "fc1", 0.5) for width in widths for seed in (0, 1))
+        >>> check = Check(Record(rows, widths, 1, method="kfac", scheme="mup", damping="", roles={}, predicted={}))
+        >>> check.ok
+        True
+        >>> [(verdict.layer, verdict.word) for verdict in check.features]
+        [('fc1', 'learns')]
+    """
 
     record: Record
     tolerance: float = TOLERANCE
 
     @cached_property
     def features(self) -> list[Verdict]:
-        """The change of every layer's features and of the output, and every parameter's own part in it."""
+        """The verdicts on the change of every layer's features, and on the part of every parameter's update in it."""
         return [*judge(self.record, FEATURES, self.tolerance), *judge(self.record, UPDATE, self.tolerance)]
 
     @cached_property
     def damping(self) -> list[Verdict]:
-        """Damping over the factor's largest eigenvalue: in a valid second-order method it does not grow."""
+        """The verdicts on the ratio of the damping to the factor's largest eigenvalue, which must not grow."""
         return judge(self.record, DAMPING, self.tolerance)
 
     @property
     def failures(self) -> list[Verdict]:
+        """The verdicts on features and updates that do not pass."""
         return [verdict for verdict in self.features if not verdict.ok]
 
     @property
     def ok(self) -> bool:
-        """Whether every layer learns alike at every width. Damping alone does not decide: features do."""
+        """Whether every layer learns by the same amount at every width. The verdicts on damping do not count."""
         return not self.failures and not self.record.broken
 
     @property
     def exit_code(self) -> int:
+        """The exit status of a command that reports this check: 0 if it is passed, else 1."""
         return 0 if self.ok else 1
 
     @property
     def title(self) -> str:
+        """The line above tables and figures: method, scheme, damping, widths and steps."""
         method = get_method(self.record.method).title if self.record.method else "this optimizer"
         widths = f"{self.record.widths[0]:g} to {self.record.widths[-1]:g}"
         damping = f", damping {self.record.damping}" if self.record.damping else ""
@@ -85,25 +99,29 @@ class Check:
         return f"{method}, {self.record.scheme}{damping}{setting}, widths {widths}, {steps}"
 
     def assert_ok(self) -> None:
-        """For tests: raises AssertionError with the verdict and the table."""
+        """Raise an error unless the check is passed; for use in tests.
+
+        Raises:
+            AssertionError: The check is not passed. The message holds the verdict and the table.
+        """
         if not self.ok:
             raise AssertionError(f"{self.verdict()}\n\n{self.table()}")
 
     def verdict(self) -> str:
-        """In words."""
+        """Return the verdict in words, with suggestions if the check is not passed."""
         if self.ok:
             return "OK: every layer learns alike at every width."
         broken = list(self.record.broken.items())
-        said = [f"{len(broken)} of the runs broke ({broken[0][0]}: {broken[0][1]})."] if broken else []
+        sentences = [f"{len(broken)} of the runs broke ({broken[0][0]}: {broken[0][1]})."] if broken else []
         for word in dict.fromkeys(verdict.word for verdict in self.failures):
-            named = [
+            layers = [
                 f"{verdict.layer} ({verdict.role + ', ' if verdict.role else ''}{verdict.reading})"
                 for verdict in self.failures
                 if verdict.word == word
             ]
-            more = f" and {len(named) - 6} more" if len(named) > 6 else ""
-            said.append(f"{word}: {', '.join(named[:6])}{more}.")
-        return " ".join(["NOT OK.", *said, *self._remedies()])
+            more = f" and {len(layers) - 6} more" if len(layers) > 6 else ""
+            sentences.append(f"{word}: {', '.join(layers[:6])}{more}.")
+        return " ".join(["NOT OK.", *sentences, *self._remedies()])
 
     def _remedies(self) -> list[str]:
         words = {verdict.word for verdict in self.failures}
@@ -112,43 +130,59 @@ class Check:
             remedies.append("The optimizer does not use the plan: give it plan.param_groups(...), or the plan itself.")
         if UNCLEAR in words:
             remedies.append("Unclear ones want more seeds, or wider networks: narrow ones bend the law.")
-        starved = {verdict.layer.rpartition(".")[0] for verdict in self.failures if verdict.word == UPDATE.low}
-        drowned = [
+        vanishing = {verdict.layer.rpartition(".")[0] for verdict in self.failures if verdict.word == UPDATE.low}
+        overdamped = [
             verdict.layer
             for verdict in self.damping
-            if verdict.word == DAMPING.high and verdict.layer.rpartition(".")[0] in starved
+            if verdict.word == DAMPING.high and verdict.layer.rpartition(".")[0] in vanishing
         ]
-        if drowned:
+        if overdamped:
             remedies.append(
-                f"Damping outgrows its factor in {', '.join(drowned)}: muP needs a rule that keeps pace (rescaled)."
+                f"Damping outgrows its factor in {', '.join(overdamped)}: muP needs a rule that keeps pace (rescaled)."
             )
         exploding = {verdict.layer.rpartition(".")[0] for verdict in self.failures if verdict.word == UPDATE.high}
-        spread = [
+        damped_B = [
             verdict.layer
             for verdict in self.damping
             if verdict.word == DAMPING.high and verdict.layer.endswith(".B") and verdict.layer[:-2] in exploding
         ]
-        if spread and self.record.scheme == "mup":
+        if damped_B and self.record.scheme == "mup":
             remedies.append(
-                f"B is outgrown by its damping in {len(spread)} layers: with more rows (samples x positions) than "
+                f"B is outgrown by its damping in {len(damped_B)} layers: with more rows (samples x positions) than "
                 "channels these widths are too narrow for the law. Compare wider networks, or fewer samples."
             )
         if self.record.scheme != "mup" and words & {FEATURES.low, FEATURES.high}:
             remedies.append(f"The scheme is {self.record.scheme}; mup is the one that keeps all layers learning.")
-        moved = max((row.value for row in self.record.select(FEATURES.quantity, OUTPUT)), default=0.0)
-        if self.record.broken or moved > LARGE:
-            far = f" (the output moved by {moved:.3g})" if moved > LARGE else ""
-            remedies.append(f"A lower learning rate keeps steps small enough for the law{far}.")
+        change = max((row.value for row in self.record.select(FEATURES.quantity, OUTPUT)), default=0.0)
+        if self.record.broken or change > LARGE:
+            reason = f" (the output moved by {change:.3g})" if change > LARGE else ""
+            remedies.append(f"A lower learning rate keeps steps small enough for the law{reason}.")
         return remedies
 
     def table(self, whole: bool = False) -> Table:
+        """Tabulate the verdicts on features and updates.
+
+        Args:
+            whole: Whether a long table shows every layer; by default it sums up those without a failure by role.
+
+        Returns:
+            The table.
+        """
         return table_of(self.features, self.title, (MEANING, "", self.verdict()), whole)
 
     def damping_table(self, whole: bool = False) -> Table:
+        """Tabulate the verdicts on damping.
+
+        Args:
+            whole: Whether a long table shows every layer; by default it sums up those without a failure by role.
+
+        Returns:
+            The table.
+        """
         return table_of(self.damping, f"Validity of damping. {self.title}", DAMPING_MEANING, whole)
 
     def spectra_table(self) -> Table:
-        """Curvature factors after the last step: how their eigenvalues and their damping go with the width."""
+        """Tabulate the eigenvalues and the damping of the curvature factors after the last step."""
         rows = []
         for layer in self.record.layers("largest"):
             cells = []
@@ -161,7 +195,7 @@ class Check:
         return Table(f"Curvature. {self.title}", columns, tuple(rows), (note,))
 
     def distance_table(self) -> Table:
-        """How far parameters are from where they began, relative to that."""
+        """Tabulate the distance of every parameter from its initial value, relative to that value."""
         rows = [
             (name, self.record.roles.get(name, ""), _size_and_slope(self.record.select("distance", name), None))
             for name in self.record.layers("distance")
@@ -172,7 +206,17 @@ class Check:
         )
 
     def figure(self, kind: str = "features") -> Figure:
-        """ "features", "damping", "spectra" or "distance"."""
+        """Draw a figure of the check; it needs matplotlib.
+
+        Args:
+            kind: ``"features"``, ``"damping"``, ``"spectra"`` or ``"distance"``.
+
+        Returns:
+            The figure.
+
+        Raises:
+            ValueError: The kind is unknown, or matplotlib is not installed.
+        """
         if kind == "features":
             parts = [
                 (FEATURES, judge(self.record, FEATURES, self.tolerance)),
@@ -188,6 +232,7 @@ class Check:
         raise ValueError(f"unknown figure {kind!r}; known: features, damping, spectra, distance")
 
     def to_dict(self) -> dict[str, Any]:
+        """Return the check as plain data for JSON."""
         content = {
             "title": self.title,
             "ok": self.ok,
@@ -200,7 +245,14 @@ class Check:
         return stamp(KIND, VERSION, _without_infinities(content))
 
     def save(self, folder: str | Path) -> list[Path]:
-        """check.json, and for each kind its numbers (CSV) and, with matplotlib, a figure (SVG and PNG)."""
+        """Write check.json, the numbers (CSV) and, if matplotlib is installed, the figures (SVG and PNG).
+
+        Args:
+            folder: The folder to write to. It is created if it does not exist.
+
+        Returns:
+            The paths of the files.
+        """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / "check.json", self.to_dict())
@@ -214,19 +266,41 @@ class Check:
         for kind, quantities in kinds.items():
             rows = [row for row in self.record.rows if row.quantity in quantities]
             if rows:
-                written.append(figures.write_csv(folder / kind, Row._fields, rows))
+                written.append(figures.write_csv(folder / kind, Measurement._fields, rows))
                 written += figures.save(self.figure(kind), folder / kind) if figures.available() else []
         return written
 
     @classmethod
     def from_dict(cls, data: object, source: str = "check") -> Check:
+        """Restore a check from plain data.
+
+        Args:
+            data: What ``to_dict`` returned.
+            source: Where the data come from, for the text of errors.
+
+        Returns:
+            The check.
+
+        Raises:
+            ValueError: The data are not those of a check, or are damaged.
+        """
         content = check_stamp(data, KIND, VERSION, source)
         with damaged(source):
             return cls(Record.from_dict(content["record"]), content["tolerance"])
 
     @classmethod
     def load(cls, path: str | Path) -> Check:
-        """From a ``check.json``."""
+        """Load a check from a ``check.json``.
+
+        Args:
+            path: The path of the file.
+
+        Returns:
+            The check.
+
+        Raises:
+            ValueError: The file does not hold a check, or is damaged.
+        """
         return cls.from_dict(read_json(path), str(path))
 
     def __str__(self) -> str:
@@ -234,17 +308,17 @@ class Check:
 
 
 def _without_infinities(value: Any) -> Any:
-    """JSON knows none: an interval without an end has null there."""
+    """Replace infinite numbers by None, since JSON has none: an unbounded interval ends in null."""
     if isinstance(value, dict):
-        return {key: _without_infinities(each) for key, each in value.items()}
+        return {key: _without_infinities(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_without_infinities(each) for each in value]
+        return [_without_infinities(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _size_and_slope(rows: Sequence[Row], predicted: float | None) -> str:
-    widest = [row.value for row in rows if row.width == max(each.width for each in rows)]
-    text = f"{sum(widest) / len(widest):.3g}"
+def _size_and_slope(rows: Sequence[Measurement], predicted: float | None) -> str:
+    widest = max(row.width for row in rows)
+    text = f"{fmean(row.value for row in rows if row.width == widest):.3g}"
     positive = [row for row in rows if row.value > 0]
     if len({row.width for row in positive}) < 2:
         return text
@@ -268,24 +342,60 @@ def coordinate_check(
     roles: Mapping[str, str] | None = None,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> Check:
-    """Train a few steps at several widths and seeds, and fit how the size of each layer's change goes with the width.
+    """Train a few steps at several widths and seeds, and fit how the change of each layer's features grows with width.
 
-    factory: builds the network for a width. optimizer: from the network and its plan to any torch optimizer.
-    batch: inputs (one, a tuple, or by name) and targets, the same at every step; loss(output, targets).
-    widths: 4, 8, 16 and 32 times the base width, if not given. Small learning rates keep to the law's regime.
-    roles: of parameters that no known module owns, as ``base_shapes`` takes them.
+    Keep the learning rate small: the laws are those of the first steps.
+
+    Args:
+        factory: Builds the network; its first argument is the width.
+        optimizer: Builds the optimizer from the network and its parametrization; any torch optimizer will do.
+        batch: Inputs and targets, the same at every step. The inputs are a tensor, a tuple of the model's arguments or
+            a dictionary of its keyword arguments.
+        base_width: The width at which the network is tuned.
+        widths: The widths to compare; by default 4, 8, 16 and 32 times the base width.
+        seeds: The number of seeds, or the seeds themselves.
+        steps: The number of steps of every run.
+        scheme: The parametrization: ``"mup"``, ``"sp"``, ``"ntk"`` or ``"uniform:R"``.
+        loss: The loss of outputs and targets.
+        tolerance: The largest exponent that still counts as zero.
+        output_exponent: The exponent of the output weights' initial size, as ``parametrize`` takes it.
+        roles: The roles of parameters that no known module owns, as ``base_shapes`` takes them.
+        progress: Called with the number of runs that are done, the number of all runs, and the run that begins.
+
+    Returns:
+        The check, with verdicts on every layer.
+
+    Raises:
+        ValueError: There are fewer than two widths, no seeds or no steps.
+        ParametrizationError: The network cannot be parametrized.
+
+    Example:
+        >>> import torch
+        >>> from mukron.diagnose import coordinate_check
+        >>> from mukron.models import MLP
+        >>> _ = torch.manual_seed(0)
+        >>> check = coordinate_check(
+        ...     lambda width: MLP(width, inputs=4, classes=3),
+        ...     lambda model, plan: torch.optim.SGD(plan.param_groups("sgd", lr=0.1)),
+        ...     (torch.randn(8, 4), torch.randint(3, (8,))),
+        ...     base_width=32,
+        ...     widths=(128, 256, 512),
+        ...     steps=1,
+        ... )
+        >>> check.ok
+        True
     """
     from mukron.params.shapes import build
 
     shapes = base_shapes(factory, base_width, roles=roles)
 
-    def start(width: float, seed: int) -> Started:
+    def start(width: float, seed: int) -> TrainingSetup:
         torch.manual_seed(seed)
         model = build(factory, width).to(batch_device(batch))
         plan = parametrize(model, shapes, scheme, output_exponent=output_exponent)
-        return Started(model, plan, optimizer(model, plan))
+        return TrainingSetup(model, plan, optimizer(model, plan))
 
-    widths = [base_width * times for times in (4, 8, 16, 32)] if widths is None else widths
+    widths = [base_width * multiple for multiple in (4, 8, 16, 32)] if widths is None else widths
     seeds = range(seeds) if isinstance(seeds, int) else seeds
-    record = run(start, batch, loss, widths=widths, seeds=seeds, steps=steps, progress=progress)
+    record = record_runs(start, batch, loss, widths=widths, seeds=seeds, steps=steps, progress=progress)
     return Check(replace(record, setting=f"base width {base_width:g}"), tolerance)

@@ -1,4 +1,4 @@
-"""The coordinate check of a run that a config describes: what ``mukron check`` does."""
+"""The coordinate check of a run configuration, as ``mukron check`` does it."""
 
 from __future__ import annotations
 
@@ -13,31 +13,44 @@ from mukron.curvature import layout
 from mukron.data import Dataset
 from mukron.diagnose.check import Check
 from mukron.diagnose.readings import TOLERANCE
-from mukron.diagnose.record import Started, run
+from mukron.diagnose.record import TrainingSetup, record_runs
 from mukron.models import get_model
 from mukron.params import build_without_memory, plain_width
 from mukron.theory import get_method
 from mukron.train import RunConfig, RunError, base_width_of, build, dataset_of, factory_of, loss_of
 from mukron.train.surroundings import precision
 
-# Small enough for the first steps to follow the law, at every width and in every scheme.
+# Learning rates that are small enough for the first steps to follow the laws, at every width and in every scheme.
 RATES = {"sgd": 0.1, "adam": 0.001, "kfac": 0.01, "foof": 0.02, "shampoo": 0.005, "gauss-newton": 0.01}
-IN_SP = 0.1  # times that where nothing is scaled and wide layers take larger steps
-SAMPLES = {"gauss-newton": 16}  # its cost is that of samples x outputs
+SP_FACTOR = 0.1  # for SP, where learning rates are not scaled and wide layers take larger steps
+SAMPLES = {"gauss-newton": 16}  # its cost grows with samples x outputs
 USUAL_SAMPLES = 32
-NOT_HERE = {
+UNSUPPORTED = {
     "batch": "a check learns all its samples in one batch",
     "augment": "a check learns the same batch at every step",
     "schedule": "a check makes a few steps at one learning rate",
     "warmup": "a check makes a few steps at one learning rate",
 }
-TIMES = (2, 4, 8, 16)  # the base width, for a network of the user's own
-LARGEST_ROOT = 4096  # Shampoo's roots are of whole matrices: above this one takes minutes on two cores
+MULTIPLES = (2, 4, 8, 16)  # of the base width, for a network of the user's
+LARGEST_ROOT = 4096  # above this size one of Shampoo's matrix roots takes minutes on two cores
 
 
 def usual_rate(method: str, scheme: str) -> float:
-    """A learning rate that suits a check of this method."""
-    return RATES[get_method(method).name.partition(":")[0]] * (IN_SP if scheme == "sp" else 1.0)
+    """Return a learning rate that suits a coordinate check.
+
+    Args:
+        method: The name of the method.
+        scheme: The name of the parametrization.
+
+    Returns:
+        The learning rate.
+
+    Example:
+        >>> from mukron.diagnose.configured import usual_rate
+        >>> usual_rate("kfac", "mup")
+        0.01
+    """
+    return RATES[get_method(method).name.partition(":")[0]] * (SP_FACTOR if scheme == "sp" else 1.0)
 
 
 def check_run(
@@ -51,51 +64,73 @@ def check_run(
     data_dir: str | Path | None = None,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> Check:
-    """The config's run at several widths and seeds (its own do not count), for a few steps on its samples in one batch.
+    """Check a run configuration at several widths and seeds, for a few steps with all its samples in one batch.
 
-    A config that does not say how many samples takes a few.
+    Args:
+        config: The configuration; its width, seed and number of epochs are not used. If it does not give the number of
+            samples, a few are taken.
+        widths: The widths to compare; by default those that are usual for the network.
+        seeds: The number of seeds.
+        steps: The number of steps of every run.
+        tolerance: The largest exponent that still counts as zero.
+        dataset: The data set; by default the one that the configuration names.
+        data_dir: The folder of the data sets.
+        progress: Called with the number of runs that are done, the number of all runs, and the run that begins.
+
+    Returns:
+        The check, with verdicts on every layer.
+
+    Raises:
+        RunError: The configuration has a setting that a check cannot use, such as a schedule.
+
+    Example:
+        >>> from mukron.diagnose.configured import check_run
+        >>> from mukron.train import RunConfig
+        >>> check = check_run(RunConfig(method="sgd", lr=0.1, samples=8), widths=(128, 256), seeds=1, steps=1)
+        >>> check.record.widths
+        (128, 256)
     """
-    for name, why in NOT_HERE.items():
+    for name, why in UNSUPPORTED.items():
         if getattr(config, name) != getattr(RunConfig, name):
             raise RunError(f"{name}={getattr(config, name)!r}: {why}; leave it out of a check")
-    dataset = _few(config, dataset, data_dir)
+    dataset = _small_dataset(config, dataset, data_dir)
     inputs = dataset.prepare(dataset.train.inputs, config.weights_dtype)
     widths = usual_widths(config, dataset) if widths is None else widths
 
-    def start(width: float, seed: int) -> Started:
+    def start(width: float, seed: int) -> TrainingSetup:
         built = build(config.replace(width=width, seed=seed), dataset)
         if ":" in config.model:
             built.try_out(inputs, dataset.classes)
-        return Started(built.model, built.plan, built.optimizer, built.outputs, config.clip_norm)
+        return TrainingSetup(built.model, built.plan, built.optimizer, built.outputs, config.clip_norm)
 
     batch = (inputs, dataset.train.targets)
     loss = loss_of(config, dataset.classes)
     with precision(config.dtype):
-        record = run(start, batch, loss, widths=widths, seeds=range(seeds), steps=steps, progress=progress)
+        record = record_runs(start, batch, loss, widths=widths, seeds=range(seeds), steps=steps, progress=progress)
     setting = f"lr {config.lr:g}, {config.data} ({len(dataset.train)} samples), base width {base_width_of(config):g}"
     about = {"config": config.to_dict(), "mukron": mukron.__version__, "torch": torch.__version__}
     return Check(replace(record, setting=setting, about=about), tolerance)
 
 
-def _few(config: RunConfig, dataset: Dataset | None, data_dir: str | Path | None) -> Dataset:
+def _small_dataset(config: RunConfig, dataset: Dataset | None, data_dir: str | Path | None) -> Dataset:
     if config.samples is not None:
         return dataset_of(config, dataset, data_dir)
-    few = SAMPLES.get(config.family, USUAL_SAMPLES)
-    if dataset is None and ":" not in config.data:  # a large data set draws them itself
-        return dataset_of(config.replace(samples=few), None, data_dir)
+    samples = SAMPLES.get(config.family, USUAL_SAMPLES)
+    if dataset is None and ":" not in config.data:  # a large data set reads only these
+        return dataset_of(config.replace(samples=samples), None, data_dir)
     whole = dataset_of(config, dataset, data_dir)
-    return whole.subset(min(few, len(whole.train)))
+    return whole.subset(min(samples, len(whole.train)))
 
 
 def usual_widths(config: RunConfig, dataset: Dataset) -> list[float]:
-    """The network's own, or multiples of the base width; narrower ones where Shampoo could not go on."""
+    """Return the usual widths of the network, or multiples of the base width; narrower ones for Shampoo."""
     if ":" not in config.model:
         entry = get_model(config.model)
-        times = (config.base_width or entry.base_width) / entry.base_width
-        widths = [plain_width(times * width) for width in entry.widths]
+        multiple = (config.base_width or entry.base_width) / entry.base_width
+        widths = [plain_width(multiple * width) for width in entry.widths]
     else:
         assert config.base_width is not None
-        widths = [plain_width(times * config.base_width) for times in TIMES]
+        widths = [plain_width(multiple * config.base_width) for multiple in MULTIPLES]
     while config.family == "shampoo" and _largest_side(config, dataset, widths[-1]) > LARGEST_ROOT:
         if any(width % 2 for width in widths):
             break
@@ -105,5 +140,5 @@ def usual_widths(config: RunConfig, dataset: Dataset) -> list[float]:
 
 def _largest_side(config: RunConfig, dataset: Dataset, width: float) -> int:
     model = build_without_memory(factory_of(config, dataset), width)
-    known = [found for module in model.modules() if (found := layout(module)) is not None and not found.one_hot]
-    return max((max(each.d_in, each.d_out) for each in known), default=0)
+    layers = [layer for module in model.modules() if (layer := layout(module)) is not None and not layer.one_hot]
+    return max((max(layer.d_in, layer.d_out) for layer in layers), default=0)

@@ -1,4 +1,4 @@
-"""The figures of a record: against the width, and over the steps."""
+"""The figures of a coordinate check: quantities against the width, and over the steps."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MOST_LINES, MOST_PANELS = 10, 6
 
 @styled
 def against_width(record: Record, parts: Sequence[tuple[Reading, Sequence[Verdict]]], title: str) -> Figure:
-    """A panel a reading, a line a layer: means over seeds, each seed a dot; the legend says slope and verdict."""
+    """Draw one panel per quantity and one line per layer: means over seeds, with a dot for each seed."""
     figure, axes = panels(1, len(parts), size=(5.4, 3.0))
     for axis, (reading, verdicts) in zip(axes[0], parts, strict=True):
         distinct = _distinct(record, reading, verdicts)
@@ -29,8 +29,8 @@ def against_width(record: Record, parts: Sequence[tuple[Reading, Sequence[Verdic
             _line(axis, record, reading, verdict, number)
         widths_axis(axis, record.widths)
         sizes_axis(axis)
-        left = len(distinct) - len(shown)
-        axis.set_title(reading.caption + (f" ({left} more in the CSV)" if left else ""))
+        hidden = len(distinct) - len(shown)
+        axis.set_title(reading.caption + (f" ({hidden} more in the CSV)" if hidden else ""))
         axis.set_ylabel("ratio" if reading is DAMPING else "root mean square")
         axis.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
     _title(figure, title)
@@ -48,7 +48,7 @@ def _line(axis: Axes, record: Record, reading: Reading, verdict: Verdict, number
 
 
 def _shown(verdicts: Sequence[Verdict]) -> list[Verdict]:
-    """All, if they are few; else the worst, in the order of the forward pass."""
+    """Return all verdicts if they are few, else the worst, in the order of the forward pass."""
     if len(verdicts) <= MOST_LINES:
         return list(verdicts)
 
@@ -62,7 +62,7 @@ def _shown(verdicts: Sequence[Verdict]) -> list[Verdict]:
 
 
 def _distinct(record: Record, reading: Reading, verdicts: Sequence[Verdict]) -> list[Verdict]:
-    """The network's output is most often its last layer's: one line for both."""
+    """Leave out the network's output where it equals that of its last layer."""
     values = {
         verdict.layer: [row.value for row in record.select(reading.quantity, verdict.layer)] for verdict in verdicts
     }
@@ -72,9 +72,9 @@ def _distinct(record: Record, reading: Reading, verdicts: Sequence[Verdict]) -> 
 
 @styled
 def over_steps(record: Record, quantities: dict[str, Any], names: dict[str, str], title: str) -> Figure:
-    """A panel a layer, over the steps: light for the narrowest width, dark for the widest; means over seeds.
+    """Draw one panel per layer over the steps: light for the narrowest width, dark for the widest; means over seeds.
 
-    quantities: the line style of each; names: what each is called in the legend.
+    ``quantities`` gives the line style of each quantity, ``names`` its name in the legend.
     """
     from matplotlib.ticker import MaxNLocator
 
@@ -106,22 +106,22 @@ def over_steps(record: Record, quantities: dict[str, Any], names: dict[str, str]
     for axis in axes[-1]:
         axis.set_xlabel("step")
     _legend(figure, record, quantities, names)
-    left = len(layers) - len(shown)
-    _title(figure, title + (f" ({left} more in the CSV)" if left else ""))
+    hidden = len(layers) - len(shown)
+    _title(figure, title + (f" ({hidden} more in the CSV)" if hidden else ""))
     return figure
 
 
 def _title(figure: Figure, text: str) -> None:
-    """Above all panels, in as many lines as it takes."""
+    """Write the title above all panels, wrapped to the width of the figure."""
     figure.suptitle(fill(text, int(14 * figure.get_size_inches()[0])), x=0.01, ha="left", fontsize=10)
 
 
 def _means_over_seeds(record: Record, quantity: str, layer: str, width: float) -> list[tuple[int, float]]:
-    found: dict[int, list[float]] = {}
+    by_step: dict[int, list[float]] = {}
     for row in record.rows:
         if (row.quantity, row.layer, row.width) == (quantity, layer, width):
-            found.setdefault(row.step, []).append(row.value)
-    return [(step, fmean(values)) for step, values in sorted(found.items())] or [(0, float("nan"))]
+            by_step.setdefault(row.step, []).append(row.value)
+    return [(step, fmean(values)) for step, values in sorted(by_step.items())] or [(0, float("nan"))]
 
 
 def _legend(figure: Figure, record: Record, quantities: dict[str, Any], names: dict[str, str]) -> None:

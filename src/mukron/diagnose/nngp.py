@@ -1,24 +1,24 @@
 """NNGP: the kernel of a network's last features, and how far training is from kernel regression with it.
 
-    H [n, d]                               the last features: what the output layer reads of n samples
+    H [n, d]                               the last features: the input of the output layer for n samples
     K = H H^T / d                          their kernel; in an infinitely wide network, E[h(x) h(y)] of one unit
     f*(x) = K(x, .) (K + ridge I)^-1 Y     kernel regression to the targets Y [n, C]
 
-**Why K-FAC lands there** (Section 4.3 of the paper). From output weights at zero, the squared error's gradient by them
-is G = -Y^T H / n, and with A = H^T H / n the first step makes
+**Why K-FAC's first step arrives there** (Section 4.3 of the paper). At output weights of zero, the gradient of the
+squared error by them is G = -Y^T H / n, and with A = H^T H / n the first step gives
 
     W = lr (B + rho_B)^-1 Y^T H (A + rho_A)^-1 / n,    f(x) = lr K(x, .) (K + n rho_A / d I)^-1 Y (B + rho_B)^-1.
 
-That is f* itself, up to rounding, if B acts on the targets as a number: lr = B + rho_B, ridge = n rho_A / d. With
+This is f* itself, up to rounding, if B acts on the targets as a number: lr = B + rho_B, ridge = n rho_A / d. With
 ``Rescaled`` damping these are ``one_step_rate`` and ``one_step_ridge``. B is a number if it is exact
-(``fisher="exact"``); made of draws ("mc") it strays, and the outputs with it, by ((C + 1) / n)^1/2 / (1 + rho) of their
-size. FOOF has no B: its rate is 1. The signals of all other layers come through the output weights, so these layers
-stay where they are. SGD's first step makes f ~ K Y: nothing is solved.
+(``fisher="exact"``); if it is estimated from drawn targets ("mc"), B and the outputs are noisy: the outputs deviate by
+((C + 1) / n)^1/2 / (1 + rho) of their size. FOOF has no B: its rate is 1. The gradients of all other layers pass
+through the output weights, so these layers do not change. SGD's first step gives f ~ K Y, which solves nothing.
 
-All of this needs output weights of zero, ``output_exponent="zero"``, or so small that their squares vanish in their
-precision: an exponent of 64 does that in float32 from 3 times the base width on, in float64 from 512 times. Weights
-that are merely small are another thing: the first step divides a hidden layer's signals, which are like W, by their own
-square and its damping, which is too. It grows like 1 / W and throws the features off.
+All of this needs output weights of zero, ``output_exponent="zero"``, or so small that their squares underflow: with an
+exponent of 64 they do so in float32 from 3 times the base width on, in float64 from 512 times. Weights that are small
+but do not underflow behave differently: the first step divides a hidden layer's gradient, which is proportional to W,
+by a factor and a damping that are proportional to W^2. The step grows like 1 / W and destroys the features.
 """
 
 from __future__ import annotations
@@ -60,15 +60,31 @@ KERNELS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
 
 
 def mlp_kernel(x: Tensor, y: Tensor | None = None, *, variances: Sequence[float], activation: str = "relu") -> Tensor:
-    """E[h(x) h(y)] of the last hidden layer of an infinitely wide MLP without biases, in closed form, in float64.
+    """Compute the kernel E[h(x) h(y)] of an infinitely wide MLP without biases, in closed form and in float64.
 
-    x, y: samples [n, ...] and [m, ...]; without y, x against itself.
-    variances: fan-in times the variance of the weights, one a hidden layer, the input layer's first: 2 is He's for
-        ReLU, 1/3 is how torch draws a Linear. ``variances_of(model)`` reads them off a network.
-    activation: "relu", "erf" or "identity".
+    h is the last hidden layer. In layers behind wide ones the weights may have any distribution; in the input layer,
+    whose fan-in is finite, the formula is exact for normal weights.
 
-    The weights may follow any law in layers behind wide ones; in the input layer, whose fan-in is finite, the formula
-    is exact for normal weights.
+    Args:
+        x: Samples [n, ...].
+        y: Samples [m, ...]; by default those of ``x``.
+        variances: The fan-in times the variance of the weights of every hidden layer, beginning with the input layer.
+            He's rule for ReLU has 2, torch draws a ``Linear`` with 1/3. ``variances_of`` computes them for a network.
+        activation: ``"relu"``, ``"erf"`` or ``"identity"``.
+
+    Returns:
+        The kernel [n, m].
+
+    Raises:
+        ValueError: The activation has no closed form, a variance is negative or none is given, or x and y differ in
+            their number of inputs.
+
+    Example:
+        >>> import torch
+        >>> from mukron.diagnose import mlp_kernel
+        >>> mlp_kernel(torch.eye(2), variances=[2.0], activation="identity")
+        tensor([[1., 0.],
+                [0., 1.]], dtype=torch.float64)
     """
     if activation not in KERNELS:
         raise ValueError(f"no closed form for activation {activation!r}; known: {', '.join(KERNELS)}")
@@ -87,13 +103,26 @@ def mlp_kernel(x: Tensor, y: Tensor | None = None, *, variances: Sequence[float]
 
 
 def variances_of(model: nn.Module) -> list[float]:
-    """Fan-in times the mean square of the weights of an MLP's hidden layers, as ``mlp_kernel`` takes them.
+    """Compute the variances of an MLP's hidden layers, as ``mlp_kernel`` takes them.
 
-    Read them off the network as it was drawn, before training.
+    Args:
+        model: An MLP without biases, before training.
+
+    Returns:
+        The fan-in times the mean square of the weights, for every hidden layer.
+
+    Raises:
+        ValueError: The model has other parameters than the weights of linear layers, or no hidden layer.
+
+    Example:
+        >>> from mukron.diagnose import variances_of
+        >>> from mukron.models import MLP
+        >>> len(variances_of(MLP(16, inputs=8, depth=3)))
+        2
     """
     weights = [module.weight for module in model.modules() if isinstance(module, nn.Linear)]
-    own = {id(weight) for weight in weights}
-    others = [name for name, parameter in model.named_parameters() if id(parameter) not in own]
+    known = {id(weight) for weight in weights}
+    others = [name for name, parameter in model.named_parameters() if id(parameter) not in known]
     if others:
         raise ValueError(
             f"the closed form is that of an MLP without biases, but {type(model).__name__} also has "
@@ -104,49 +133,67 @@ def variances_of(model: nn.Module) -> list[float]:
     return [weight.shape[1] * float(weight.detach().square().mean(dtype=torch.float64)) for weight in weights[:-1]]
 
 
-# The kernel of a network at hand.
+# The kernel of a given network.
 
 
 def feature_kernel(model: nn.Module, x: Tensor, y: Tensor | None = None, *, layer: str | None = None) -> Tensor:
-    """h(x) . h(y) / d of what the output layer reads, d numbers a sample, in float64. For any network.
+    """Compute the kernel h(x) . h(y) / d of a network's last features, in float64.
 
-    layer: the layer whose input is meant, by name; without it, the last Linear that runs.
+    h(x) is the input of the output layer, d numbers per sample. The model runs in the mode that it is in: in training
+    mode batch norm uses the statistics of the batch, and dropout is active. The model is not changed, nor are its
+    running averages.
 
-    The model runs in the mode it is in (batch norm uses the batch while training, dropout draws: call ``eval`` first if
-    that is not meant). It is left as it was, running averages included.
+    Args:
+        model: Any network.
+        x: Samples [n, ...].
+        y: Samples [m, ...]; by default those of ``x``.
+        layer: The name of the output layer; by default the last ``Linear`` that runs.
+
+    Returns:
+        The kernel [n, m].
+
+    Raises:
+        ValueError: There is no such layer, it does not run, or it does not keep samples apart.
+
+    Example:
+        >>> import torch
+        >>> from mukron.diagnose import feature_kernel
+        >>> from mukron.models import MLP
+        >>> feature_kernel(MLP(16, inputs=4), torch.randn(3, 4)).shape
+        torch.Size([3, 3])
     """
     H = _features(model, x, layer)
     return H @ (H if y is None else _features(model, y, layer)).T / H.shape[1]
 
 
 def _features(model: nn.Module, x: Tensor, layer: str | None) -> Tensor:
-    """The input [n, d] of that layer, or of the last Linear that ran."""
+    """Return the input [n, d] of a layer; by default of the last Linear that runs."""
     model = unwrap(model)
     linear = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
     if layer is None:
-        heard: dict[str, nn.Module] = {**linear}
+        watched: dict[str, nn.Module] = {**linear}
     elif layer in (modules := dict(model.named_modules())):
-        heard = {layer: modules[layer]}
+        watched = {layer: modules[layer]}
     else:
         raise ValueError(f'the network has no layer "{layer}"; its Linear layers: {", ".join(linear) or "none"}')
-    read: list[tuple[str, Tensor]] = []
+    last_input: list[tuple[str, Tensor]] = []  # at most one
 
     def keep(name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         h = args[0] if args else next(iter(kwargs.values()))
-        read[:] = [(name, h.to(torch.float64, copy=True))]  # a copy: what follows may change it in place
+        last_input[:] = [(name, h.to(torch.float64, copy=True))]  # a copy, since later layers may change it in place
 
-    handles = [module.register_forward_hook(partial(keep, name), with_kwargs=True) for name, module in heard.items()]
+    handles = [module.register_forward_hook(partial(keep, name), with_kwargs=True) for name, module in watched.items()]
     try:
         with untouched(model):
             model(x)
     finally:
         for handle in handles:
             handle.remove()
-    if not read:
+    if not last_input:
         raise ValueError(
             f'layer "{layer}" did not run' if layer else "no Linear layer ran; name the output layer: layer=..."
         )
-    name, h = read[0]
+    name, h = last_input[0]
     if h.shape[0] != x.shape[0]:
         raise ValueError(
             f'layer "{name}" read {h.shape[0]} rows for {x.shape[0]} samples; name a layer that keeps samples apart'
@@ -154,15 +201,31 @@ def _features(model: nn.Module, x: Tensor, layer: str | None) -> Tensor:
     return h.flatten(1)
 
 
-# Kernel regression, and the step that lands on it.
+# Kernel regression, and the step that arrives at its solution.
 
 
 def kernel_regression(K_train: Tensor, targets: Tensor, K_test: Tensor | None = None, *, ridge: float) -> Tensor:
-    """K_test (K_train + ridge I)^-1 targets, in float64; without K_test, at the training samples themselves.
+    """Compute the solution of kernel regression, K_test (K_train + ridge I)^-1 targets, in float64.
 
-    K_train: [n, n]. targets: [n] or [n, C]. K_test: [m, n], test samples against training samples.
-    ridge: as it stands. K-FAC's damping rho_A of A = H^T H / n, with K = H H^T / d, is a ridge of n rho_A / d; for
-        ``Rescaled`` damping that is ``one_step_ridge``.
+    Args:
+        K_train: The kernel of the training samples [n, n].
+        targets: The targets of the training samples, [n] or [n, C].
+        K_test: The kernel of test samples against training samples [m, n]; by default ``K_train``.
+        ridge: The number added to the diagonal. K-FAC's damping rho_A of A = H^T H / n, with K = H H^T / d, amounts to
+            a ridge of n rho_A / d; for ``Rescaled`` damping that is ``one_step_ridge``.
+
+    Returns:
+        The outputs at the test samples, [m] or [m, C].
+
+    Raises:
+        ValueError: The shapes do not match, the ridge is negative, or the kernel with the ridge is not positive
+            definite.
+
+    Example:
+        >>> import torch
+        >>> from mukron.diagnose import kernel_regression
+        >>> kernel_regression(torch.eye(2), torch.tensor([1.0, 2.0]), ridge=1.0)
+        tensor([0.5000, 1.0000], dtype=torch.float64)
     """
     n = K_train.shape[0]
     if K_train.shape != (n, n) or targets.shape[0] != n:
@@ -180,21 +243,49 @@ def kernel_regression(K_train: Tensor, targets: Tensor, K_test: Tensor | None = 
 
 
 def one_step_ridge(K_train: Tensor, *, damping: float, base_size: int) -> float:
-    """The ridge that ``Rescaled(damping)`` means at the output layer: damping tr(K) / base_size.
+    """Compute the ridge that ``Rescaled(damping)`` amounts to at the output layer: damping tr(K) / base_size.
 
-    base_size: the output layer's fan-in at the base width (an MLP's base width); its own fan-in if not parametrized.
+    Args:
+        K_train: The kernel of the training samples [n, n].
+        damping: The damping of ``Rescaled``.
+        base_size: The output layer's fan-in at the base width (for an MLP, the base width); without a parametrization
+            its actual fan-in.
+
+    Returns:
+        The ridge.
+
+    Example:
+        >>> import torch
+        >>> from mukron.diagnose import one_step_ridge
+        >>> one_step_ridge(torch.eye(4), damping=1.0, base_size=64)
+        0.0625
     """
     # n rho_A / d,  rho_A = damping tr(A) / base_size,  tr(A) = d tr(K) / n
     return damping * float(K_train.trace()) / base_size
 
 
 def one_step_rate(*, damping: float, classes: int, likelihood: str = "gaussian") -> float:
-    """The learning rate at which K-FAC's first step from a zero output layer goes all the way to kernel regression.
+    """Compute the learning rate at which K-FAC's first step from a zero output layer arrives at kernel regression.
 
-    damping: of ``Rescaled``. classes: outputs of the network. likelihood: K-FAC's, with ``fisher="exact"``.
+    Gaussian: B = I. Categorical: B = (I - 1 1^T / C) / C at outputs of zero, which acts as 1 / C on targets that sum to
+    zero over the classes, as one-hot targets minus 1/C do. It holds for cross-entropy too, whose gradient at outputs of
+    zero is the same.
 
-    Gaussian: B = I. Categorical: B = (I - 1 1^T / C) / C at outputs of zero, which is 1 / C on targets that sum to zero
-    over the classes, as one-hot minus 1/C does. It holds for cross-entropy too, whose gradient there is the same.
+    Args:
+        damping: The damping of ``Rescaled``.
+        classes: The number of outputs of the network.
+        likelihood: The likelihood of K-FAC, which must use ``fisher="exact"``: ``"gaussian"`` or ``"categorical"``.
+
+    Returns:
+        The learning rate.
+
+    Raises:
+        ValueError: The likelihood is unknown.
+
+    Example:
+        >>> from mukron.diagnose import one_step_rate
+        >>> one_step_rate(damping=1.0, classes=10)
+        2.0
     """
     if likelihood == "gaussian":
         return 1 + damping
@@ -203,36 +294,77 @@ def one_step_rate(*, damping: float, classes: int, likelihood: str = "gaussian")
     raise ValueError(f"unknown likelihood {likelihood!r}; known: 'gaussian', 'categorical'")
 
 
-# How near a network is, and how it gets there.
+# How close a network is to kernel regression during training.
 
 
 class Agreement(NamedTuple):
-    """How near outputs f are to a solution f*."""
+    """How close outputs f are to a solution f*.
 
-    correlation: float  # over all numbers of both; 0 where one does not vary, as before the first step
-    distance: float  # |f - f*| / |f*|
-    size: float  # |f| / |f*|: at a correlation of 1, how much of the way was gone
+    Attributes:
+        correlation: The correlation over all numbers of both; 0 if one of them is constant, as before the first step.
+        distance: |f - f*| / |f*|.
+        size: |f| / |f*|. At a correlation of 1 it is the part of the way that is done.
+
+    Example:
+        >>> from mukron.diagnose import Agreement
+        >>> Agreement(correlation=1.0, distance=0.5, size=0.5).distance
+        0.5
+    """
+
+    correlation: float
+    distance: float
+    size: float
 
 
 def agreement(outputs: Tensor, solution: Tensor) -> Agreement:
-    """Compare outputs with a solution of the same shape."""
+    """Compare outputs with a solution.
+
+    Args:
+        outputs: The outputs of a network.
+        solution: The solution, of the same shape.
+
+    Returns:
+        The correlation and the distance between them, and the ratio of their sizes.
+
+    Raises:
+        ValueError: The shapes differ, or the solution is zero everywhere.
+
+    Example:
+        >>> import torch
+        >>> from mukron.diagnose import agreement
+        >>> agreement(torch.tensor([0.5, -0.5]), torch.tensor([1.0, -1.0])).size
+        0.5
+    """
     if outputs.shape != solution.shape:
         raise ValueError(f"outputs are {list(outputs.shape)}, the solution is {list(solution.shape)}")
-    f, best = outputs.detach().double().flatten(), solution.detach().double().flatten()
-    length = float(best.norm())
-    if not length:
+    f, f_star = outputs.detach().double().flatten(), solution.detach().double().flatten()
+    norm = float(f_star.norm())
+    if not norm:
         raise ValueError("the solution is zero everywhere: nothing is near it or far from it")
-    a, b = f - f.mean(), best - best.mean()
-    spread = float(a.norm() * b.norm())
+    a, b = f - f.mean(), f_star - f_star.mean()
+    norms = float(a.norm() * b.norm())
     return Agreement(
-        correlation=float(a @ b) / spread if spread else 0.0,
-        distance=float((f - best).norm()) / length,
-        size=float(f.norm()) / length,
+        correlation=float(a @ b) / norms if norms else 0.0,
+        distance=float((f - f_star).norm()) / norm,
+        size=float(f.norm()) / norm,
     )
 
 
-class Moment(NamedTuple):
-    """Where a run stands after so many steps."""
+class ApproachStep(NamedTuple):
+    """The state of a run after a number of steps.
+
+    Attributes:
+        step: The number of steps.
+        loss: The loss.
+        correlation: The correlation of the outputs' change with the solution.
+        distance: The distance from the solution, relative to its size.
+        size: The size of the outputs' change, relative to that of the solution.
+
+    Example:
+        >>> from mukron.diagnose import ApproachStep
+        >>> ApproachStep(step=1, loss=0.1, correlation=1.0, distance=0.0, size=1.0).step
+        1
+    """
 
     step: int
     loss: float
@@ -243,32 +375,53 @@ class Moment(NamedTuple):
 
 @dataclass(frozen=True)
 class Approach:
-    """The way of a network's outputs towards kernel regression on its first features."""
+    """How a network's outputs approach kernel regression on its initial features, step by step.
 
-    rows: tuple[Moment, ...]  # the first: before any step
+    Attributes:
+        rows: The states of the run; the first is the one before any step.
+        ridge: The ridge of the regression.
+        trouble: Why the run ended early; empty if it did not.
+
+    Example:
+        >>> from mukron.diagnose import Approach, ApproachStep
+        >>> run = Approach((ApproachStep(0, 0.5, 0.0, 1.0, 0.0), ApproachStep(1, 0.1, 1.0, 0.0, 1.0)), ridge=0.1)
+        >>> run.rows[-1].correlation
+        1.0
+    """
+
+    rows: tuple[ApproachStep, ...]
     ridge: float
-    trouble: str = ""  # why the run ended early, if it did
+    trouble: str = ""
 
     def table(self) -> Table:
+        """Tabulate the run, with one row per step."""
         cells = tuple((str(step), *(f"{number:.4g}" for number in numbers)) for step, *numbers in self.rows)
         notes = (
             f"f: change of the outputs; f*: kernel regression on the first features, ridge {self.ridge:.4g}",
             "correlation: of f and f*; distance: |f - f*| / |f*|; size: |f| / |f*|",
             *([self.trouble] if self.trouble else []),
         )
-        return Table("Towards kernel regression", Moment._fields, cells, notes)
+        return Table("Towards kernel regression", ApproachStep._fields, cells, notes)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
+        """Return the run as plain data for JSON."""
         return {"ridge": self.ridge, "trouble": self.trouble, "rows": [row._asdict() for row in self.rows]}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Approach:
-        return cls(tuple(Moment(**row) for row in data["rows"]), data["ridge"], data["trouble"])
+        """Restore a run from plain data.
+
+        Args:
+            data: What ``to_dict`` returned.
+
+        Returns:
+            The run.
+        """
+        return cls(tuple(ApproachStep(**row) for row in data["rows"]), data["ridge"], data["trouble"])
 
 
 def half_squares(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Half the sum of squares over the outputs, averaged over samples."""
+    """Return half the sum of squares over the outputs, averaged over samples."""
     return (outputs - targets).square().sum() / (2 * len(outputs))
 
 
@@ -283,19 +436,41 @@ def approach(
     loss: Callable[[Tensor, Tensor], Tensor] = half_squares,
     layer: str | None = None,
 ) -> Approach:
-    """Train on the full batch and follow the change of the outputs towards kernel regression on the first features.
+    """Train on the full batch, and compare the change of the outputs with kernel regression on the initial features.
 
-    targets: of the outputs' shape; for classes, one-hot minus 1/C.
-    ridge: of the regression; for K-FAC ``one_step_ridge(feature_kernel(model, x), ...)``.
-    loss: of outputs and targets, a mean over samples.
-    layer: the output layer by name; without it, the last Linear that runs.
+    The regression is to the difference between targets and initial outputs. If a number of a run is not finite, the run
+    ends early and keeps the steps before.
 
-    The regression is to what the outputs lack at the start, targets - f_0. A run that breaks keeps what came before.
+    Args:
+        model: The network.
+        optimizer: The optimizer of its parameters.
+        x: The training samples.
+        targets: The targets, of the shape of the outputs; for classes, one-hot targets minus 1/C.
+        steps: The number of steps.
+        ridge: The ridge of the regression; for K-FAC ``one_step_ridge(feature_kernel(model, x), ...)``.
+        loss: The loss of outputs and targets, a mean over samples.
+        layer: The name of the output layer; by default the last ``Linear`` that runs.
+
+    Returns:
+        The run, step by step.
+
+    Raises:
+        ValueError: There is no step, or the targets do not have the shape of the outputs.
+
+    Example:
+        >>> import torch
+        >>> from mukron.diagnose import approach
+        >>> from mukron.models import MLP
+        >>> model = MLP(16, inputs=4, classes=2)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> run = approach(model, optimizer, torch.randn(8, 4), torch.randn(8, 2), steps=2, ridge=0.1)
+        >>> [row.step for row in run.rows]
+        [0, 1, 2]
     """
     if steps < 1:
         raise ValueError(f"steps counts steps: at least 1, got {steps}")
     K = feature_kernel(model, x, layer=layer)
-    rows: list[Moment] = []
+    rows: list[ApproachStep] = []
     trouble, skipped = "", getattr(optimizer, "skipped", 0)
     for step in range(steps + 1):
         optimizer.zero_grad()
@@ -310,7 +485,7 @@ def approach(
         if step == 0:
             start = outputs.detach().clone()
             solution = kernel_regression(K, targets - start, ridge=ridge)
-        rows.append(Moment(step, float(error.detach()), *agreement(outputs - start, solution)))
+        rows.append(ApproachStep(step, float(error.detach()), *agreement(outputs - start, solution)))
         if step < steps:
             torch.autograd.backward(error)
             optimizer.step()

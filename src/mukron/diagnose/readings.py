@@ -1,4 +1,4 @@
-"""A reading: one quantity, layer by layer, whose exponent in the width tells whether all is well."""
+"""Verdicts on each layer, from the exponent with which a quantity grows with the width."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mukron.diagnose.record import FROZEN, UNUSED, Record, Row
+from mukron.diagnose.record import FROZEN, UNUSED, Measurement, Record
 from mukron.exponents import Exponent, fit_exponent
 from mukron.table import Table
 
-TOLERANCE = 0.25  # half-way to 1/2, the nearest exponent that a wrong scheme or a wrong damping gives
+TOLERANCE = 0.25  # half of 1/2, the smallest exponent that a wrong scheme or a wrong damping gives
 UNCLEAR = "unclear"
 STILL = "stands still"
-NO_PART = "no part"  # its gradient is nothing but rounding: a bias before a batch norm
-ROUNDING = 1e-5  # of the largest update in the same run
-LONG = 24  # rows above which those that are fine are summed up
+NO_PART = "no part"  # its gradient is only rounding errors, as that of a bias before a batch norm
+ROUNDING = 1e-5  # relative to the largest update in the same run
+LONG = 24  # the number of rows above which rows without a failure are summed up
 
 
 @dataclass(frozen=True)
 class Reading:
-    """A quantity of the record, and the words for an exponent below, near and above zero."""
+    """A quantity of the record, with the words for an exponent below, near and above zero."""
 
     quantity: str
     title: str
@@ -37,7 +37,22 @@ DAMPING = Reading("ratio", "damping", "damping / largest eigenvalue", "fades", "
 
 @dataclass(frozen=True)
 class Verdict:
-    """On one layer (or parameter, or factor): the measured exponent, theory's, and a word."""
+    """The verdict on one layer, parameter or curvature factor: its measured and predicted exponent, and a word.
+
+    Attributes:
+        reading: The quantity that was measured, as tables call it.
+        layer: The layer, parameter or curvature factor.
+        role: The role of the layer's weight; empty if it is not known.
+        measured: The fitted exponent; None if none can be fitted.
+        predicted: The exponent that theory predicts; None if there is none.
+        word: The verdict, such as ``"learns"``, ``"vanishes"`` or ``"explodes"``.
+        ok: Whether the layer passes.
+
+    Example:
+        >>> from mukron.diagnose import Verdict
+        >>> Verdict("features", "fc1", "input", None, 0.0, "unclear", ok=False).cells()
+        ('features', 'fc1', 'input', '', '0', 'unclear')
+    """
 
     reading: str
     layer: str
@@ -48,20 +63,21 @@ class Verdict:
     ok: bool
 
     def cells(self) -> tuple[str, ...]:
+        """Return the row of a table that shows this verdict."""
         predicted = "" if self.predicted is None else f"{self.predicted:+g}" if self.predicted else "0"
         measured = "" if self.measured is None else str(self.measured)
         return self.reading, self.layer, self.role, measured, predicted, self.word
 
 
 def judge(record: Record, reading: Reading, tolerance: float = TOLERANCE) -> list[Verdict]:
-    """A verdict on every layer, from what was measured after the last step."""
+    """Judge every layer by what was measured after the last step."""
     verdicts = []
-    largest = _largest(record, reading) if reading is UPDATE else {}
+    largest = _largest_by_run(record, reading) if reading is UPDATE else {}
     for layer in record.layers(reading.quantity):
         role = record.roles.get(layer, record.roles.get(layer.rpartition(".")[0], ""))
         predicted = record.predicted.get(f"{reading.quantity}/{layer}")
         rows = record.select(reading.quantity, layer)
-        measured, word = _word(reading, rows, tolerance)
+        measured, word = _judge_layer(reading, rows, tolerance)
         if layer in record.idle and (word == STILL or record.idle[layer] == UNUSED):
             word = record.idle[layer]
         elif rows and all(0 < row.value < ROUNDING * largest.get((row.width, row.seed), 0) for row in rows):
@@ -71,28 +87,28 @@ def judge(record: Record, reading: Reading, tolerance: float = TOLERANCE) -> lis
     return verdicts
 
 
-def _largest(record: Record, reading: Reading) -> dict[tuple[float, int], float]:
-    """Of each run, over all layers."""
-    found: dict[tuple[float, int], float] = {}
+def _largest_by_run(record: Record, reading: Reading) -> dict[tuple[float, int], float]:
+    """Return the largest value over all layers, by the run's width and seed."""
+    largest: dict[tuple[float, int], float] = {}
     for row in record.rows:
         if (row.quantity, row.step) == (reading.quantity, record.steps):
-            found[row.width, row.seed] = max(row.value, found.get((row.width, row.seed), 0.0))
-    return found
+            largest[row.width, row.seed] = max(row.value, largest.get((row.width, row.seed), 0.0))
+    return largest
 
 
-def _word(reading: Reading, rows: Sequence[Row], tolerance: float) -> tuple[Exponent | None, str]:
+def _judge_layer(reading: Reading, rows: Sequence[Measurement], tolerance: float) -> tuple[Exponent | None, str]:
     if not rows:
         return None, UNCLEAR
     if any(not math.isfinite(row.value) for row in rows):
         return None, reading.high
     moved = [row for row in rows if row.value > 0]
-    if len(moved) < len(rows):  # at some widths or at all
+    if len(moved) < len(rows):  # at some widths, or at all of them
         return None, STILL
     if len({row.width for row in moved}) < 2:
         return None, UNCLEAR
     exponent = fit_exponent([row.width for row in moved], [row.value for row in moved])
     if abs(exponent.slope) <= tolerance and -2 * tolerance < exponent.low <= exponent.high < 2 * tolerance:
-        return exponent, reading.fine  # and the nearest wrong exponent is not in the interval
+        return exponent, reading.fine  # the interval excludes the nearest wrong exponent
     if exponent.low > tolerance:
         return exponent, reading.high
     if exponent.high < -tolerance:
@@ -101,18 +117,18 @@ def _word(reading: Reading, rows: Sequence[Row], tolerance: float) -> tuple[Expo
 
 
 def table_of(verdicts: Sequence[Verdict], title: str, notes: Sequence[str] = (), whole: bool = False) -> Table:
-    """Row by row; in a long one those that are fine are summed up by role, unless the ``whole`` is wanted."""
+    """Tabulate verdicts; a long table sums up those without a failure by role, unless the whole is asked for."""
     columns = ("", "layer", "role", "exponent [95%]", "theory", "verdict")
     if whole or len(verdicts) <= LONG:
-        return Table(title, columns, tuple(each.cells() for each in verdicts), tuple(notes))
-    rows = [each.cells() for each in verdicts if not each.ok]
-    fine: dict[tuple[str, str, str], list[Verdict]] = {}
-    for each in verdicts:
-        if each.ok:
-            fine.setdefault((each.reading, each.role, each.word), []).append(each)
-    for (reading, role, word), alike in fine.items():
-        slopes = [each.measured.slope for each in alike if each.measured is not None]
-        predicted = {each.cells()[4] for each in alike}
+        return Table(title, columns, tuple(verdict.cells() for verdict in verdicts), tuple(notes))
+    rows = [verdict.cells() for verdict in verdicts if not verdict.ok]
+    passed: dict[tuple[str, str, str], list[Verdict]] = {}
+    for verdict in verdicts:
+        if verdict.ok:
+            passed.setdefault((verdict.reading, verdict.role, verdict.word), []).append(verdict)
+    for (reading, role, word), group in passed.items():
+        slopes = [verdict.measured.slope for verdict in group if verdict.measured is not None]
+        predicted = {verdict.cells()[4] for verdict in group}
         summary = f"{min(slopes):+.2f} to {max(slopes):+.2f}" if slopes else ""
-        rows.append((reading, f"{len(alike)} others", role, summary, " ".join(sorted(predicted)), word))
+        rows.append((reading, f"{len(group)} others", role, summary, " ".join(sorted(predicted)), word))
     return Table(title, columns, tuple(rows), tuple(notes))

@@ -1,4 +1,4 @@
-"""Train a few steps at several widths and seeds, and keep every number that the probes read."""
+"""Train a few steps at several widths and seeds, and record what the probes measure."""
 
 from __future__ import annotations
 
@@ -27,8 +27,22 @@ FROZEN, UNUSED = "frozen", "unused"
 CHECKED = ("features", "distance", "spectra")
 
 
-class Row(NamedTuple):
-    """One number: of a layer (or a factor of one, ``fc1.A``), at a width and seed, after so many steps."""
+class Measurement(NamedTuple):
+    """One measured number.
+
+    Attributes:
+        width: The width of the network.
+        seed: The seed of the run.
+        step: The number of steps after which it was measured.
+        quantity: What was measured, such as ``"features"``.
+        layer: The layer, parameter or curvature factor (``"fc1.A"``) that it belongs to.
+        value: The number.
+
+    Example:
+        >>> from mukron.diagnose import Measurement
+        >>> Measurement(64, 0, 1, "features", "fc1", 0.5).value
+        0.5
+    """
 
     width: float
     seed: int
@@ -39,54 +53,120 @@ class Row(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Started:
-    """A network that is ready to train."""
+class TrainingSetup:
+    """A network with its optimizer, ready to train.
+
+    Attributes:
+        model: The network.
+        plan: Its parametrization; None if it has none.
+        optimizer: The optimizer of its parameters.
+        forward: The function from inputs to outputs, if it is not the model itself (under autocast, or compiled).
+        clip_norm: The norm to which gradients are clipped; None to leave them as they are.
+
+    Example:
+        >>> import torch
+        >>> from mukron.diagnose import TrainingSetup
+        >>> model = torch.nn.Linear(2, 1)
+        >>> setup = TrainingSetup(model, None, torch.optim.SGD(model.parameters(), lr=0.1))
+        >>> setup.clip_norm is None
+        True
+    """
 
     model: nn.Module
     plan: Parametrization | None
     optimizer: Optimizer
-    forward: Callable[[Any], Any] | None = None  # from inputs to outputs, if not the model itself (autocast, compiled)
+    forward: Callable[[Any], Any] | None = None
     clip_norm: float | None = None
 
 
 @dataclass(frozen=True)
 class Record:
-    """What was measured, and what theory says of it."""
+    """What was measured in a coordinate check, and the exponents that theory predicts.
 
-    rows: tuple[Row, ...]
+    Attributes:
+        rows: The measurements.
+        widths: The widths, in ascending order.
+        steps: The number of steps of every run.
+        method: The name of the method in ``mukron.theory``; empty if it is not known there.
+        scheme: The name of the parametrization.
+        damping: The damping rule; empty if there is none.
+        roles: The roles by parameter and by layer.
+        predicted: The exponents that theory predicts, by ``"quantity/layer"``.
+        idle: The parameters and layers that are not trained, each with the reason: frozen or unused.
+        planned: Whether the optimizer uses the parametrization.
+        setting: An addition to the title.
+        about: The configuration and the versions of packages.
+        broken: The runs that failed, such as ``"width 512, seed 0"``, each with the reason.
+
+    Example:
+        >>> from mukron.diagnose import Measurement, Record
+        >>> rows = tuple(Measurement(width, 0, 1, "features", "fc1", 0.5) for width in (64, 128))
+        >>> record = Record(rows, (64, 128), 1, method="sgd", scheme="mup", damping="", roles={}, predicted={})
+        >>> record.layers("features")
+        ['fc1']
+        >>> len(record.select("features", "fc1"))
+        2
+    """
+
+    rows: tuple[Measurement, ...]
     widths: tuple[float, ...]
     steps: int
-    method: str  # by its name in ``mukron.theory``; "" if it is not known there
+    method: str
     scheme: str
-    damping: str  # the rule; "" if there is none
-    roles: Mapping[str, str]  # by layer and by parameter
-    predicted: Mapping[str, float]  # the exponents that theory gives, by "quantity/layer"
-    idle: Mapping[str, str] = field(default_factory=dict)  # parameters and layers that do not train, and why
-    planned: bool = True  # whether the optimizer uses the plan
-    setting: str = ""  # more for the title
-    about: Mapping[str, Any] = field(default_factory=dict)  # what else there is to know: config, versions
-    broken: Mapping[str, str] = field(default_factory=dict)  # "width 512, seed 0" -> what went wrong, and when
+    damping: str
+    roles: Mapping[str, str]
+    predicted: Mapping[str, float]
+    idle: Mapping[str, str] = field(default_factory=dict)
+    planned: bool = True
+    setting: str = ""
+    about: Mapping[str, Any] = field(default_factory=dict)
+    broken: Mapping[str, str] = field(default_factory=dict)
 
     def layers(self, quantity: str) -> list[str]:
-        """In the order of the forward pass."""
+        """List the layers of a quantity in the order of the forward pass.
+
+        Args:
+            quantity: The quantity, such as ``"features"``.
+
+        Returns:
+            The names of layers, parameters or curvature factors.
+        """
         return list(dict.fromkeys(row.layer for row in self.rows if row.quantity == quantity))
 
-    def select(self, quantity: str, layer: str, step: int | None = None) -> list[Row]:
-        """After ``step`` steps; the last, if not given."""
+    def select(self, quantity: str, layer: str, step: int | None = None) -> list[Measurement]:
+        """Select the measurements of a quantity and a layer.
+
+        Args:
+            quantity: The quantity, such as ``"features"``.
+            layer: The layer, parameter or curvature factor.
+            step: The number of steps; by default the last.
+
+        Returns:
+            The measurements, one for each width and seed.
+        """
         step = self.steps if step is None else step
         return [row for row in self.rows if (row.quantity, row.layer, row.step) == (quantity, layer, step)]
 
     def to_dict(self) -> dict[str, Any]:
+        """Return the record as plain data for JSON."""
         return {**asdict(self), "widths": list(self.widths), "rows": [list(row) for row in self.rows]}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Record:
-        rows = tuple(Row._make([*about, math.nan if value is None else value]) for *about, value in data["rows"])
+        """Restore a record from plain data.
+
+        Args:
+            data: What ``to_dict`` returned.
+
+        Returns:
+            The record.
+        """
+        rows = tuple(Measurement._make([*key, math.nan if value is None else value]) for *key, value in data["rows"])
         return cls(**{**data, "rows": rows, "widths": tuple(data["widths"])})
 
 
-def run(
-    start: Callable[[float, int], Started],
+def record_runs(
+    start: Callable[[float, int], TrainingSetup],
     batch: tuple[Any, Any],
     loss: Callable[[Any, Any], Tensor],
     *,
@@ -96,10 +176,39 @@ def run(
     probes: Sequence[str] = CHECKED,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> Record:
-    """``start(width, seed)`` builds; the same batch is learned for ``steps`` steps; probes are read after each."""
+    """Train on one batch at several widths and seeds, and record what the probes measure after every step.
+
+    Args:
+        start: Builds a network of a width with a seed, and its optimizer.
+        batch: Inputs and targets, the same at every step.
+        loss: The loss of outputs and targets.
+        widths: The widths, at least two.
+        seeds: The seeds, at least one.
+        steps: The number of steps of every run.
+        probes: The names of the probes in ``mukron.train.probes``.
+        progress: Called with the number of runs that are done, the number of all runs, and the run that begins.
+
+    Returns:
+        The record of all runs. A run whose numbers are not finite ends early and is listed in ``Record.broken``.
+
+    Raises:
+        ValueError: There are fewer than two widths, no seeds or no steps.
+
+    Example:
+        >>> import torch
+        >>> from mukron.diagnose import TrainingSetup, record_runs
+        >>> def start(width, seed):
+        ...     torch.manual_seed(seed)
+        ...     model = torch.nn.Sequential(torch.nn.Linear(3, width), torch.nn.Linear(width, 1))
+        ...     return TrainingSetup(model, None, torch.optim.SGD(model.parameters(), lr=0.01))
+        >>> batch = torch.ones(4, 3), torch.zeros(4, 1)
+        >>> record = record_runs(start, batch, torch.nn.functional.mse_loss, widths=(8, 16), seeds=[0], steps=1)
+        >>> record.layers("features")
+        ['0', '1', 'output']
+    """
     widths = tuple(sorted({plain_width(width) for width in widths}))
     _check(widths, seeds, steps)
-    rows: list[Row] = []
+    rows: list[Measurement] = []
     broken: dict[str, str] = {}
     about: dict[str, Any] = {}
     runs = [(width, int(seed)) for width in widths for seed in seeds]
@@ -108,65 +217,68 @@ def run(
             if progress is not None:
                 progress(number, len(runs), f"width {width:g}, seed {seed}")
             with warnings.catch_warnings():
-                if number:  # what the first one says need not be said again
+                if number:  # the first run has given the same warnings
                     warnings.simplefilter("ignore", UserWarning)
-                started = start(width, seed)
-            readers = [PROBES[name](started.model, started.optimizer, batch[0]) for name in probes]
-            found, trouble = _train(started, batch, loss, steps, readers)
-            about = about_run(started, readers)
+                setup = start(width, seed)
+            readers = [PROBES[name](setup.model, setup.optimizer, batch[0]) for name in probes]
+            values_by_step, failure = _train(setup, batch, loss, steps, readers)
+            about = describe_run(setup, readers)
             rows += [
-                Row(width, seed, step, *_parted(key), value) for step, read in found for key, value in read.items()
+                Measurement(width, seed, step, *_quantity_and_layer(key), value)
+                for step, values in values_by_step
+                for key, value in values.items()
             ]
-            if trouble:
-                broken[f"width {width:g}, seed {seed}"] = trouble
+            if failure:
+                broken[f"width {width:g}, seed {seed}"] = failure
     if progress is not None:
         progress(len(runs), len(runs), "done")
     return Record(tuple(_with_ratios(rows)), widths, steps, broken=broken, **about)
 
 
 def _train(
-    started: Started,
+    setup: TrainingSetup,
     batch: tuple[Any, Any],
     loss: Callable[[Any, Any], Tensor],
     steps: int,
     readers: Sequence[Probe],
 ) -> tuple[list[tuple[int, dict[str, float]]], str]:
-    model, optimizer = started.model, started.optimizer
-    forward = started.forward or (lambda inputs: call(model, inputs))
+    """Train, and return the probes' values after every step, and why the run failed if it did."""
+    model, optimizer = setup.model, setup.optimizer
+    forward = setup.forward or (lambda inputs: call(model, inputs))
     inputs, targets = batch
-    found: list[tuple[int, dict[str, float]]] = []
+    values_by_step: list[tuple[int, dict[str, float]]] = []
     for step in range(1, steps + 1):
         optimizer.zero_grad()
         error = loss(forward(inputs), targets)
         if not torch.isfinite(error):
-            return found, f"the loss is {float(error.detach())} after {step - 1} steps"
+            return values_by_step, f"the loss is {float(error.detach())} after {step - 1} steps"
         torch.autograd.backward(error)
-        if started.clip_norm is not None:
-            clip_grad_norm_(model.parameters(), started.clip_norm)
+        if setup.clip_norm is not None:
+            clip_grad_norm_(model.parameters(), setup.clip_norm)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)  # rescued factorizations: seen in what the probes read
+            warnings.simplefilter("ignore", RuntimeWarning)  # repeated factorizations: the probes show their effect
             optimizer.step()
         if getattr(optimizer, "skipped", 0):
-            return found, f"step {step} was skipped: gradients or curvature were not finite"
-        found.append((step, {key: number for reader in readers for key, number in reader.read().items()}))
-    return found, ""
+            return values_by_step, f"step {step} was skipped: gradients or curvature were not finite"
+        values_by_step.append((step, {key: value for reader in readers for key, value in reader.read().items()}))
+    return values_by_step, ""
 
 
-def about_run(started: Started, readers: Sequence[Probe]) -> dict[str, Any]:
-    """What a record says beside its numbers. After a run: what got no gradient is known by then."""
-    optimizer, plan = started.optimizer, started.plan
+def describe_run(setup: TrainingSetup, readers: Sequence[Probe]) -> dict[str, Any]:
+    """Return the fields of a record that are not measured; call it after a run, when unused parameters are known."""
+    optimizer, plan = setup.optimizer, setup.plan
     method, damping, fallback = method_of(optimizer), "", ""
     if isinstance(optimizer, SecondOrder):
         damping = Rule.from_plain(optimizer.param_groups[0]["damping_rule"]).text()
         fallback = optimizer.settings.fallback
     about: dict[str, Any] = {"method": method, "scheme": "sp", "damping": damping, "roles": {}, "predicted": {}}
-    about |= {"idle": _idle(started.model), "planned": _uses_plan(optimizer)}
+    about |= {"idle": _idle(setup.model), "planned": _uses_plan(optimizer)}
     if plan is None:
         return about
     predicted = predictions(plan, method, fallback or method) if method and plan.output_exponent is None else {}
     for reader in readers:
         for name in getattr(reader, "indirect", ()):
-            predicted.pop(f"update/{name}", None)  # what is seen elsewhere follows no law of its own
+            predicted.pop(f"update/{name}", None)  # it is measured at another layer and follows no law
     return {**about, "scheme": plan.scheme.name, "roles": roles_of(plan), "predicted": predicted}
 
 
@@ -177,7 +289,7 @@ def _uses_plan(optimizer: Optimizer) -> bool:
 
 
 def _idle(model: nn.Module) -> dict[str, str]:
-    """Parameters that are not trained, and layers that hold no other."""
+    """Return the parameters that are not trained, and the layers that have no other parameters."""
     parameters = {clean_name(name): value for name, value in unwrap(model).named_parameters()}
     idle = {name: FROZEN for name, value in parameters.items() if not value.requires_grad}
     idle |= {name: UNUSED for name, value in parameters.items() if value.requires_grad and value.grad is None}
@@ -189,7 +301,7 @@ def _idle(model: nn.Module) -> dict[str, str]:
 
 
 def method_of(optimizer: Optimizer) -> str:
-    """Its name in ``mukron.theory``; "" for one that theory does not know."""
+    """Return the name of the optimizer's method in ``mukron.theory``; empty if it is not known there."""
     if isinstance(optimizer, SecondOrder):
         return optimizer.method.name
     known = {torch.optim.SGD: "sgd", torch.optim.Adam: "adam", torch.optim.AdamW: "adam"}
@@ -197,7 +309,7 @@ def method_of(optimizer: Optimizer) -> str:
 
 
 def roles_of(plan: Parametrization) -> dict[str, str]:
-    """Of every parameter, and of every layer: that of its first parameter, the weight."""
+    """Return the roles of every parameter, and of every layer: that of its first parameter, the weight."""
     roles: dict[str, str] = {OUTPUT: Role.OUTPUT.value}
     for name, entry in plan.parameters.items():
         for alias in (name, *entry.tied):
@@ -207,32 +319,32 @@ def roles_of(plan: Parametrization) -> dict[str, str]:
 
 
 def predictions(plan: Parametrization, method: str, fallback: str) -> dict[str, float]:
-    """Exponents by "quantity/layer", with damping in proportion to its factor. A norm layer passes on what arrives."""
+    """Predict exponents by "quantity/layer", for damping proportional to its factor; a norm layer keeps those below."""
     roles = roles_of(plan)
     layers = {name: Role(role) for name, role in roles.items() if name not in plan.parameters}
-    own = solve(method, plan.scheme)
-    slopes = feature_slopes(method, own)
-    found = {f"features/{name}": slopes.get(role, slopes[Role.HIDDEN]) for name, role in layers.items()}
+    slopes = feature_slopes(method, solve(method, plan.scheme))
+    predicted = {f"features/{name}": slopes.get(role, slopes[Role.HIDDEN]) for name, role in layers.items()}
     for name, entry in plan.parameters.items():
         rule = fallback if entry.fallback else method
-        found[f"update/{name}"] = -update_exponent(rule, entry.role, solve(rule, plan.scheme))
-    for factor in get_method(method).damped:
+        predicted[f"update/{name}"] = -update_exponent(rule, entry.role, solve(rule, plan.scheme))
+    for statistic in get_method(method).damped:
+        symbol = statistic.name
         for name, role in layers.items():
-            size = factor.size(role, plan.scheme.s).total
-            spread = {"A": role.fan_in, "R": role.fan_in, "B": role.fan_out, "L": role.fan_out}.get(factor.name, 0)
-            found |= {f"ratio/{name}.{factor.name}": Fraction(0), f"largest/{name}.{factor.name}": size}
-            found[f"mean/{name}.{factor.name}"] = size - spread  # the trace, over all the eigenvalues there are
-    return {key: float(value) for key, value in found.items()}
+            size = statistic.size(role, plan.scheme.s).total
+            dimension = {"A": role.fan_in, "R": role.fan_in, "B": role.fan_out, "L": role.fan_out}.get(symbol, 0)
+            predicted |= {f"ratio/{name}.{symbol}": Fraction(0), f"largest/{name}.{symbol}": size}
+            predicted[f"mean/{name}.{symbol}"] = size - dimension  # the trace over the number of eigenvalues
+    return {key: float(value) for key, value in predicted.items()}
 
 
-def _parted(key: str) -> tuple[str, str]:
-    """ "features/fc1" -> ("features", "fc1"); the network's output counts among the features."""
+def _quantity_and_layer(key: str) -> tuple[str, str]:
+    """Split a probe's key: "features/fc1" -> ("features", "fc1"); the network's output is one of the features."""
     quantity, _, layer = key.partition("/")
     return ("features", OUTPUT) if quantity == OUTPUT else (quantity, layer)
 
 
-def _with_ratios(rows: list[Row]) -> list[Row]:
-    """Damping over the largest eigenvalue, beside both."""
+def _with_ratios(rows: list[Measurement]) -> list[Measurement]:
+    """Add the ratios of the damping to the largest eigenvalue."""
     largest = {row._replace(quantity="", value=0): row.value for row in rows if row.quantity == "largest"}
     ratios = [
         row._replace(quantity="ratio", value=row.value / size)
@@ -252,10 +364,10 @@ def _check(widths: Sequence[float], seeds: Sequence[int], steps: int) -> None:
 
 
 def batch_device(batch: tuple[Any, Any]) -> torch.device:
-    """Of the first tensor in the inputs."""
+    """Return the device of the first tensor in the inputs."""
     inputs = batch[0]
-    found = [inputs] if isinstance(inputs, Tensor) else list(inputs.values() if isinstance(inputs, dict) else inputs)
-    return next((each.device for each in found if isinstance(each, Tensor)), torch.device("cpu"))
+    values = [inputs] if isinstance(inputs, Tensor) else list(inputs.values() if isinstance(inputs, dict) else inputs)
+    return next((value.device for value in values if isinstance(value, Tensor)), torch.device("cpu"))
 
 
-__all__ = ["OUTPUT", "Record", "Row", "Started", "batch_device", "run"]
+__all__ = ["OUTPUT", "Measurement", "Record", "TrainingSetup", "batch_device", "record_runs"]

@@ -1,4 +1,9 @@
-"""The paper's networks as plain modules by width. Each takes its width first and has a usual base width."""
+"""The paper's networks as plain modules. The first argument of each is its width.
+
+>>> from mukron.models import MLP
+>>> MLP(64, inputs=784, classes=10).fc2
+Linear(in_features=64, out_features=64, bias=False)
+"""
 
 from __future__ import annotations
 
@@ -20,20 +25,36 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Model:
-    """A network by width, the widths at which it is usually tuned and looked at, and how it is fitted to a data set."""
+    """A built-in network: how to build it, and the widths at which it is usually tuned and checked.
+
+    Attributes:
+        factory: The class of the network. Its first argument is the width.
+        base_width: The usual base width.
+        widths: The usual widths of a coordinate check: wide enough for the laws to hold, narrow enough for a CPU.
+        options: The keyword arguments of the factory that suit a data set, from the shape of one sample and the number
+            of classes. It raises a ``ValueError`` if the network cannot take such samples.
+
+    Example:
+        >>> from mukron.models import get_model
+        >>> model = get_model("mlp")
+        >>> model.options((1, 8, 8), 10)
+        {'inputs': 64, 'classes': 10}
+        >>> model.factory(128, **model.options((1, 8, 8), 10)).fc1
+        Linear(in_features=64, out_features=128, bias=False)
+    """
 
     factory: Callable[..., nn.Module]
     base_width: int
-    widths: tuple[int, ...]  # to check a law on: wide enough for it, narrow enough for two cores
-    options: Callable[[Shape, int], dict[str, int]]  # keyword arguments, from one sample's shape and the classes
+    widths: tuple[int, ...]
+    options: Callable[[Shape, int], dict[str, int]]
 
 
-def _flat(shape: Shape, classes: int) -> dict[str, int]:
+def _flat_options(shape: Shape, classes: int) -> dict[str, int]:
     return {"inputs": prod(shape), "classes": classes}
 
 
-def _image(smallest: int, sized: bool = False) -> Callable[[Shape, int], dict[str, int]]:
-    """For images [channels, height, width] of at least that size; a ``sized`` network wants to know it."""
+def _image_options(smallest: int, takes_size: bool = False) -> Callable[[Shape, int], dict[str, int]]:
+    """Return the options of a network for images of at least this size; some networks take the size as an argument."""
 
     def options(shape: Shape, classes: int) -> dict[str, int]:
         if len(shape) != 3:
@@ -41,31 +62,47 @@ def _image(smallest: int, sized: bool = False) -> Callable[[Shape, int], dict[st
         channels, height, width = shape
         if min(height, width) < smallest:
             raise ValueError(f"this network pools images of at least {smallest} x {smallest}; here: {height} x {width}")
-        if sized and height != width:
+        if takes_size and height != width:
             raise ValueError(f"this network takes square images; here: {height} x {width}")
-        return {"channels": channels, "classes": classes, **({"size": height} if sized else {})}
+        return {"channels": channels, "classes": classes, **({"size": height} if takes_size else {})}
 
     return options
 
 
-def _words(shape: Shape, classes: int) -> dict[str, int]:
+def _word_options(shape: Shape, classes: int) -> dict[str, int]:
     if len(shape) != 1:
         raise ValueError(f"this network takes the numbers of neighbouring words; a sample here is {list(shape)}")
     return {"vocabulary": classes}
 
 
 MODELS: dict[str, Model] = {
-    "mlp": Model(MLP, 64, (256, 512, 1024, 2048), _flat),
-    "cnn": Model(CNN, 16, (64, 128, 256, 512), _image(4, sized=True)),
-    "myrtle5": Model(Myrtle5, 16, (64, 128, 256, 512), _image(4)),
-    "resnet18": Model(ResNet18, 1, (2, 4, 8), _image(1)),
-    "resnet50": Model(ResNet50, 1, (2, 4, 8), _image(1)),
-    "vgg19": Model(VGG19, 1, (2, 4, 8), _image(32)),
-    "cbow": Model(CBOW, 64, (256, 512, 1024, 2048), _words),
+    "mlp": Model(MLP, 64, (256, 512, 1024, 2048), _flat_options),
+    "cnn": Model(CNN, 16, (64, 128, 256, 512), _image_options(4, takes_size=True)),
+    "myrtle5": Model(Myrtle5, 16, (64, 128, 256, 512), _image_options(4)),
+    "resnet18": Model(ResNet18, 1, (2, 4, 8), _image_options(1)),
+    "resnet50": Model(ResNet50, 1, (2, 4, 8), _image_options(1)),
+    "vgg19": Model(VGG19, 1, (2, 4, 8), _image_options(32)),
+    "cbow": Model(CBOW, 64, (256, 512, 1024, 2048), _word_options),
 }
 
 
 def get_model(name: str) -> Model:
+    """Return the built-in network of a name.
+
+    Args:
+        name: A key of ``MODELS``, such as ``"mlp"`` or ``"resnet18"``.
+
+    Returns:
+        The network's entry.
+
+    Raises:
+        ValueError: There is no network of this name.
+
+    Example:
+        >>> from mukron.models import get_model
+        >>> get_model("cnn").base_width
+        16
+    """
     if name not in MODELS:
         raise ValueError(f"unknown model {name!r}; known: {', '.join(MODELS)}")
     return MODELS[name]

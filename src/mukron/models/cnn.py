@@ -10,9 +10,21 @@ from mukron.models.initial import draw_normal
 
 
 class CNN(nn.Module):
-    """Two 5x5 convolutions of width and 2 x width channels, max-pooling after each, and a linear layer.
+    """The paper's CNN: two 5x5 convolutions with max-pooling after each, and a linear layer.
 
-    sigma: initial weights are normal with this deviation times fan-in^-1/2, biases zero; torch's own if not given.
+    Args:
+        width: The channels of the first convolution; the second has twice as many.
+        channels: The channels of an image.
+        size: The height and width of an image in pixels.
+        classes: The number of outputs.
+        sigma: If given, initial weights are normal with the standard deviation sigma * fan-in^-1/2 and biases are
+            zero. By default they are drawn as torch draws them.
+
+    Example:
+        >>> import torch
+        >>> from mukron.models import CNN
+        >>> CNN(16)(torch.randn(2, 1, 28, 28)).shape
+        torch.Size([2, 10])
     """
 
     def __init__(
@@ -25,6 +37,14 @@ class CNN(nn.Module):
         draw_normal(self, sigma)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Compute the logits of a batch.
+
+        Args:
+            x: Images [samples, channels, size, size].
+
+        Returns:
+            Logits [samples, classes].
+        """
         x = F.max_pool2d(F.relu(self.conv1(x)), 2)
         x = F.max_pool2d(F.relu(self.conv2(x)), 2)
         output: torch.Tensor = self.head(x.flatten(1))

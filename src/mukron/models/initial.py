@@ -1,4 +1,4 @@
-"""Initial weights other than torch's own."""
+"""Initial weights that torch does not draw by default."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from torch import nn
 
 
 def draw_normal(model: nn.Module, sigma: float | None) -> None:
-    """Weights of linear layers and convolutions with mean 0 and deviation sigma fan-in^-1/2; their biases zero.
+    """Draw the weights of linear layers and convolutions from N(0, sigma^2 / fan-in), and set their biases to zero.
 
-    Nothing is drawn anew if sigma is None.
+    If sigma is None, nothing is changed.
     """
     if sigma is None:
         return

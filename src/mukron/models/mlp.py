@@ -1,4 +1,4 @@
-"""Multilayer perceptron without biases, as in the paper."""
+"""The multilayer perceptron (MLP) without biases, as in the paper."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mukron.models.initial import draw_normal
 
 
 class Erf(nn.Module):
-    """The error function, whose infinitely wide network has a kernel in closed form."""
+    """The error function. The kernel of an infinitely wide network with it is known in closed form."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.erf(x)
@@ -29,9 +29,27 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
 
 
 class MLP(nn.Sequential):
-    """Flatten, then ``depth`` linear layers: inputs -> width -> ... -> width -> classes.
+    """A multilayer perceptron without biases: inputs -> width -> ... -> width -> classes.
 
-    sigma: initial weights are normal with this deviation times fan-in^-1/2; torch's own, uniform ones if not given.
+    The layers are called ``fc1``, ``fc2`` and so on.
+
+    Args:
+        width: The size of the hidden layers.
+        inputs: The numbers of a sample, which is flattened.
+        classes: The number of outputs.
+        depth: The number of linear layers, at least 2.
+        activation: ``"relu"``, ``"tanh"``, ``"gelu"``, ``"erf"`` or ``"identity"``.
+        sigma: If given, initial weights are normal with the standard deviation sigma * fan-in^-1/2. By default they
+            are drawn as torch draws them, from a uniform distribution.
+
+    Raises:
+        ValueError: The activation is unknown, or the depth is less than 2.
+
+    Example:
+        >>> import torch
+        >>> from mukron.models import MLP
+        >>> MLP(64)(torch.randn(2, 1, 28, 28)).shape
+        torch.Size([2, 10])
     """
 
     def __init__(
@@ -57,6 +75,14 @@ class MLP(nn.Sequential):
         draw_normal(self, sigma)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Compute the logits of a batch.
+
+        Args:
+            x: Samples [samples, ...] of ``inputs`` numbers each.
+
+        Returns:
+            Logits [samples, classes].
+        """
         for layer in self:
             x = layer(x)
         return x

@@ -1,4 +1,4 @@
-"""Myrtle-5, of the family of Shankar and others (2020): convolutions and average pooling alone."""
+"""Myrtle-5, of the family of Shankar and others (2020), which has only convolutions and average pooling."""
 
 from __future__ import annotations
 
@@ -7,9 +7,21 @@ from torch import nn
 
 
 class Myrtle5(nn.Module):
-    """Four 3x3 convolutions of ``width`` channels with pooling between, the mean over positions, a linear layer.
+    """Myrtle-5: four 3x3 convolutions with pooling between them, the mean over positions, and a linear layer.
 
-    Initial weights are He's, as in the family's kernels: torch's usual ones would let signals die out on the way.
+    Initial weights follow He's rule, as in the kernels of this family: with torch's default weights the signals would
+    shrink from layer to layer.
+
+    Args:
+        width: The channels of every convolution.
+        channels: The channels of an image.
+        classes: The number of outputs.
+
+    Example:
+        >>> import torch
+        >>> from mukron.models import Myrtle5
+        >>> Myrtle5(16)(torch.randn(2, 3, 32, 32)).shape
+        torch.Size([2, 10])
     """
 
     def __init__(self, width: int, channels: int = 3, classes: int = 10) -> None:
@@ -26,8 +38,16 @@ class Myrtle5(nn.Module):
             nn.init.zeros_(conv.bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Compute the logits of a batch.
+
+        Args:
+            x: Images [samples, channels, height, width] of at least 4 x 4 pixels.
+
+        Returns:
+            Logits [samples, classes].
+        """
         x = self.pool(self.conv2(self.conv1(x).relu()).relu())
         x = self.pool(self.conv3(x).relu())
         x = self.conv4(x).relu()
-        output: torch.Tensor = self.head(x.mean(dim=(2, 3)))  # the rest of the pooling, at any size of image
+        output: torch.Tensor = self.head(x.mean(dim=(2, 3)))  # pools what is left, for any size of image
         return output

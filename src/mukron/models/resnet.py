@@ -12,9 +12,9 @@ STEMS = ("cifar", "imagenet")
 
 
 class Block(nn.Module):
-    """A residual and a shortcut, which is a 1x1 convolution where the shape changes."""
+    """A residual block. The shortcut is a 1x1 convolution where the shape changes, and the identity elsewhere."""
 
-    expansion: ClassVar[int]  # channels that leave the block over those it works with
+    expansion: ClassVar[int]  # output channels divided by the channels inside the block
 
     def __init__(self, channels_in: int, channels: int, stride: int) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class Block(nn.Module):
 
 
 class BasicBlock(Block):
-    """Two 3x3 convolutions."""
+    """A block of two 3x3 convolutions."""
 
     expansion = 1
 
@@ -53,7 +53,7 @@ class BasicBlock(Block):
 
 
 class Bottleneck(Block):
-    """A 3x3 convolution between two 1x1 ones, which leaves four times the channels."""
+    """A block of a 3x3 convolution between two 1x1 convolutions, with four times the channels at its output."""
 
     expansion = 4
 
@@ -73,11 +73,7 @@ class Bottleneck(Block):
 
 
 class ResNet(nn.Module):
-    """Four stages of blocks, each stage twice as wide and half as large as the one before.
-
-    stem: "cifar", one 3x3 convolution for small images; "imagenet", a 7x7 one and max-pooling, each halving the size.
-    output: what the initial weights of the last layer are multiplied by.
-    """
+    """Four stages of blocks; each stage has twice the channels and half the image size of the one before."""
 
     block: ClassVar[type[Block]]
     depths: ClassVar[tuple[int, ...]]
@@ -88,35 +84,79 @@ class ResNet(nn.Module):
         super().__init__()
         if stem not in STEMS:
             raise ValueError(f"unknown stem {stem!r}; known: {', '.join(STEMS)}")
-        large = stem == "imagenet"
+        large_images = stem == "imagenet"
         stages = [16 * width * 2**stage for stage in range(4)]
-        last = stages[0]
-        self.stem = nn.Conv2d(channels, last, *((7, 2, 3) if large else (3, 1, 1)), bias=False)
-        self.bn = nn.BatchNorm2d(last)
-        self.pool = nn.MaxPool2d(3, stride=2, padding=1) if large else nn.Identity()
+        channels_in = stages[0]
+        self.stem = nn.Conv2d(channels, channels_in, *((7, 2, 3) if large_images else (3, 1, 1)), bias=False)
+        self.bn = nn.BatchNorm2d(channels_in)
+        self.pool = nn.MaxPool2d(3, stride=2, padding=1) if large_images else nn.Identity()
         blocks = []
         for stage, (size, depth) in enumerate(zip(stages, self.depths, strict=True)):
             for number in range(depth):
-                blocks.append(self.block(last, size, stride=2 if stage > 0 and number == 0 else 1))
-                last = self.block.expansion * size
+                blocks.append(self.block(channels_in, size, stride=2 if stage > 0 and number == 0 else 1))
+                channels_in = self.block.expansion * size
         self.blocks = nn.Sequential(*blocks)
-        self.head = nn.Linear(last, classes)
+        self.head = nn.Linear(channels_in, classes)
         with torch.no_grad():
             self.head.weight.mul_(output)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Compute the logits of a batch.
+
+        Args:
+            x: Images [samples, channels, height, width].
+
+        Returns:
+            Logits [samples, classes].
+        """
         x = self.blocks(self.pool(F.relu(self.bn(self.stem(x)))))
         output: torch.Tensor = self.head(x.mean(dim=(2, 3)))
         return output
 
 
 class ResNet18(ResNet):
-    """Two basic blocks a stage."""
+    """ResNet-18: four stages of two basic blocks each, with batch norm.
+
+    Args:
+        width: The width: 1 is a network with 16 channels in the first stage, 4 is the usual ResNet-18.
+        channels: The channels of an image.
+        classes: The number of outputs.
+        stem: ``"cifar"`` for small images, one 3x3 convolution; ``"imagenet"`` for large ones, a 7x7 convolution and
+            max-pooling, each of which halves the size.
+        output: A factor that multiplies the initial weights of the last layer.
+
+    Raises:
+        ValueError: The stem is unknown.
+
+    Example:
+        >>> import torch
+        >>> from mukron.models import ResNet18
+        >>> ResNet18(1)(torch.randn(2, 3, 32, 32)).shape
+        torch.Size([2, 10])
+    """
 
     block, depths = BasicBlock, (2, 2, 2, 2)
 
 
 class ResNet50(ResNet):
-    """Three, four, six and three bottlenecks."""
+    """ResNet-50: four stages of three, four, six and three bottleneck blocks, with batch norm.
+
+    Args:
+        width: The width: 1 is a network with 16 channels in the first stage, 4 is the usual ResNet-50.
+        channels: The channels of an image.
+        classes: The number of outputs.
+        stem: ``"cifar"`` for small images, one 3x3 convolution; ``"imagenet"`` for large ones, a 7x7 convolution and
+            max-pooling, each of which halves the size.
+        output: A factor that multiplies the initial weights of the last layer.
+
+    Raises:
+        ValueError: The stem is unknown.
+
+    Example:
+        >>> import torch
+        >>> from mukron.models import ResNet50
+        >>> ResNet50(1)(torch.randn(2, 3, 32, 32)).shape
+        torch.Size([2, 10])
+    """
 
     block, depths = Bottleneck, (3, 4, 6, 3)

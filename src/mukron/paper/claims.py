@@ -16,7 +16,7 @@ from statistics import fmean, median, variance
 from mukron.diagnose.readings import FEATURES
 from mukron.exponents import fit_exponent
 from mukron.paper.recipe import FAILS, HOLDS, IN_PART, UNTOLD, Evidence, Finding
-from mukron.report.numbers import Setting, best, ordered, settings
+from mukron.report.numbers import SettingSummary, best, ordered, settings
 from mukron.study.certificate import MOVES, TRANSFERS, Judgement
 from mukron.study.points import lowest_is_best
 from mukron.study.record import StudyRecord
@@ -55,7 +55,7 @@ class Of:
         width = self.width if self.width is not None else record.widths[-1]
         return best_value(record, scheme, width, self.metric)
 
-    def best(self, evidence: Evidence) -> Setting | None:
+    def best(self, evidence: Evidence) -> SettingSummary | None:
         record = evidence.study(self.part)
         width = self.width if self.width is not None else record.widths[-1]
         return best(settings(record, scheme_of(record, self.scheme), width), record.metric)
@@ -80,7 +80,7 @@ def best_value(record: StudyRecord, scheme: str, width: float, metric: str | Non
     return value_of(record, found, metric)
 
 
-def value_of(record: StudyRecord, setting: Setting, metric: str | None = None) -> Value:
+def value_of(record: StudyRecord, setting: SettingSummary, metric: str | None = None) -> Value:
     """The mean of a setting's seeds; of another column than the study's metric, if one is named."""
     by = metric or record.metric
     values = _seeds(record, setting, by)
@@ -91,7 +91,7 @@ def value_of(record: StudyRecord, setting: Setting, metric: str | None = None) -
     return Value(fmean(values), error, by.endswith("accuracy"))
 
 
-def _seeds(record: StudyRecord, setting: Setting, metric: str) -> tuple[float, ...]:
+def _seeds(record: StudyRecord, setting: SettingSummary, metric: str) -> tuple[float, ...]:
     if not setting.whole:
         return ()
     if metric == record.metric:

@@ -34,8 +34,8 @@ from mukron.paper.frame import (
     wrapped,
 )
 from mukron.paper.recipe import Evidence
-from mukron.report.frame import mark_handles
-from mukron.report.numbers import AXES, best, profile, select, words
+from mukron.report.numbers import AXES, best, metric_label, profile, select
+from mukron.report.panels import mark_handles
 from mukron.study.errors import StudyError
 from mukron.study.points import Result
 from mukron.study.record import StudyRecord
@@ -142,7 +142,7 @@ def over_exponent(panels: Sequence[ExponentPanel], second: str | None = None, sh
                 fill(places[some], [record for own in found[some] for record in own], content[some])
         marks = mark_handles(star=False, cross=any(each.lost for each in every))
         if second is not None:
-            marks = [handle(words(flat[0].metric)), handle(words(second), linestyle="--"), *marks]
+            marks = [handle(metric_label(flat[0].metric)), handle(metric_label(second), linestyle="--"), *marks]
         width_legends(figure, axes, rows, [colours] * len(rows), marks)
         return figure
 
@@ -198,7 +198,9 @@ def layers_over_epochs(panels: Sequence[Sequence[Panel]], against: str = "epoch"
                 content = _over_layers(evidence.study(panel.part), panel, against)
                 whole_numbers(places[number], content)
                 titled(places[number], panel.title, against)
-                fill_sizes(places[number : number + 1], [content], label or words(panel.quantity or "").split("/")[0])
+                fill_sizes(
+                    places[number : number + 1], [content], label or metric_label(panel.quantity or "").split("/")[0]
+                )
         marks = [handle(text, color=shade(end, 2)) for end, text in enumerate(("first layer", "last layer"))]
         legend_below(figure, marks)
         return figure
@@ -300,7 +302,7 @@ def _fill_column(
 ) -> None:
     """A metric has its axis; what probes recorded, QUANTITY/LAYER, is a size."""
     if all("/" in column and not column.startswith("words/") for column in columns):
-        fill_sizes(places, content, label or words(columns[0].strip("/*")))
+        fill_sizes(places, content, label or metric_label(columns[0].strip("/*")))
     else:
         fill(places, [replace(record, metric=column) for record, column in zip(records, columns, strict=True)], content)
 

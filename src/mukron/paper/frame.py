@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from mukron import figures
 from mukron.figures import shade, sizes_axis
 from mukron.paper.errors import ReproductionError
-from mukron.report.frame import STAR, metric_axis, strip
-from mukron.report.numbers import words
+from mukron.report.numbers import metric_label
+from mukron.report.panels import STAR, metric_axis, strip
 from mukron.study.record import StudyRecord
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ def _say(place: Axes, height: float, text: str) -> None:
 def _of_one_metric(records: Sequence[StudyRecord]) -> StudyRecord:
     """One of them, to say what is measured."""
     if len(found := {record.metric for record in records}) > 1:
-        named = ", ".join(sorted(map(words, found)))
+        named = ", ".join(sorted(map(metric_label, found)))
         raise ReproductionError(f"panels with one y axis show one metric, these show {named}; put them in two rows")
     return records[0]
 

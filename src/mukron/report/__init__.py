@@ -1,4 +1,4 @@
-"""Figures of a study and its page, made of the stored record alone."""
+"""The figures and the HTML page of a study. They need only its stored record."""
 
 from mukron.report.curves import draw_curves
 from mukron.report.drawing import draw_drift, draw_search, draw_transfer

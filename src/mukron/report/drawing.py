@@ -1,4 +1,4 @@
-"""The figures that settings are read from: the metric against a setting, the best setting against the width."""
+"""The figures of settings: the metric against a setting, and the best setting against the width."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mukron.figures import line, panels, powers_axis, shade, styled, widths_axis
-from mukron.report.frame import STAR, Crosses, finish, mark_handles, metric_axis, scheme_panels, strip, width_handles
-from mukron.report.numbers import AXES, Setting, best, judgement, names, profile, settings
+from mukron.report.numbers import AXES, SettingSummary, best, judgement, profile, scheme_labels, settings
+from mukron.report.panels import STAR, Crosses, finish, mark_handles, metric_axis, scheme_panels, strip, width_handles
 from mukron.study.certificate import Interval, Judgement, Optimum
 from mukron.study.errors import StudyError
 from mukron.study.record import StudyRecord
@@ -17,98 +17,150 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-OCTAVES = 6  # that the drift is shown on at least: flat lines look flat
+OCTAVES = 6  # the least range of a figure of the drift, so that flat lines look flat
 
 
 @styled
 def draw_transfer(record: StudyRecord, axis: str = "lr") -> Figure:
-    """The metric against the learning rate or damping: a panel a scheme, a line a width, each width's best a star."""
+    """Draw the metric against the learning rate or the damping, with a star at each width's best value.
+
+    There is one panel per scheme and one line per width.
+
+    Args:
+        record: The record of the study.
+        axis: What to draw against: ``"lr"`` or ``"damping"``.
+
+    Returns:
+        The figure.
+
+    Raises:
+        StudyError: No run has ended, or the study has no damping to draw against.
+
+    Example:
+        >>> from mukron.report import draw_transfer
+        >>> from mukron.study import Point, Result, StudyRecord
+        >>> from mukron.train import RunConfig
+        >>> points = [Point("mup", width, lr, None, seed=0) for width in (64, 128) for lr in (0.1, 0.2, 0.4)]
+        >>> epochs = {point: [{"epoch": 1, "test_loss": 0.5 + abs(point.lr - 0.2)}] for point in points}
+        >>> results = [Result(point, "finished", epochs[point]) for point in points]
+        >>> record = StudyRecord("example", RunConfig(method="sgd"), ("lr",), "test_loss", results)
+        >>> draw_transfer(record).axes[0].get_xlabel()
+        'learning rate'
+    """
     figure, axes = scheme_panels(record)
     values: list[float] = []
     crosses: list[Crosses] = []
-    for panel, (scheme, name) in zip(axes.flat, names(record).items(), strict=False):
+    for panel, (scheme, label) in zip(axes.flat, scheme_labels(record).items(), strict=False):
         lines = {width: profile(record, axis, scheme, width) for width in record.widths}
-        for number, found in enumerate(lines.values()):
-            _line(panel, found, axis, shade(number, len(lines)))
+        for number, settings_on_line in enumerate(lines.values()):
+            _line(panel, settings_on_line, axis, shade(number, len(lines)))
         _stars(panel, record, axis, scheme, lines)
-        values += [value for found in lines.values() for each in found for value in each.spread]
+        values += [value for on_line in lines.values() for setting in on_line for value in setting.spread]
         crosses.append(_crosses(lines.values(), axis))
         powers_axis(panel, "x")
-        panel.set(title=name, xlabel=AXES[axis])
+        panel.set(title=label, xlabel=AXES[axis])
     metric_axis(axes, record, values)
     strip(axes, record, crosses)
     finish(figure, record, [*width_handles(record), *mark_handles(star=True, cross=any(crosses))])
     return figure
 
 
-def _line(panel: Axes, found: Sequence[Setting], axis: str, colour: str) -> None:
-    """Means over the seeds, and a band from the lowest to the highest; a gap where not every seed finished."""
-    x = [each.at(axis) for each in found]
-    lows, highs = [each.spread[0] for each in found], [each.spread[1] for each in found]
+def _line(panel: Axes, on_line: Sequence[SettingSummary], axis: str, colour: str) -> None:
+    """Draw means over the seeds and a band from the lowest to the highest, with gaps where not every seed finished."""
+    x = [setting.at(axis) for setting in on_line]
+    lows, highs = [setting.spread[0] for setting in on_line], [setting.spread[1] for setting in on_line]
     panel.fill_between(x, lows, highs, color=colour, alpha=0.2, linewidth=0)
-    panel.plot(x, [each.mean for each in found], color=colour, marker="o", markersize=3)
+    panel.plot(x, [setting.mean for setting in on_line], color=colour, marker="o", markersize=3)
 
 
-def _stars(panel: Axes, record: StudyRecord, axis: str, scheme: str, lines: dict[float, list[Setting]]) -> None:
-    """At the parabola's best, as high as the best that was measured; without a certificate at that one itself."""
+def _stars(panel: Axes, record: StudyRecord, axis: str, scheme: str, lines: dict[float, list[SettingSummary]]) -> None:
+    """Draw a star at the fitted optimum, at the height of the best setting; without a certificate at that setting."""
     judged = judgement(record, scheme, axis)
-    optima = {each.width: each for each in judged.optima} if judged else {}
-    for number, (width, found) in enumerate(lines.items()):
-        measured, optimum = best(found, record.metric), optima.get(width)
+    optima = {optimum.width: optimum for optimum in judged.optima} if judged else {}
+    for number, (width, on_line) in enumerate(lines.items()):
+        measured, optimum = best(on_line, record.metric), optima.get(width)
         if measured is None:
             continue
         colour, x = shade(number, len(lines)), measured.at(axis) if optimum is None else setting_of(optimum)
-        if optimum is not None and known(optimum.best):
+        if optimum is not None and is_bounded(optimum.best):
             low, high = 2**optimum.best.low, 2**optimum.best.high
             panel.hlines(measured.mean, low, high, color=colour, linewidth=1.8, zorder=4)
-        filled = optimum is None or known(optimum.best)
+        filled = optimum is None or is_bounded(optimum.best)
         panel.plot([x], [measured.mean], color=colour if filled else "white", **STAR)
 
 
-def known(interval: Interval) -> bool:
-    """Whether the data say where it ends, on both sides."""
+def is_bounded(interval: Interval) -> bool:
+    """Say whether the data determine both ends of the interval."""
     return math.isfinite(interval.low) and math.isfinite(interval.high)
 
 
 def setting_of(optimum: Optimum) -> float:
+    """Return the fitted best setting, or the best one that was measured where none could be fitted."""
     return 2.0**optimum.best.value if math.isfinite(optimum.best.value) else optimum.measured
 
 
-def _crosses(lines: Iterable[Sequence[Setting]], axis: str) -> Crosses:
-    shown = list(lines)
+def _crosses(lines: Iterable[Sequence[SettingSummary]], axis: str) -> Crosses:
+    all_lines = list(lines)
     return [
-        (each.at(axis), number, shade(number, len(shown)))
-        for number, found in enumerate(shown)
-        for each in found
-        if each.diverged
+        (setting.at(axis), number, shade(number, len(all_lines)))
+        for number, on_line in enumerate(all_lines)
+        for setting in on_line
+        if setting.diverged
     ]
 
 
 @styled
 def draw_drift(record: StudyRecord) -> Figure:
-    """The best setting against the width, with its interval: a line a scheme, its slope in the legend."""
+    """Draw the best setting against the width, with its interval, one line per scheme.
+
+    The legend gives the drift: the slope of log2 of the best setting against log2 of the width.
+
+    Args:
+        record: The record of the study.
+
+    Returns:
+        The figure.
+
+    Raises:
+        StudyError: The study has no certificate.
+
+    Example:
+        >>> from mukron.report import draw_drift
+        >>> from mukron.study import Point, Result, StudyRecord, certify
+        >>> from mukron.train import RunConfig
+        >>> rates = 0.05, 0.1, 0.2, 0.4, 0.8
+        >>> points = [Point("mup", width, lr, None, seed=0) for width in (64, 128, 256) for lr in rates]
+        >>> epochs = {point: [{"epoch": 1, "test_loss": 0.5 + abs(point.lr - 0.2)}] for point in points}
+        >>> results = [Result(point, "finished", epochs[point]) for point in points]
+        >>> certificate = certify(results, metric="test_loss")
+        >>> record = StudyRecord("example", RunConfig(method="sgd"), ("lr",), "test_loss", results, certificate)
+        >>> draw_drift(record).axes[0].get_ylabel()
+        'best learning rate'
+    """
     if record.certificate is None:
         raise StudyError(f"{record.name}: a study without a certificate has no drift to draw")
-    judged = record.certificate.judgements
-    tuned = list(dict.fromkeys(each.axis for each in judged))
+    judgements = record.certificate.judgements
+    tuned = list(dict.fromkeys(judged.axis for judged in judgements))
+    labels = scheme_labels(record)
     figure, axes = panels(1, len(tuned), size=(5.8, 3.6))
     for panel, axis in zip(axes[0], tuned, strict=True):
-        ours = [each for each in judged if each.axis == axis]
-        for number, each in enumerate(ours):
-            shift = 0.08 * (number - (len(ours) - 1) / 2)  # side by side, so that no bar hides another
-            _optima(panel, each, line(number), 2**shift)
-            panel.plot([], [], label=f"{names(record).get(each.scheme, each.scheme)}: {slope(each)}", **line(number))
+        on_axis = [judged for judged in judgements if judged.axis == axis]
+        for number, judged in enumerate(on_axis):
+            shift = 0.08 * (number - (len(on_axis) - 1) / 2)  # side by side, so that no bar hides another
+            _optima(panel, judged, line(number), 2**shift)
+            panel.plot([], [], label=f"{labels.get(judged.scheme, judged.scheme)}: {slope(judged)}", **line(number))
         widths_axis(panel, record.widths)
         powers_axis(panel, "y")
-        _show_octaves(panel, [setting_of(each) for judgement in ours for each in judgement.optima])
+        _show_octaves(panel, [setting_of(optimum) for judged in on_axis for optimum in judged.optima])
         panel.set_ylabel(f"best {AXES[axis]}")
         panel.legend(loc="upper left", bbox_to_anchor=(-0.02, -0.18), alignment="left")
-    open_ended = any(not known(each.best) for judgement in judged for each in judgement.optima)
+    open_ended = any(not is_bounded(optimum.best) for judged in judgements for optimum in judged.optima)
     finish(figure, record, [], "; hollow where the best may lie beyond what was tried" if open_ended else "")
     return figure
 
 
 def slope(judged: Judgement) -> str:
+    """Return the drift with its interval as text."""
     drift = judged.drift
     if drift is None:
         return "no drift could be fitted"
@@ -116,46 +168,71 @@ def slope(judged: Judgement) -> str:
 
 
 def _optima(panel: Axes, judged: Judgement, style: dict[str, Any], shift: float) -> None:
-    """Points with bars as far as these are known, and the fitted line through their middle."""
+    """Draw the optima with bars as far as these are bounded, and the fitted line through their centre."""
     colour = style["color"]
-    x, y = [each.width * shift for each in judged.optima], [setting_of(each) for each in judged.optima]
-    for a, b, each in zip(x, y, judged.optima, strict=True):
-        low, high = (2**end if math.isfinite(end) else b for end in (each.best.low, each.best.high))
+    x, y = [optimum.width * shift for optimum in judged.optima], [setting_of(optimum) for optimum in judged.optima]
+    for a, b, optimum in zip(x, y, judged.optima, strict=True):
+        low, high = (2**end if math.isfinite(end) else b for end in (optimum.best.low, optimum.best.high))
         panel.vlines(a, low, high, color=colour, linewidth=1.0)
-        face = colour if known(each.best) else "white"
+        face = colour if is_bounded(optimum.best) else "white"
         panel.plot([a], [b], marker=style["marker"], color=colour, markerfacecolor=face, linestyle="none", zorder=4)
     if judged.drift is not None and y:
-        at, height = (sum(map(math.log2, part)) / len(y) for part in (x, y))
-        fitted = [2 ** (height + judged.drift.value * (math.log2(a) - at)) for a in x]
+        centre_x, centre_y = (sum(map(math.log2, values)) / len(y) for values in (x, y))
+        fitted = [2 ** (centre_y + judged.drift.value * (math.log2(a) - centre_x)) for a in x]
         panel.plot(x, fitted, **{**style, "marker": ""})
 
 
 def _show_octaves(panel: Axes, values: Sequence[float]) -> None:
     if values:
         low, high = math.log2(min(values)) - 1, math.log2(max(values)) + 1
-        more = max(0.0, OCTAVES - (high - low)) / 2
-        panel.set_ylim(2 ** (low - more), 2 ** (high + more))
+        margin = max(0.0, OCTAVES - (high - low)) / 2
+        panel.set_ylim(2 ** (low - margin), 2 ** (high + margin))
 
 
 @styled
 def draw_search(record: StudyRecord) -> Figure:
-    """A search at one width: the metric against one setting, the other as the colour, the best a star."""
+    """Draw a search at one width: the metric against the learning rate, the damping as colour, a star at the best.
+
+    There is one panel per scheme. If only the damping is tuned, the metric is drawn against the damping.
+
+    Args:
+        record: The record of the study.
+
+    Returns:
+        The figure.
+
+    Raises:
+        StudyError: No run has ended.
+
+    Example:
+        >>> from mukron.report import draw_search
+        >>> from mukron.study import Point, Result, StudyRecord
+        >>> from mukron.train import RunConfig
+        >>> points = [Point("mup", width, lr, None, seed=0) for width in (64,) for lr in (0.1, 0.2, 0.4)]
+        >>> epochs = {point: [{"epoch": 1, "test_loss": 0.5 + abs(point.lr - 0.2)}] for point in points}
+        >>> results = [Result(point, "finished", epochs[point]) for point in points]
+        >>> record = StudyRecord("example", RunConfig(method="sgd"), ("lr",), "test_loss", results)
+        >>> draw_search(record).axes[0].get_title("left")
+        'muP, width 64'
+    """
     axis, other = ("lr", "damping") if "lr" in record.over else ("damping", "lr")
     figure, axes = scheme_panels(record, size=(5.2, 3.4))
-    found = settings(record)
-    colour, scale = _colours([getattr(each, other) for each in found])
+    all_settings = settings(record)
+    colour, scale = _colours([getattr(setting, other) for setting in all_settings])
     crosses: list[Crosses] = []
-    for panel, (scheme, name) in zip(axes.flat, names(record).items(), strict=False):
-        ours = [each for each in found if each.scheme == scheme]
-        there, top = [each for each in ours if each.whole], best(ours, record.metric)
-        dots = [colour(getattr(each, other)) for each in there]
-        panel.scatter([each.at(axis) for each in there], [each.mean for each in there], s=24, c=dots)
+    for panel, (scheme, label) in zip(axes.flat, scheme_labels(record).items(), strict=False):
+        of_scheme = [setting for setting in all_settings if setting.scheme == scheme]
+        finished, top = [setting for setting in of_scheme if setting.whole], best(of_scheme, record.metric)
+        colours = [colour(getattr(setting, other)) for setting in finished]
+        x, y = [setting.at(axis) for setting in finished], [setting.mean for setting in finished]
+        panel.scatter(x, y, s=24, c=colours)
         if top is not None:
             panel.plot([top.at(axis)], [top.mean], color=colour(getattr(top, other)), **STAR)
-        crosses.append([(each.at(axis), 0, colour(getattr(each, other))) for each in ours if each.diverged])
+        diverged = [setting for setting in of_scheme if setting.diverged]
+        crosses.append([(setting.at(axis), 0, colour(getattr(setting, other))) for setting in diverged])
         powers_axis(panel, "x")
-        panel.set(title=f"{name}, width {record.widths[0]:g}", xlabel=AXES[axis])
-    metric_axis(axes, record, [each.mean for each in found])
+        panel.set(title=f"{label}, width {record.widths[0]:g}", xlabel=AXES[axis])
+    metric_axis(axes, record, [setting.mean for setting in all_settings])
     strip(axes, record, crosses)
     if scale is not None:
         figure.colorbar(scale, ax=list(axes.flat), label=AXES[other])
@@ -164,7 +241,7 @@ def draw_search(record: StudyRecord) -> Figure:
 
 
 def _colours(values: Iterable[float | None]) -> tuple[Callable[[float | None], str], Any]:
-    """The colour of a number on a logarithmic scale, and the scale; one colour for all where there is one number."""
+    """Return the colour of a number on a logarithmic scale, and the scale; one colour if all numbers are equal."""
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import ListedColormap, LogNorm
 

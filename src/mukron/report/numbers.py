@@ -1,4 +1,4 @@
-"""A study's numbers as figures and tables show them: by setting, over the seeds."""
+"""The numbers of a study as figures and tables show them: by setting, summarized over the seeds."""
 
 from __future__ import annotations
 
@@ -17,99 +17,105 @@ AXES = {"lr": "learning rate", "damping": "damping"}
 
 
 @dataclass(frozen=True)
-class Setting:
-    """All seeds of one setting at one width."""
+class SettingSummary:
+    """The results of all seeds at one setting and width."""
 
     scheme: str
     width: float
     lr: float
     damping: float | None
-    values: tuple[float, ...]  # the metric at the end, of the seeds that finished
-    diverged: int  # how many seeds did
-    pruned: int
+    values: tuple[float, ...]  # the final metric of the seeds that finished
+    diverged: int  # the number of seeds that diverged
+    pruned: int  # the number of seeds that were given up
 
     @property
     def whole(self) -> bool:
-        """Every seed finished: only such settings can be the best."""
+        """Whether every seed finished; only such settings can be the best."""
         return bool(self.values) and not self.diverged and not self.pruned
 
     @property
     def mean(self) -> float:
+        """The mean over the seeds; NaN unless every seed finished."""
         return fmean(self.values) if self.whole else math.nan
 
     @property
     def spread(self) -> tuple[float, float]:
-        """The lowest and the highest seed."""
+        """The lowest and the highest value over the seeds; NaN unless every seed finished."""
         return (min(self.values), max(self.values)) if self.whole else (math.nan, math.nan)
 
     def at(self, axis: str) -> float:
+        """Return the learning rate (``"lr"``) or the damping (``"damping"``)."""
         value = self.lr if axis == "lr" else self.damping
         if value is None:
             raise StudyError(f"{label(self.scheme)} has no damping, so there is nothing to draw against it")
         return value
 
 
-def settings(record: StudyRecord, scheme: str | None = None, width: float | None = None) -> list[Setting]:
-    """By scheme in the study's order, then width, learning rate and damping."""
+def settings(record: StudyRecord, scheme: str | None = None, width: float | None = None) -> list[SettingSummary]:
+    """Summarize every setting, by scheme in the study's order, then by width, learning rate and damping."""
     groups: dict[tuple[str, float, float, float | None], list[Result]] = {}
     for result in select(record, scheme, width):
         point = result.point
         groups.setdefault((point.scheme, point.width, point.lr, point.damping), []).append(result)
     order = {name: number for number, name in enumerate(record.schemes)}
     keys = sorted(groups, key=lambda key: (order[key[0]], key[1], key[2], key[3] or 0.0))
-    return [_setting(key, groups[key], record.metric) for key in keys]
+    return [_summarize(key, groups[key], record.metric) for key in keys]
 
 
-def _setting(key: tuple[str, float, float, float | None], results: Sequence[Result], metric: str) -> Setting:
-    ended = [result.value(metric) for result in results if result.status == FINISHED]
-    values = tuple(value for value in ended if value is not None and math.isfinite(value))
-    lost = sum(result.status == DIVERGED for result in results) + len(ended) - len(values)
-    return Setting(*key, values, lost, sum(result.status == PRUNED for result in results))
+def _summarize(key: tuple[str, float, float, float | None], results: Sequence[Result], metric: str) -> SettingSummary:
+    final = [result.value(metric) for result in results if result.status == FINISHED]
+    values = tuple(value for value in final if value is not None and math.isfinite(value))
+    diverged = sum(result.status == DIVERGED for result in results) + len(final) - len(values)
+    return SettingSummary(*key, values, diverged, sum(result.status == PRUNED for result in results))
 
 
 def select(record: StudyRecord, scheme: str | None = None, width: float | None = None) -> Iterator[Result]:
+    """Select the results of a scheme and a width; of all of them where none is given."""
     for result in record.results:
         if scheme in (None, result.point.scheme) and width in (None, result.point.width):
             yield result
 
 
-def ordered(found: Sequence[Setting], metric: str) -> list[Setting]:
-    """The settings whose every seed finished, the best mean first."""
+def ordered(summaries: Sequence[SettingSummary], metric: str) -> list[SettingSummary]:
+    """Sort the settings whose every seed finished, beginning with the best mean."""
     sign = 1 if lowest_is_best(metric) else -1
-    return sorted((each for each in found if each.whole), key=lambda each: sign * each.mean)
+    return sorted((summary for summary in summaries if summary.whole), key=lambda summary: sign * summary.mean)
 
 
-def best(found: Sequence[Setting], metric: str) -> Setting | None:
-    return next(iter(ordered(found, metric)), None)
+def best(summaries: Sequence[SettingSummary], metric: str) -> SettingSummary | None:
+    """Return the setting with the best mean; None if none has all its seeds finished."""
+    return next(iter(ordered(summaries, metric)), None)
 
 
-def profile(record: StudyRecord, axis: str, scheme: str, width: float) -> list[Setting]:
-    """One setting for each value on the axis: where the other one is tuned too, the best of it."""
-    by_value: dict[float, list[Setting]] = {}
-    for each in settings(record, scheme, width):
-        by_value.setdefault(each.at(axis), []).append(each)
-    return [best(found, record.metric) or found[0] for _, found in sorted(by_value.items())]
+def profile(record: StudyRecord, axis: str, scheme: str, width: float) -> list[SettingSummary]:
+    """Return one setting for each value on the axis: the best one, where the other axis is tuned too."""
+    by_value: dict[float, list[SettingSummary]] = {}
+    for summary in settings(record, scheme, width):
+        by_value.setdefault(summary.at(axis), []).append(summary)
+    return [best(summaries, record.metric) or summaries[0] for _, summaries in sorted(by_value.items())]
 
 
 def judgement(record: StudyRecord, scheme: str, axis: str | None = None) -> Judgement | None:
-    """What the certificate says of the scheme, about this axis or the first one."""
-    judged = () if record.certificate is None else record.certificate.judgements
-    return next((each for each in judged if each.scheme == scheme and axis in (None, each.axis)), None)
+    """Return the certificate's judgement of a scheme, on this axis or on the first one."""
+    judgements = () if record.certificate is None else record.certificate.judgements
+    return next((verdict for verdict in judgements if verdict.scheme == scheme and axis in (None, verdict.axis)), None)
 
 
-def names(record: StudyRecord) -> dict[str, str]:
-    """What each scheme is called; with its number where two would have one name."""
-    short = {scheme: label(scheme) for scheme in record.schemes}
-    shown = list(short.values())
-    return {scheme: name if shown.count(name) == 1 else scheme for scheme, name in short.items()}
+def scheme_labels(record: StudyRecord) -> dict[str, str]:
+    """Return the labels of the schemes; a scheme with its damping where two labels would be the same."""
+    labels = {scheme: label(scheme) for scheme in record.schemes}
+    texts = list(labels.values())
+    return {scheme: text if texts.count(text) == 1 else scheme for scheme, text in labels.items()}
 
 
 def subject(record: StudyRecord) -> str:
-    """What was trained, in a line."""
+    """Describe in one line what was trained."""
     config = record.config
+    trained = f"{get_method(config.method).title} on {config.data}, {config.model}"
     epochs = f"{config.epochs} epoch" + ("s" if config.epochs > 1 else "")
-    return f"{get_method(config.method).title} on {config.data}, {config.model}: {words(record.metric)} after {epochs}"
+    return f"{trained}: {metric_label(record.metric)} after {epochs}"
 
 
-def words(metric: str) -> str:
+def metric_label(metric: str) -> str:
+    """Return the name of a metric as figures and tables show it."""
     return metric.removeprefix("words/").replace("_", " ")

@@ -1,4 +1,4 @@
-"""Which figures a report has, each with its words and the numbers behind it."""
+"""The figures of a report, each with its title, caption, description and numbers."""
 
 from __future__ import annotations
 
@@ -7,31 +7,31 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mukron.report.curves import carried, draw_curves, epochs
+from mukron.report.curves import draw_curves, epochs, narrowest_best
 from mukron.report.drawing import draw_drift, draw_search, draw_transfer, slope
-from mukron.report.numbers import AXES, Setting, best, names, profile, settings, words
+from mukron.report.numbers import AXES, SettingSummary, best, metric_label, profile, scheme_labels, settings
 from mukron.study.record import StudyRecord
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Numbers = tuple[Sequence[str], list[Sequence[object]]]  # columns and rows of a CSV
+CsvTable = tuple[Sequence[str], list[Sequence[object]]]  # columns and rows of a CSV
 
 
 @dataclass(frozen=True)
 class Picture:
     """A figure of the report."""
 
-    name: str  # of its files
+    name: str  # the name of its files
     figure: Figure
     title: str
-    description: str  # for those who do not see it: what it shows
-    caption: str  # for those who do: how to read it
-    numbers: Numbers
+    description: str  # for readers who cannot see the figure: what it shows
+    caption: str  # for readers who can see it: how to read it
+    numbers: CsvTable
 
 
 def pictures(record: StudyRecord) -> Iterator[Picture]:
-    """Of a study over widths: transfer, drift and curves; of one width: the search and its curve."""
+    """Make the figures: transfer, drift and curves of a study over widths, or the search and its curve at one width."""
     if len(record.widths) > 1:
         for axis in record.over:
             yield _transfer(record, axis)
@@ -46,58 +46,59 @@ def _transfer(record: StudyRecord, axis: str) -> Picture:
     lines = [
         (scheme, width, profile(record, axis, scheme, width)) for scheme in record.schemes for width in record.widths
     ]
-    tops = [(scheme, width, best(found, record.metric)) for scheme, width, found in lines]
-    shown = names(record)
-    described = [
-        f"{shown[scheme]}, width {width:g}: " + ("nothing finished" if top is None else f"best at {top.at(axis):.3g}")
+    tops = [(scheme, width, best(on_line, record.metric)) for scheme, width, on_line in lines]
+    labels = scheme_labels(record)
+    descriptions = [
+        f"{labels[scheme]}, width {width:g}: " + ("nothing finished" if top is None else f"best at {top.at(axis):.3g}")
         for scheme, width, top in tops
     ]
-    other = [AXES[each] for each in record.over if each != axis]
+    others = [AXES[other] for other in record.over if other != axis]
     return Picture(
         f"transfer-{axis}",
         draw_transfer(record, axis),
-        f"{_capital(words(record.metric))} against {AXES[axis]}",
-        "One line a width. " + "; ".join(described) + ".",
+        f"{_capital(metric_label(record.metric))} against {AXES[axis]}",
+        "One line a width. " + "; ".join(descriptions) + ".",
         f"One line a width, the mean over the seeds; bands go from the lowest to the highest seed. "
-        f"{''.join(f'The {each} is the best one at each point. ' for each in other)}"
+        f"{''.join(f'The {other} is the best one at each point. ' for other in others)}"
         f"Stars mark each width's best {AXES[axis]}, bars its interval; a hollow star is near the edge of what was "
         "tried. If the stars stand above one another, the setting found on a narrow network holds for a wide one.",
-        setting_numbers(record.metric, [each for _, _, found in lines for each in found]),
+        setting_numbers(record.metric, [setting for _, _, on_line in lines for setting in on_line]),
     )
 
 
 def _search(record: StudyRecord) -> Picture:
-    found = settings(record)
-    top = best(found, record.metric)
+    all_settings = settings(record)
+    top = best(all_settings, record.metric)
     axis = "lr" if "lr" in record.over else "damping"
-    pruned = sum(each.pruned > 0 for each in found)
+    pruned = sum(setting.pruned > 0 for setting in all_settings)
     return Picture(
         "search",
         draw_search(record),
-        f"{_capital(words(record.metric))} against {AXES[axis]}",
+        f"{_capital(metric_label(record.metric))} against {AXES[axis]}",
         "One dot a setting. " + ("Nothing finished." if top is None else f"Best at {top.at(axis):.3g}."),
         "One dot a setting, the star is the best one."
         + (f" {pruned} that fell behind were given up and are not shown." if pruned else ""),
-        setting_numbers(record.metric, found),
+        setting_numbers(record.metric, all_settings),
     )
 
 
 def _drift(record: StudyRecord) -> Picture:
-    judged = record.certificate.judgements if record.certificate else ()
+    judgements = record.certificate.judgements if record.certificate else ()
     columns = ("scheme", "axis", "width", "log2_best", "log2_low", "log2_high", "best_measured", record.metric)
     rows: list[Sequence[object]] = []
-    for each in judged:
-        drift = ("", "", "") if each.drift is None else (each.drift.value, each.drift.low, each.drift.high)
-        for optimum in each.optima:
+    for judged in judgements:
+        drift = ("", "", "") if judged.drift is None else (judged.drift.value, judged.drift.low, judged.drift.high)
+        for optimum in judged.optima:
             interval = (optimum.best.value, optimum.best.low, optimum.best.high)
-            there = (optimum.measured, optimum.value, "" if optimum.noise is None else optimum.noise)
-            rows.append((each.scheme, each.axis, optimum.width, *interval, *there, *drift, "; ".join(optimum.notes)))
-    shown = names(record)
+            measured = (optimum.measured, optimum.value, "" if optimum.noise is None else optimum.noise)
+            key = (judged.scheme, judged.axis, optimum.width)
+            rows.append((*key, *interval, *measured, *drift, "; ".join(optimum.notes)))
+    labels = scheme_labels(record)
     return Picture(
         "drift",
         draw_drift(record),
         "The best setting against the width",
-        "; ".join(f"{shown.get(each.scheme, each.scheme)}, {AXES[each.axis]}: {slope(each)}" for each in judged) + ".",
+        "; ".join(f"{labels.get(one.scheme, one.scheme)}, {AXES[one.axis]}: {slope(one)}" for one in judgements) + ".",
         "The best setting at each width with its interval, and the fitted line. Its slope is the drift: how many "
         "powers of two the best setting moves when the width doubles. Flat is what transfers.",
         ((*columns, "seed_noise", "drift", "drift_low", "drift_high", "notes"), rows),
@@ -105,7 +106,7 @@ def _drift(record: StudyRecord) -> Picture:
 
 
 def _curves(record: StudyRecord) -> Picture:
-    chosen = {scheme: carried(record, scheme) for scheme in record.schemes}
+    chosen = {scheme: narrowest_best(record, scheme) for scheme in record.schemes}
     columns = ("scheme", "width", "lr", "damping", "epoch", "seeds", "mean", "lowest", "highest")
     rows: list[Sequence[object]] = [
         (
@@ -117,44 +118,48 @@ def _curves(record: StudyRecord) -> Picture:
         for width in record.widths
         for epoch in epochs(record, setting, width)
     ]
-    shown, wide = names(record), record.certificate is not None
-    at = [f"{shown[scheme]}: learning rate {each.lr:.3g}" for scheme, each in chosen.items() if each is not None]
-    whose = "the narrowest width's best setting" if wide else "the best setting"
+    labels, certified = scheme_labels(record), record.certificate is not None
+    rates = [f"{labels[scheme]}: learning rate {setting.lr:.3g}" for scheme, setting in chosen.items() if setting]
+    where = "the narrowest width's best setting" if certified else "the best setting"
     return Picture(
         "curves",
         draw_curves(record),
-        "Training curves by width" if wide else "Training curve",
-        f"{_capital(words(record.metric))} over the epochs at {whose}. {'; '.join(at)}.",
-        f"Training at {whose}, the mean over the seeds."
-        + (" Below, the same against the width, early and late in training: wider should be better." if wide else ""),
+        "Training curves by width" if certified else "Training curve",
+        f"{_capital(metric_label(record.metric))} over the epochs at {where}. {'; '.join(rates)}.",
+        f"Training at {where}, the mean over the seeds."
+        + (
+            " Below, the same against the width, early and late in training: wider should be better."
+            if certified
+            else ""
+        ),
         (columns, rows),
     )
 
 
-def setting_numbers(metric: str, found: Sequence[Setting]) -> Numbers:
-    """Settings as a CSV has them; a mean only where every seed finished."""
+def setting_numbers(metric: str, summaries: Sequence[SettingSummary]) -> CsvTable:
+    """Return settings as the rows of a CSV, with a mean only where every seed finished."""
     columns = ("scheme", "width", "lr", "damping", "finished", "diverged", "pruned", metric, "lowest", "highest")
     rows: list[Sequence[object]] = []
-    for each in found:
-        numbers = (each.mean, *each.spread) if each.whole else ("", "", "")
-        counts = (len(each.values), each.diverged, each.pruned)
-        rows.append((each.scheme, each.width, each.lr, _blank(each.damping), *counts, *numbers))
+    for setting in summaries:
+        numbers = (setting.mean, *setting.spread) if setting.whole else ("", "", "")
+        counts = (len(setting.values), setting.diverged, setting.pruned)
+        rows.append((setting.scheme, setting.width, setting.lr, _blank(setting.damping), *counts, *numbers))
     return columns, rows
 
 
-def wider_numbers(record: StudyRecord) -> Numbers:
-    """The metric against the width, early and late."""
+def wider_numbers(record: StudyRecord) -> CsvTable:
+    """Return the metric against the width, early and late in training."""
     rows = [
-        (each.scheme, each.axis, wider.when, wider.epoch, width, mean, _blank(error))
-        for each in (record.certificate.judgements if record.certificate else ())
-        for wider in each.wider
+        (judged.scheme, judged.axis, wider.when, wider.epoch, width, mean, _blank(error))
+        for judged in (record.certificate.judgements if record.certificate else ())
+        for wider in judged.wider
         for width, mean, error in wider.values
     ]
     return ("scheme", "axis", "when", "epoch", "width", record.metric, "standard_error"), list(rows)
 
 
-def run_numbers(record: StudyRecord) -> Numbers:
-    """Every run."""
+def run_numbers(record: StudyRecord) -> CsvTable:
+    """Return every run."""
     rows = [
         (
             *(run.point.scheme, run.point.width, run.point.lr, _blank(run.point.damping), run.point.seed),

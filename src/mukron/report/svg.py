@@ -1,4 +1,4 @@
-"""A matplotlib SVG made fit to stand inside a page beside others."""
+"""Prepare an SVG of matplotlib for an HTML page with several figures."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ HREF = "{http://www.w3.org/1999/xlink}href"
 
 
 def inline(svg: str, name: str, title: str, description: str) -> str:
-    """The <svg> alone: ids of its own, words for those who do not see it, and a size that follows the page's."""
+    """Return the <svg> element with unique ids, a title and description for screen readers, and a flexible size."""
     root = ElementTree.fromstring(svg)
     for parent in list(root.iter()):
         for child in list(parent):
-            # The style sheet would hold for the whole page; the page has it, for figures alone.
+            # The style sheet would apply to the whole page; the page has its own for figures.
             if _local(child.tag) in ("metadata", "style"):
                 parent.remove(child)
     for element in root.iter():
@@ -24,9 +24,9 @@ def inline(svg: str, name: str, title: str, description: str) -> str:
     root.attrib.update(role="img", id=name, style=f"--natural: {width:.0f}px")
     root.attrib["aria-labelledby"] = f"{name}-title {name}-description"
     for number, (tag, text) in enumerate((("title", title), ("desc", description))):
-        word = ElementTree.Element(tag, id=f"{name}-{'title' if tag == 'title' else 'description'}")
-        word.text = text
-        root.insert(number, word)
+        element = ElementTree.Element(tag, id=f"{name}-{'title' if tag == 'title' else 'description'}")
+        element.text = text
+        root.insert(number, element)
     return ElementTree.tostring(root, encoding="unicode")
 
 

@@ -1,4 +1,4 @@
-"""A study's tables as the page shows them: in words and rounded; the CSVs have the numbers."""
+"""The tables of a study as its page shows them, with rounded numbers. The CSV files have all digits."""
 
 from __future__ import annotations
 
@@ -6,49 +6,50 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from mukron.damping import Rule
 from mukron.report.drawing import setting_of
-from mukron.report.numbers import AXES, names, settings, words
+from mukron.report.numbers import AXES, metric_label, scheme_labels, settings
 from mukron.study.certificate import CANNOT_TELL, MOVES, TRANSFERS, Interval, Judgement, Regret
-from mukron.study.points import DIVERGED, FINISHED, PRUNED, Result
+from mukron.study.points import DIVERGED, FINISHED, PRUNED, Point, Result
 from mukron.study.record import StudyRecord
 from mukron.table import Table
 from mukron.train import RunConfig
 
-OWN = ("scheme", "width", "lr", "damping", "seed")  # fields that every point of a study says itself
+POINT_FIELDS = tuple(field.name for field in fields(Point))  # the settings in which the runs of a study differ
 TONES = {TRANSFERS: "good", MOVES: "bad", CANNOT_TELL: "open"}
 
 
 @dataclass(frozen=True)
 class Card:
-    """A verdict as it stands at the top."""
+    """A verdict at the top of the page."""
 
     who: str
     verdict: str
-    tone: str  # good, bad or open: its colour
+    tone: str  # good, bad or open, which gives its colour
     facts: tuple[tuple[str, str], ...]
     reasons: tuple[str, ...]
 
 
 def cards(record: StudyRecord) -> list[Card]:
-    judged = record.certificate.judgements if record.certificate else ()
-    shown = names(record)
+    """Return the verdicts of the certificate."""
+    judgements = record.certificate.judgements if record.certificate else ()
+    labels = scheme_labels(record)
     return [
         Card(
-            f"{shown.get(each.scheme, each.scheme)}: the best {AXES[each.axis]}",
-            each.verdict,
-            TONES.get(each.verdict, "open"),
+            f"{labels.get(judged.scheme, judged.scheme)}: the best {AXES[judged.axis]}",
+            judged.verdict,
+            TONES.get(judged.verdict, "open"),
             (
-                ("drift per doubling", _drift(each.drift)),
-                ("regret, widest", _regret(each.regret[-1]) if each.regret else "not measured"),
-                ("wider is better", _wider(each)),
+                ("drift per doubling", _drift(judged.drift)),
+                ("regret, widest", _regret(judged.regret[-1]) if judged.regret else "not measured"),
+                ("wider is better", _wider(judged)),
             ),
-            each.reasons,
+            judged.reasons,
         )
-        for each in judged
+        for judged in judgements
     ]
 
 
@@ -70,25 +71,34 @@ def _regret(regret: Regret) -> str:
 
 
 def _wider(judged: Judgement) -> str:
-    said = [f"{each.when} {each.answer}" for each in judged.wider]
-    return ", ".join(said) or "not measured"
+    answers = [f"{wider.when} {wider.answer}" for wider in judged.wider]
+    return ", ".join(answers) or "not measured"
 
 
 def optima_tables(record: StudyRecord) -> list[Table]:
-    """By scheme: the best setting at each width, and what the narrowest width's best costs there."""
-    shown = names(record)
-    columns = ("width", "best", "interval", "best that was run", f"{words(record.metric)} there", "regret", "notes")
+    """Tabulate for every scheme the best setting at each width, and the regret of the narrowest width's best there."""
+    labels = scheme_labels(record)
+    columns = (
+        "width",
+        "best",
+        "interval",
+        "best that was run",
+        f"{metric_label(record.metric)} there",
+        "regret",
+        "notes",
+    )
     tables = []
     for judged in record.certificate.judgements if record.certificate else ():
-        regrets = {each.width: _regret(each) for each in judged.regret}
+        regrets = {regret.width: _regret(regret) for regret in judged.regret}
         rows = []
-        for each in judged.optima:
-            noise = "" if each.noise is None else f" ± {each.noise:.1g}"
-            numbers = (f"{each.width:g}", f"{setting_of(each):.3g}", _range(each.best), f"{each.measured:.4g}")
-            notes = "; ".join(each.notes)
-            rows.append((*numbers, f"{each.value:.4g}{noise}", regrets.get(each.width, ""), notes))
-        title = f"{shown.get(judged.scheme, judged.scheme)}: {AXES[judged.axis]}"
-        last = None if any(row[-1] for row in rows) else -1  # notes, if there are any
+        for optimum in judged.optima:
+            noise = "" if optimum.noise is None else f" ± {optimum.noise:.1g}"
+            width, measured = f"{optimum.width:g}", f"{optimum.measured:.4g}"
+            numbers = (width, f"{setting_of(optimum):.3g}", _range(optimum.best), measured)
+            notes = "; ".join(optimum.notes)
+            rows.append((*numbers, f"{optimum.value:.4g}{noise}", regrets.get(optimum.width, ""), notes))
+        title = f"{labels.get(judged.scheme, judged.scheme)}: {AXES[judged.axis]}"
+        last = None if any(row[-1] for row in rows) else -1  # the column of notes, if there are any
         tables.append(Table(title, columns[:last], tuple(row[:last] for row in rows)))
     return tables
 
@@ -103,15 +113,15 @@ def _range(interval: Interval) -> str:
 
 
 def tally(record: StudyRecord) -> str:
-    """How the runs ended."""
+    """Count how the runs ended."""
     count = Counter(run.status for run in record.results)
-    shown = {FINISHED: "finished", DIVERGED: "diverged", PRUNED: "given up"}
-    ended = [f"{count[status]} {word}" for status, word in shown.items() if count[status]]
+    labels = {FINISHED: "finished", DIVERGED: "diverged", PRUNED: "given up"}
+    ended = [f"{count[status]} {text}" for status, text in labels.items() if count[status]]
     return f"{len(record.results)} runs: {', '.join(ended)}"
 
 
 def tried_table(record: StudyRecord) -> Table:
-    """What was tried, in a few lines."""
+    """Tabulate the schemes, widths, learning rates, dampings and seeds that were tried."""
     points = [run.point for run in record.results]
     damping = {point.damping for point in points if point.damping is not None and "damping" in record.over}
     rows = [
@@ -125,7 +135,7 @@ def tried_table(record: StudyRecord) -> Table:
 
 
 def _values(values: Iterable[float]) -> str:
-    """All of them if they are few."""
+    """List the values if they are few, else their number and range."""
     ordered = sorted(values)
     if len(ordered) <= 12:
         return ", ".join(f"{value:.4g}" for value in ordered)
@@ -133,55 +143,66 @@ def _values(values: Iterable[float]) -> str:
 
 
 def diverged_table(record: StudyRecord) -> Table:
-    """By scheme and width: how many runs, at which settings, and why."""
-    shown = names(record)
+    """Tabulate by scheme and width how many runs diverged, at which settings, and why."""
+    labels = scheme_labels(record)
     groups: dict[tuple[str, float], list[Result]] = {}
     for run in record.results:
         if run.status == DIVERGED:
             groups.setdefault((run.point.scheme, run.point.width), []).append(run)
     rows = []
     for (scheme, width), runs in groups.items():
-        reason, times = Counter(run.reason for run in runs).most_common(1)[0]
-        why = reason + (f" ({times} of {len(runs)})" if times < len(runs) else "")
-        rows.append((shown[scheme], f"{width:g}", str(len(runs)), _values({run.point.lr for run in runs}), why))
+        reason, count = Counter(run.reason for run in runs).most_common(1)[0]
+        why = reason + (f" ({count} of {len(runs)})" if count < len(runs) else "")
+        rows.append((labels[scheme], f"{width:g}", str(len(runs)), _values({run.point.lr for run in runs}), why))
     return Table("What diverged", ("scheme", "width", "runs", "at learning rates", "why"), tuple(rows))
 
 
 def config_table(record: StudyRecord, all_fields: bool) -> Table:
-    """The run's fields that all points share: those that are no defaults, or all."""
-    ours = {name: value for name, value in record.config.to_dict().items() if name not in (*OWN, "format", "version")}
-    usual = RunConfig().to_dict()
+    """Tabulate the settings that all runs share: those that differ from the defaults, or all."""
+    excluded = (*POINT_FIELDS, "format", "version")
+    shared = {name: value for name, value in record.config.to_dict().items() if name not in excluded}
+    default = RunConfig().to_dict()
     rows = [
-        (name, _shown(value), *(() if all_fields else (_shown(usual[name]),)))
-        for name, value in ours.items()
-        if all_fields or value != usual[name]
+        (name, _text(value), *(() if all_fields else (_text(default[name]),)))
+        for name, value in shared.items()
+        if all_fields or value != default[name]
     ]
     columns = ("field", "value") if all_fields else ("field", "value", "default")
     return Table("All fields of a run" if all_fields else "Fields that differ from the defaults", columns, tuple(rows))
 
 
 def settings_table(record: StudyRecord) -> Table:
-    """Every setting's numbers."""
-    shown = names(record)
+    """Tabulate the numbers of every setting."""
+    labels = scheme_labels(record)
     rows = []
-    for each in settings(record):
-        damping = "" if each.damping is None else f"{each.damping:.4g}"
-        ended = [f"{len(each.values)} finished"] if each.values else []
-        ended += [f"{each.diverged} diverged"] if each.diverged else []
-        ended += [f"{each.pruned} given up"] if each.pruned else []
-        numbers = [f"{each.mean:.4g}", *(f"{end:.4g}" for end in each.spread)] if each.whole else ["", "", ""]
-        rows.append((shown[each.scheme], f"{each.width:g}", f"{each.lr:.4g}", damping, *numbers, ", ".join(ended)))
-    columns = ("scheme", "width", "learning rate", "damping", f"{words(record.metric)}, mean", "lowest", "highest")
+    for setting in settings(record):
+        damping = "" if setting.damping is None else f"{setting.damping:.4g}"
+        ended = [f"{len(setting.values)} finished"] if setting.values else []
+        ended += [f"{setting.diverged} diverged"] if setting.diverged else []
+        ended += [f"{setting.pruned} given up"] if setting.pruned else []
+        numbers = [f"{number:.4g}" for number in (setting.mean, *setting.spread)] if setting.whole else ["", "", ""]
+        key = (labels[setting.scheme], f"{setting.width:g}", f"{setting.lr:.4g}", damping)
+        rows.append((*key, *numbers, ", ".join(ended)))
+    columns = (
+        "scheme",
+        "width",
+        "learning rate",
+        "damping",
+        f"{metric_label(record.metric)}, mean",
+        "lowest",
+        "highest",
+    )
     return Table("Every setting", (*columns, "seeds"), tuple(rows))
 
 
-def made_table(record: StudyRecord) -> Table:
+def origin_table(record: StudyRecord) -> Table:
+    """Tabulate when, where and with which versions the study was run."""
     rows = [(name, str(value)) for name, value in record.made.items() if name != "command"]
     return Table("How it was made", ("", ""), tuple(rows))
 
 
 def numeric(table: Table) -> list[bool]:
-    """By column, whether it holds numbers, which stand to the right."""
+    """Say for every column whether it holds numbers, which are aligned to the right."""
     return [all(not cell or _is_number(cell) for cell in cells) for cells in zip(*table.rows, strict=True)]
 
 
@@ -193,18 +214,18 @@ def _is_number(cell: str) -> bool:
     return True
 
 
-def _shown(value: Any) -> str:
+def _text(value: Any) -> str:
     if value in (None, (), [], {}):
         return "none"
     return value if isinstance(value, str) else json.dumps(value)
 
 
 def snippet(config: RunConfig, metric: str) -> str:
-    """Python that trains this run again."""
-    fields = {name: ours for name, (ours, _) in config.differences(RunConfig()).items()}
+    """Return Python code that trains this run again."""
+    settings = {name: value for name, (value, _) in config.differences(RunConfig()).items()}
     if config.damping is not None and Rule.parse(config.damping.text()) == config.damping:
-        fields["damping"] = config.damping.text()
-    arguments = "".join(f"    {name}={value!r},\n" for name, value in fields.items())
+        settings["damping"] = config.damping.text()
+    arguments = "".join(f"    {name}={value!r},\n" for name, value in settings.items())
     lines: Sequence[str] = (
         "from mukron.train import RunConfig, train\n",
         f"config = RunConfig(\n{arguments})" if arguments else "config = RunConfig()",

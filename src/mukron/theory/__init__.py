@@ -1,13 +1,13 @@
-"""The theory in exact fractions: which exponents make features move by the same amount at every width.
+"""The theory in exact fractions: which exponents make the features change by the same amount at every width.
 
-Needs the standard library alone.
+This package needs the standard library alone.
 
 >>> from mukron.theory import Role, solve
 >>> solve("shampoo", "mup")[Role.OUTPUT].c.total
 Fraction(1, 2)
 """
 
-from mukron.theory.methods import METHODS, Factor, Method, get_method, kronecker, shampoo
+from mukron.theory.methods import METHODS, Method, Statistic, get_method, kronecker, shampoo
 from mukron.theory.power import Power
 from mukron.theory.roles import Role
 from mukron.theory.schemes import MUP, NTK, SP, Scheme, get_scheme, uniform
@@ -20,11 +20,11 @@ __all__ = [
     "NTK",
     "SP",
     "Exponents",
-    "Factor",
     "Method",
     "Power",
     "Role",
     "Scheme",
+    "Statistic",
     "comparison_table",
     "feature_slopes",
     "get_method",

@@ -6,7 +6,7 @@ A method updates  W <- W - eta * P(G)  with G = delta diag(chi) h^T the gradient
     delta  the derivative of the network's output by u      |delta|^2 = Theta(M^(1 - 2s)), or Theta(1) at the output
     s      a_L + b_L, the exponent of the output weights' size
 
-Every method here divides by powers of factors whose eigenvalues have a size in M known from these two norms:
+Every method here divides by powers of statistics whose eigenvalues have a size in M known from these two norms:
 
     A = E[h h^T]          B = E[delta delta^T]                          K-FAC, FOOF and its mirror
     L = E[G G^T]          R = E[G^T G]             both ~ |h|^2 |delta|^2  Shampoo
@@ -27,22 +27,43 @@ from mukron.theory.roles import Role
 
 
 @dataclass(frozen=True)
-class Factor:
-    """A statistic of a layer that a method divides by."""
+class Statistic:
+    """A statistic of a layer that a method divides by, such as the curvature factor A of K-FAC.
+
+    Attributes:
+        name: The symbol: A, B, L, R, K or V.
+        h: 1 if the statistic contains |h|^2, else 0.
+        delta: 1 if the statistic contains |delta|^2, else 0.
+        damped: Whether damping is added to it.
+
+    Example:
+        >>> from mukron.theory import MUP, Role, get_method
+        >>> A, B = get_method("kfac").damped
+        >>> print(A.size(Role.HIDDEN, MUP.s))
+        r_in
+    """
 
     name: str
-    h: int = 0  # 1 if it contains |h|^2
-    delta: int = 0  # 1 if it contains |delta|^2
+    h: int = 0
+    delta: int = 0
     damped: bool = True
 
     def size(self, role: Role, s: Fraction) -> Power:
-        """p such that the factor's eigenvalues are Theta(M^p)."""
+        """Return the power p such that the eigenvalues of the statistic are Theta(M^p).
+
+        Args:
+            role: The role of the layer's weight.
+            s: The exponent of the output weights' size, ``scheme.s``.
+
+        Returns:
+            The power, by the two sides of the layer.
+        """
         return Power(Fraction(self.h * role.fan_in), self.delta * role.fan_out * (1 - 2 * s))
 
 
 @dataclass(frozen=True)
-class EntrySquare(Factor):
-    """The square of one entry of the gradient of the *parameter*: entries of h are Theta(1), of delta Theta(M^-s)."""
+class EntrySquare(Statistic):
+    """The square of one entry of a parameter's gradient: entries of h are Theta(1), those of delta Theta(M^-s)."""
 
     damped: bool = False
 
@@ -50,70 +71,121 @@ class EntrySquare(Factor):
         return Power(Fraction(0), -2 * s * role.fan_out)
 
 
-A = Factor("A", h=1)
-B = Factor("B", delta=1)
-L = Factor("L", h=1, delta=1)
-R = Factor("R", h=1, delta=1)
-K = Factor("K", h=1, delta=1)
+A = Statistic("A", h=1)
+B = Statistic("B", delta=1)
+L = Statistic("L", h=1, delta=1)
+R = Statistic("R", h=1, delta=1)
+K = Statistic("K", h=1, delta=1)
 V = EntrySquare("V")
 
 
 @dataclass(frozen=True)
 class Method:
-    """A row of exponents: the update is the gradient divided by ``factor ** exponent`` for each of its factors."""
+    """A method of optimization: its update is the gradient divided by powers of statistics of the layer.
+
+    Attributes:
+        name: The name by which ``get_method`` finds it.
+        title: The name in tables.
+        factors: The statistics that the gradient is divided by, each with its exponent.
+
+    Example:
+        >>> from mukron.theory import get_method
+        >>> kfac = get_method("kfac")
+        >>> [(statistic.name, str(exponent)) for statistic, exponent in kfac.factors]
+        [('A', '1'), ('B', '1')]
+    """
 
     name: str
     title: str
-    factors: tuple[tuple[Factor, Fraction], ...] = ()
+    factors: tuple[tuple[Statistic, Fraction], ...] = ()
 
     @property
     def e_A(self) -> Fraction:
-        """The power of |h|^2 divided by; the paper's e_A (Shampoo's e, split over two factors, adds up to e)."""
-        return sum((e for factor, e in self.factors if factor.h), Fraction(0))
+        """The power of |h|^2 that the method divides by, the paper's e_A (for Shampoo the sum over L and R)."""
+        return sum((e for statistic, e in self.factors if statistic.h), Fraction(0))
 
     @property
     def e_B(self) -> Fraction:
-        """The power of |delta|^2 divided by; the paper's e_B."""
-        return sum((e for factor, e in self.factors if factor.delta), Fraction(0))
+        """The power of |delta|^2 that the method divides by, the paper's e_B."""
+        return sum((e for statistic, e in self.factors if statistic.delta), Fraction(0))
 
     @property
     def entrywise(self) -> bool:
-        return any(isinstance(factor, EntrySquare) for factor, _ in self.factors)
+        """Whether each entry of the gradient is divided by a statistic of its own, as in Adam."""
+        return any(isinstance(statistic, EntrySquare) for statistic, _ in self.factors)
 
     @property
-    def damped(self) -> tuple[Factor, ...]:
-        """The factors that take a damping term."""
-        return tuple(factor for factor, _ in self.factors if factor.damped)
+    def damped(self) -> tuple[Statistic, ...]:
+        """The statistics that damping is added to."""
+        return tuple(statistic for statistic, _ in self.factors if statistic.damped)
 
     @property
     def shift(self) -> int:
-        """c changes by ``-shift * k`` when a changes by k.
+        """The number such that c changes by ``-shift * k`` when a changes by k.
 
         W = w / M^a shrinks both the gradient of w and its effect on W, hence 2. Adam's update of w does not depend on
-        the gradient's size, hence 1. K-FAC's and Shampoo's factors are taken by u and W, as in the paper, not by w.
+        the gradient's size, hence 1. The statistics of K-FAC and Shampoo are derived from u and W, as in the paper,
+        not from w.
         """
         return 1 if self.entrywise else 2
 
     def response(self, role: Role, s: Fraction) -> Power:
-        """p such that one step of learning rate 1 (at a = 0) moves the layer's output by dW h = Theta(M^p).
+        """Return the power p such that one step changes the layer's output by dW h = Theta(M^p).
 
-        G h = delta diag(chi) (h^T h) is Theta(M^(fan-in - s)); every factor divides by its own size to its power.
+        The step has the learning rate 1, and a = 0.
+
+        Args:
+            role: The role of the layer's weight.
+            s: The exponent of the output weights' size, ``scheme.s``.
+
+        Returns:
+            The power, by the two sides of the layer.
         """
-        move = Power(Fraction(role.fan_in), -s * role.fan_out)
-        for factor, e in self.factors:
-            move = move + -e * factor.size(role, s)
-        return move
+        # G h = delta diag(chi) (h^T h) = Theta(M^(fan-in - s)); each statistic divides by its size to its exponent
+        change = Power(Fraction(role.fan_in), -s * role.fan_out)
+        for statistic, e in self.factors:
+            change = change + -e * statistic.size(role, s)
+        return change
 
 
 def kronecker(e_A: Number, e_B: Number) -> Method:
-    """Any method that divides by A^e_A on the input side and B^e_B on the output side."""
-    powers = ((A, Fraction(e_A)), (B, Fraction(e_B)))
+    """Return the method that divides by A^e_A on the input side and by B^e_B on the output side.
+
+    Args:
+        e_A: The exponent of A = E[h h^T].
+        e_B: The exponent of B = E[delta delta^T].
+
+    Returns:
+        The method, with the name ``"kronecker:E_A,E_B"``.
+
+    Example:
+        >>> from mukron.theory import kronecker
+        >>> kronecker(1, "1/2").name
+        'kronecker:1,1/2'
+    """
+    factors = ((A, Fraction(e_A)), (B, Fraction(e_B)))
     name = f"kronecker:{Fraction(e_A)},{Fraction(e_B)}"
-    return Method(name, f"Kronecker ({Fraction(e_A)}, {Fraction(e_B)})", tuple((f, e) for f, e in powers if e))
+    title = f"Kronecker ({Fraction(e_A)}, {Fraction(e_B)})"
+    return Method(name, title, tuple((statistic, e) for statistic, e in factors if e))
 
 
 def shampoo(e: Number = Fraction(1, 2)) -> Method:
-    """Shampoo with L^(-e/2) G R^(-e/2); the usual one is e = 1/2."""
+    """Return Shampoo with the update L^(-e/2) G R^(-e/2).
+
+    Args:
+        e: The sum of both exponents. The usual Shampoo has 1/2.
+
+    Returns:
+        The method.
+
+    Raises:
+        ValueError: e is negative.
+
+    Example:
+        >>> from mukron.theory import shampoo
+        >>> shampoo("1/4").title
+        'Shampoo (e = 1/4)'
+    """
     e = Fraction(e)
     if e < 0:
         raise ValueError(f"Shampoo's exponent e must not be negative, got {e}")
@@ -138,7 +210,25 @@ ALIASES = {"adamw": "adam", "gn": "gauss-newton"}
 
 
 def get_method(method: Method | str) -> Method:
-    """The method of that name: one of ``METHODS``, ``"shampoo:1/4"`` or ``"kronecker:1,1/2"``."""
+    """Return the method of a name.
+
+    Args:
+        method: A name in ``METHODS``, ``"shampoo:E"`` as in ``"shampoo:1/4"``, or ``"kronecker:E_A,E_B"`` as in
+            ``"kronecker:1,1/2"``. A ``Method`` is returned as it is.
+
+    Returns:
+        The method.
+
+    Raises:
+        ValueError: There is no method of this name, or an exponent is not an exact number.
+
+    Example:
+        >>> from mukron.theory import get_method
+        >>> get_method("kfac").title
+        'K-FAC'
+        >>> get_method("kronecker:1,1/2").e_B
+        Fraction(1, 2)
+    """
     if isinstance(method, Method):
         return method
     name, _, argument = method.strip().lower().partition(":")
@@ -155,10 +245,10 @@ def get_method(method: Method | str) -> Method:
         ) from error
     if argument or name not in METHODS:
         raise ValueError(
-            f"unknown method {method!r}; known: {_listed([*METHODS, *ALIASES])}, 'shampoo:E', 'kronecker:E_A,E_B'"
+            f"unknown method {method!r}; known: {_quoted([*METHODS, *ALIASES])}, 'shampoo:E', 'kronecker:E_A,E_B'"
         )
     return METHODS[name]
 
 
-def _listed(names: Iterable[str]) -> str:
+def _quoted(names: Iterable[str]) -> str:
     return ", ".join(map(repr, names))

@@ -11,10 +11,24 @@ Number = Fraction | int | str  # what users may write for an exact number: 1, Fr
 
 @dataclass(frozen=True)
 class Power:
-    """``r_in ** fan_in * r_out ** fan_out``, for a layer whose sides are r_in and r_out times as wide as at the base.
+    """A power of a layer's growth, ``r_in ** fan_in * r_out ** fan_out``, with exact exponents.
 
-    In the paper both sides have the width M, and only the sum ``total`` appears. A real network's layers
-    need not grow by one ratio, so the two are kept apart.
+    r_in and r_out are the layer's fan-in and fan-out divided by those at the base width. In the paper both sides
+    have the width M, and only the sum ``total`` appears. The layers of a real network need not grow by one ratio, so
+    the two exponents are kept apart.
+
+    Attributes:
+        fan_in: The exponent of r_in.
+        fan_out: The exponent of r_out.
+
+    Example:
+        >>> from fractions import Fraction
+        >>> from mukron.theory import Power
+        >>> rate = Power(fan_in=Fraction(-1), fan_out=Fraction(1))
+        >>> print(rate)
+        r_out / r_in
+        >>> rate.of(Fraction(8), Fraction(2))
+        0.25
     """
 
     fan_in: Fraction = Fraction(0)
@@ -22,10 +36,20 @@ class Power:
 
     @property
     def total(self) -> Fraction:
+        """The exponent of M where both sides of the layer have the width M."""
         return self.fan_in + self.fan_out
 
     def of(self, r_in: Fraction, r_out: Fraction) -> float:
-        # Equal sides are joined first, so that opposite exponents cancel exactly.
+        """Evaluate the power for a layer.
+
+        Args:
+            r_in: The fan-in divided by the fan-in at the base width.
+            r_out: The fan-out divided by the fan-out at the base width.
+
+        Returns:
+            ``r_in ** fan_in * r_out ** fan_out``.
+        """
+        # Equal sides are combined first, so that opposite exponents cancel exactly.
         if r_in == r_out:
             return math.pow(r_in, self.total)
         return math.pow(r_in, self.fan_in) * math.pow(r_out, self.fan_out)
@@ -40,14 +64,14 @@ class Power:
         return Power(factor * self.fan_in, factor * self.fan_out)
 
     def __str__(self) -> str:
-        """As a factor in words: ``1``, ``r_in^-1/2``, ``r_out / r_in``."""
+        """Write the power as a formula: ``1``, ``r_in^-1/2``, ``r_out / r_in``."""
         sides = [("r_in", self.fan_in), ("r_out", self.fan_out)]
-        up = [_monomial(side, power) for side, power in sides if power > 0]
-        down = [_monomial(side, -power) for side, power in sides if power < 0]
-        if up and down:
-            return f"{' '.join(up)} / {' '.join(down)}"
-        return " ".join(_monomial(side, power) for side, power in sides if power) or "1"
+        numerator = [_monomial(side, exponent) for side, exponent in sides if exponent > 0]
+        denominator = [_monomial(side, -exponent) for side, exponent in sides if exponent < 0]
+        if numerator and denominator:
+            return f"{' '.join(numerator)} / {' '.join(denominator)}"
+        return " ".join(_monomial(side, exponent) for side, exponent in sides if exponent) or "1"
 
 
-def _monomial(symbol: str, power: Fraction) -> str:
-    return symbol if power == 1 else f"{symbol}^{power}"
+def _monomial(symbol: str, exponent: Fraction) -> str:
+    return symbol if exponent == 1 else f"{symbol}^{exponent}"

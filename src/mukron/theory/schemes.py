@@ -1,4 +1,4 @@
-"""How fast features may move: the standard parametrization, and the uniform ones from muP to NTK."""
+"""The parametrizations: the standard one (SP), and the uniform ones from muP to NTK."""
 
 from __future__ import annotations
 
@@ -12,7 +12,24 @@ HALF = Fraction(1, 2)
 
 @dataclass(frozen=True)
 class Scheme:
-    """A parametrization: a step moves the features below the output by Theta(M^-r); r = None scales nothing."""
+    """A parametrization, given by how fast the features change with the width M.
+
+    One step changes the features below the output by Theta(M^-r).
+
+    Attributes:
+        r: The exponent of the change: 0 for muP, 1/2 for NTK, anything between for the uniform parametrizations
+            between them; None for the standard parametrization, which scales neither learning rates nor damping.
+
+    Raises:
+        ValueError: r does not lie in [0, 1/2].
+
+    Example:
+        >>> from mukron.theory import MUP, Scheme, get_scheme
+        >>> get_scheme("mup") == MUP == Scheme(r=0)
+        True
+        >>> MUP.name, MUP.s
+        ('mup', Fraction(1, 1))
+    """
 
     r: Fraction | None
 
@@ -22,12 +39,13 @@ class Scheme:
 
     @property
     def name(self) -> str:
-        named = {None: "sp", Fraction(0): "mup", HALF: "ntk"}
-        return named.get(self.r, f"uniform:{self.r}")
+        """The name by which ``get_scheme`` finds this scheme."""
+        names = {None: "sp", Fraction(0): "mup", HALF: "ntk"}
+        return names.get(self.r, f"uniform:{self.r}")
 
     @property
     def s(self) -> Fraction:
-        """a_L + b_L: the exponent of the output weights' initial size (Condition A.2 gives 1 - r)."""
+        """The exponent a_L + b_L of the output weights' initial size (Condition A.2 gives 1 - r)."""
         return HALF if self.r is None else 1 - self.r
 
     def __str__(self) -> str:
@@ -39,12 +57,43 @@ SCHEMES: dict[str, Scheme] = {scheme.name: scheme for scheme in (SP, MUP, NTK)}
 
 
 def uniform(r: Number) -> Scheme:
-    """The uniform parametrization between muP (r = 0) and NTK (r = 1/2)."""
+    """Return the uniform parametrization between muP (r = 0) and NTK (r = 1/2).
+
+    Args:
+        r: The exponent of the features' change, from 0 to 1/2: an integer, a fraction or a text such as ``"1/4"``.
+
+    Returns:
+        The scheme.
+
+    Raises:
+        ValueError: r does not lie in [0, 1/2].
+
+    Example:
+        >>> from mukron.theory import uniform
+        >>> uniform("1/4").name
+        'uniform:1/4'
+    """
     return Scheme(Fraction(r))
 
 
 def get_scheme(scheme: Scheme | str) -> Scheme:
-    """The scheme of that name: ``"mup"``, ``"sp"``, ``"ntk"`` or ``"uniform:1/4"``."""
+    """Return the scheme of a name.
+
+    Args:
+        scheme: ``"mup"``, ``"sp"``, ``"ntk"`` or ``"uniform:R"`` with R from 0 to 1/2, as in ``"uniform:1/4"``. A
+            ``Scheme`` is returned as it is.
+
+    Returns:
+        The scheme.
+
+    Raises:
+        ValueError: There is no scheme of this name.
+
+    Example:
+        >>> from mukron.theory import get_scheme
+        >>> get_scheme("uniform:1/4").r
+        Fraction(1, 4)
+    """
     if isinstance(scheme, Scheme):
         return scheme
     name, _, argument = scheme.strip().lower().partition(":")

@@ -1,4 +1,4 @@
-"""The exponents as tables for people."""
+"""Tables of the exponents, to print."""
 
 from __future__ import annotations
 
@@ -25,35 +25,61 @@ LEGEND = (
 
 
 def method_table(method: Method | str, scheme: Scheme | str = MUP) -> Table:
-    """One method: (b, c, d) of every role, and what each number is multiplied by as the width grows."""
+    """Tabulate one method: (b, c, d) of every role, and the factors by which each number scales with the width.
+
+    Args:
+        method: The method of optimization, or its name.
+        scheme: The parametrization, or its name.
+
+    Returns:
+        A table with one row per role.
+
+    Example:
+        >>> from mukron.theory import method_table
+        >>> table = method_table("sgd")
+        >>> dict(zip(table.columns, table.rows[2]))["learning rate x"]
+        'r_in^-1'
+    """
     method, scheme = get_method(method), get_scheme(scheme)
-    exponents = solve(method, scheme)
-    names = [factor.name for factor in method.damped]
+    statistics = [statistic.name for statistic in method.damped]
     rows = []
-    for role, own in exponents.items():
-        std = Power(fan_in=-own.b)
-        numbers = [own.b, own.c.total, *(own.d[name].total for name in names)]
-        factors = [std, -own.c, *(-own.d[name] for name in names)]
-        rows.append((str(role), *map(str, numbers), *map(str, factors), MEANING[role]))
+    for role, exponents in solve(method, scheme).items():
+        std = Power(fan_in=-exponents.b)
+        numbers = [exponents.b, exponents.c.total, *(exponents.d[name].total for name in statistics)]
+        multipliers = [std, -exponents.c, *(-exponents.d[name] for name in statistics)]
+        rows.append((str(role), *map(str, numbers), *map(str, multipliers), MEANING[role]))
     columns = (
-        *("role", "b", "c", *(f"d_{name}" for name in names)),
-        *("initial std x", "learning rate x", *(f"rho_{name} x" for name in names), "what it is"),
+        *("role", "b", "c", *(f"d_{name}" for name in statistics)),
+        *("initial std x", "learning rate x", *(f"rho_{name} x" for name in statistics), "what it is"),
     )
     return Table(f"{method.title}, {scheme}", columns, tuple(rows), LEGEND)
 
 
 def comparison_table(scheme: Scheme | str = MUP, methods: Sequence[Method | str] = tuple(METHODS)) -> Table:
-    """Every method side by side, in the form of the paper's Table 1, damping included."""
+    """Tabulate several methods side by side, in the form of the paper's Table 1 with the damping added.
+
+    Args:
+        scheme: The parametrization, or its name.
+        methods: The methods, or their names; all of ``METHODS`` by default.
+
+    Returns:
+        A table with one row per method.
+
+    Example:
+        >>> from mukron.theory import comparison_table
+        >>> comparison_table("mup", ["sgd"]).rows
+        (('SGD', 'b=0, c=-1', 'b=1/2, c=0', 'b=1, c=1'),)
+    """
     scheme = get_scheme(scheme)
-    shown = {"input and vector": Role.INPUT, "hidden": Role.HIDDEN, "output": Role.OUTPUT}
+    columns = {"input and vector": Role.INPUT, "hidden": Role.HIDDEN, "output": Role.OUTPUT}
     rows = []
     for method in map(get_method, methods):
         exponents = solve(method, scheme)
-        rows.append((method.title, *(_cell(exponents[role]) for role in shown.values())))
+        rows.append((method.title, *(_cell(exponents[role]) for role in columns.values())))
     notes = (LEGEND[1], "A vector (bias, gain) scales as an input weight; a scalar has b = c = d = 0.")
-    return Table(f"Every method, {scheme}", ("method", *shown), tuple(rows), notes)
+    return Table(f"Every method, {scheme}", ("method", *columns), tuple(rows), notes)
 
 
-def _cell(own: Exponents) -> str:
-    damping = (f"d_{name}={power.total}" for name, power in own.d.items())
-    return ", ".join((f"b={own.b}", f"c={own.c.total}", *damping))
+def _cell(exponents: Exponents) -> str:
+    damping = (f"d_{name}={power.total}" for name, power in exponents.d.items())
+    return ", ".join((f"b={exponents.b}", f"c={exponents.c.total}", *damping))

@@ -1,4 +1,4 @@
-"""Text: WikiText-2 as samples for a bag of words, and two lists by which embeddings are judged."""
+"""Text: WikiText-2 as samples for a bag of words, and two lists for the evaluation of word embeddings."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ from torch import Tensor
 
 from mukron.data.dataset import Dataset, Split
 from mukron.data.errors import DataError
-from mukron.data.store import Found
+from mukron.data.store import StoredDataset
 
 Pair = tuple[str, str, float]
 Question = tuple[str, str, str, str]
 
 
-def read_wikitext(found: Found, min_count: int = 128, window: int = 4) -> Dataset:
-    """Words that appear more than ``min_count`` times; each is to be told from ``window`` words on either side.
+def read_wikitext(stored: StoredDataset, min_count: int = 128, window: int = 4) -> Dataset:
+    """Read WikiText-2: predict a word from ``window`` words on each side.
 
-    Text is lower-cased: the beginning of a sentence makes no other word, and the evaluation lists mix cases. Rarer
-    words and the corpus's own <unk> are dropped before the windows are cut, as word2vec does, so a window may reach
-    over them. It does not reach beyond a paragraph, and is always full.
+    The vocabulary is the words that appear more than ``min_count`` times. Text is converted to lower case, since a word
+    at the beginning of a sentence is no other word, and the evaluation lists mix cases. Rarer words and the corpus's
+    <unk> are dropped before the windows are cut, as in word2vec, so a window may extend over them. A window lies within
+    one paragraph and always has all its words.
     """
     if min_count < 0 or window < 1:
         raise DataError(f"min_count={min_count}, window={window}: expected min_count >= 0 and window >= 1")
-    train, test = (_paragraphs(found.content(name)) for name in ("wiki.train.tokens", "wiki.test.tokens"))
+    train, test = (_paragraphs(stored.content(name)) for name in ("wiki.train.tokens", "wiki.test.tokens"))
     counts = Counter(word for paragraph in train for word in paragraph)
     del counts["<unk>"]
     ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
@@ -35,11 +36,11 @@ def read_wikitext(found: Found, min_count: int = 128, window: int = 4) -> Datase
         raise DataError(f"no word appears more than min_count={min_count} times")
     numbers = {word: number for number, word in enumerate(vocabulary)}
     train_split, test_split = (_windows(paragraphs, numbers, window) for paragraphs in (train, test))
-    return Dataset(found.source.name, train_split, test_split, len(vocabulary), vocabulary)
+    return Dataset(stored.source.name, train_split, test_split, len(vocabulary), vocabulary)
 
 
 def parse_pairs(data: bytes, path: Path) -> list[Pair]:
-    """Lines of two words and a score between tabs; lines that begin with # are comments."""
+    """Parse lines of two words and a score, separated by tabs; lines that begin with # are comments."""
     pairs = []
     for number, line in _lines(data):
         if line.startswith("#"):
@@ -53,7 +54,7 @@ def parse_pairs(data: bytes, path: Path) -> list[Pair]:
 
 
 def parse_analogies(data: bytes, path: Path) -> list[Question]:
-    """Lines of four words; lines that begin with a colon name a section."""
+    """Parse lines of four words; lines that begin with a colon are names of sections."""
     questions = []
     for number, line in _lines(data):
         if line.startswith(":"):
@@ -66,10 +67,27 @@ def parse_analogies(data: bytes, path: Path) -> list[Question]:
 
 
 def similarity(embedding: Tensor, vocabulary: Sequence[str], pairs: Sequence[Pair]) -> tuple[float, int]:
-    """Spearman's rank correlation of cosines with people's scores, and over how many pairs.
+    """Compute Spearman's rank correlation between the cosines of word pairs and people's scores.
 
-    A pair counts if both words are known, whatever their case. NaN with fewer than two pairs, or if all
-    scores are equal.
+    A pair is used if both its words are in the vocabulary, in upper or lower case.
+
+    Args:
+        embedding: The vectors of the words [words, dimension].
+        vocabulary: The words, in the order of the vectors.
+        pairs: Tuples of two words and a score, as ``word_pairs`` returns them.
+
+    Returns:
+        The correlation, and the number of pairs that were used. The correlation is NaN with fewer than two pairs, or if
+        all scores are equal.
+
+    Example:
+        >>> import torch
+        >>> from mukron.data import similarity
+        >>> embedding = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]])
+        >>> pairs = [("cat", "dog", 9.0), ("cat", "car", 1.0), ("dog", "car", 2.0)]
+        >>> correlation, used = similarity(embedding, ["cat", "dog", "car"], pairs)
+        >>> round(correlation, 6), used
+        (1.0, 3)
     """
     numbers = _lookup(vocabulary)
     known = [
@@ -89,10 +107,26 @@ def similarity(embedding: Tensor, vocabulary: Sequence[str], pairs: Sequence[Pai
 def analogy_accuracy(
     embedding: Tensor, vocabulary: Sequence[str], questions: Sequence[Question], batch: int = 1024
 ) -> tuple[float, int]:
-    """How often d is the word nearest to b - a + c, in "a is to b as c is to d", and over how many questions.
+    """Compute how often d is the word nearest to b - a + c, in "a is to b as c is to d".
 
-    A question counts if its four words are known, whatever their case. Nearness is the cosine; a, b and c are no
-    answers. NaN with no question.
+    A question is used if its four words are in the vocabulary, in upper or lower case. The nearest word is the one with
+    the largest cosine; a, b and c are excluded.
+
+    Args:
+        embedding: The vectors of the words [words, dimension].
+        vocabulary: The words, in the order of the vectors.
+        questions: Tuples of four words, as ``analogies`` returns them.
+        batch: The number of questions that are evaluated at a time.
+
+    Returns:
+        The accuracy, and the number of questions that were used. The accuracy is NaN without questions.
+
+    Example:
+        >>> import torch
+        >>> from mukron.data import analogy_accuracy
+        >>> embedding = torch.tensor([[1.0, 0.0, 1.0], [1.0, 0.0, -1.0], [0.0, 1.0, 1.0], [0.0, 1.0, -1.0]])
+        >>> analogy_accuracy(embedding, ["man", "woman", "king", "queen"], [("man", "woman", "king", "queen")])
+        (1.0, 1)
     """
     numbers = _lookup(vocabulary)
     known = [
@@ -102,14 +136,14 @@ def analogy_accuracy(
     ]
     if not known:
         return float("nan"), 0
-    unit, right = _unit(embedding), 0
+    unit, correct = _unit(embedding), 0
     for start in range(0, len(known), batch):
-        some = torch.tensor(known[start : start + batch], device=embedding.device)
-        a, b, c, d = some.unbind(1)
-        nearness = (unit[b] - unit[a] + unit[c]) @ unit.T  # the length of the left side changes no order
-        nearness.scatter_(1, some[:, :3], -torch.inf)
-        right += int((nearness.argmax(1) == d).sum())
-    return right / len(known), len(known)
+        chunk = torch.tensor(known[start : start + batch], device=embedding.device)
+        a, b, c, d = chunk.unbind(1)
+        nearness = (unit[b] - unit[a] + unit[c]) @ unit.T  # the norm of the left side does not change the order
+        nearness.scatter_(1, chunk[:, :3], -torch.inf)
+        correct += int((nearness.argmax(1) == d).sum())
+    return correct / len(known), len(known)
 
 
 def _paragraphs(data: bytes) -> list[list[str]]:
@@ -134,7 +168,7 @@ def _lines(data: bytes) -> list[tuple[int, str]]:
 
 
 def _lookup(vocabulary: Sequence[str]) -> dict[str, int]:
-    """Numbers by word in lower case; of words that differ in case the first, which is the most frequent."""
+    """Return numbers by word in lower case; of words that differ only in case, that of the first, most frequent one."""
     numbers: dict[str, int] = {}
     for number, word in enumerate(vocabulary):
         numbers.setdefault(word.lower(), number)
@@ -147,7 +181,7 @@ def _unit(embedding: Tensor) -> Tensor:
 
 
 def _ranks(values: Tensor) -> Tensor:
-    """From 1; equal values share the mean of their ranks."""
+    """Return ranks from 1 on; equal values have the mean of their ranks."""
     place: Tensor
     counts: Tensor
     _, place, counts = torch.unique(values, return_inverse=True, return_counts=True)

@@ -1,4 +1,4 @@
-"""What the figures of a study have in common: panels, the metric's axis, marks and legends."""
+"""The parts that the figures of a study share: panels, the axis of the metric, markers and legends."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from mukron.figures import numbers_axis, panels, shade
-from mukron.report.numbers import subject, words
+from mukron.report.numbers import metric_label, subject
 from mukron.study.errors import StudyError
 from mukron.study.points import lowest_is_best
 from mukron.study.record import StudyRecord
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 
 STAR: dict[str, Any] = {"marker": "*", "markersize": 9, "markeredgecolor": "black", "markeredgewidth": 0.6, "zorder": 5}
 CROSS: dict[str, Any] = {"marker": "x", "markersize": 4, "markeredgewidth": 1.2, "linestyle": "none"}
-Crosses = list[tuple[float, int, str]]  # where, in which row of the strip, in which colour
+Crosses = list[tuple[float, int, str]]  # the position, the row of the strip, and the colour
 
 
 def inches(columns: int) -> float:
-    """A panel's width: beside many others it is narrower, so that a page's width shows all."""
+    """Return the width of a panel, which is smaller if there are many, so that all fit the width of a page."""
     return 4.2 if columns < 3 else 3.2
 
 
 def scheme_panels(record: StudyRecord, size: tuple[float, float] | None = None) -> tuple[Figure, Any]:
-    """A panel a scheme, three in a row, all with the same axes."""
+    """Make one panel per scheme, three in a row, all with the same axes."""
     if not record.results:
         raise StudyError(f"{record.name}: no run has ended, so there is nothing to draw")
     count = len(record.schemes)
@@ -41,27 +41,29 @@ def scheme_panels(record: StudyRecord, size: tuple[float, float] | None = None) 
 
 
 def metric_axis(axes: Any, record: StudyRecord, values: Iterable[float]) -> None:
-    """Logarithmic for losses; runs that all but diverged leave the panel instead of flattening the others.
+    """Scale the y axis: logarithmic for losses, linear for other metrics.
 
-    Those of accuracies do where three quarters of the numbers are close together.
+    Runs that almost diverged lie outside of the panel, so that they do not flatten the others. For metrics that are no
+    losses this applies where three quarters of the numbers are close together.
     """
-    there = sorted(value for value in values if math.isfinite(value))
+    finite = sorted(value for value in values if math.isfinite(value))
     for row in axes:
-        row[0].set_ylabel(words(record.metric))
-    if not there:
+        row[0].set_ylabel(metric_label(record.metric))
+    if not finite:
         return
-    low, high = there[0], there[-1]
+    low, high = finite[0], finite[-1]
     if lowest_is_best(record.metric):
-        most = there[3 * len(there) // 4]
-        numbers_axis(axes[0, 0], low, min(high, 10 * most) if most > 0 else high)
+        upper_quartile = finite[3 * len(finite) // 4]
+        numbers_axis(axes[0, 0], low, min(high, 10 * upper_quartile) if upper_quartile > 0 else high)
     else:
-        low = max(low, high - 2 * (high - there[len(there) // 4]) or low)
+        lower_quartile = finite[len(finite) // 4]
+        low = max(low, high - 2 * (high - lower_quartile) or low)
         margin = 0.05 * ((high - low) or 1.0)
         axes[0, 0].set_ylim(low - margin, high + margin)
 
 
 def strip(axes: Any, record: StudyRecord, crosses: Sequence[Crosses]) -> None:
-    """A strip at the bad edge for what diverged: a cross each, in a row of its own for each line."""
+    """Draw a strip at the worse edge of the panels, with a cross for each diverged run in a row for each line."""
     from matplotlib.patches import Rectangle
 
     rows = sorted({row for marks in crosses for _, row, _ in marks})
@@ -78,12 +80,12 @@ def strip(axes: Any, record: StudyRecord, crosses: Sequence[Crosses]) -> None:
         panel.add_patch(Rectangle(corner, 1, share, transform=panel.transAxes, facecolor="#F2F2F2", zorder=0.5))
         for x, row, colour in marks:
             y = step * (rows.index(row) + 1)
-            # x in numbers, y from 0 to 1
+            # x in data coordinates, y from 0 to 1
             panel.plot([x], [1 - y if top else y], transform=panel.get_xaxis_transform(), color=colour, **CROSS)
 
 
 def _make_room(panel: Any, share: float, top: bool) -> None:
-    """So that this share of the y axis is free, above or below."""
+    """Extend the y axis so that this share of it is free, at the top or at the bottom."""
     transform = panel.yaxis.get_transform()
     low, high = transform.transform(panel.get_ylim())
     more = (high - low) * share / (1 - share)
@@ -91,6 +93,7 @@ def _make_room(panel: Any, share: float, top: bool) -> None:
 
 
 def width_handles(record: StudyRecord) -> list[Any]:
+    """Return the legend's entries for the widths."""
     from matplotlib.lines import Line2D
 
     colours = [shade(number, len(record.widths)) for number in range(len(record.widths))]
@@ -101,6 +104,7 @@ def width_handles(record: StudyRecord) -> list[Any]:
 
 
 def mark_handles(star: bool, cross: bool) -> list[Any]:
+    """Return the legend's entries for the markers of the best setting and of diverged runs."""
     from matplotlib.lines import Line2D
 
     handles = [Line2D([], [], color="white", linestyle="none", label="best", **STAR)] if star else []
@@ -108,10 +112,10 @@ def mark_handles(star: bool, cross: bool) -> list[Any]:
 
 
 def finish(figure: Figure, record: StudyRecord, handles: list[Any], note: str = "") -> None:
-    """The legend below all panels, the title above them in as many lines as it takes; names are no formulas."""
-    wide = figure.get_size_inches()[0]
+    """Add the legend below all panels and the title above them, wrapped to the width of the figure."""
+    width = figure.get_size_inches()[0]
     if handles:
-        rows = -(-len(handles) // int(wide / 1.15))
+        rows = -(-len(handles) // int(width / 1.15))
         figure.legend(handles=handles, loc="outside lower center", ncols=-(-len(handles) // rows))
-    text = fill(subject(record) + note, int(14 * wide))
-    figure.suptitle(text, x=0.01, ha="left", fontsize=10, parse_math=False)
+    text = fill(subject(record) + note, int(14 * width))
+    figure.suptitle(text, x=0.01, ha="left", fontsize=10, parse_math=False)  # a name is no formula
