@@ -14,14 +14,14 @@ from mukron.cli.common import errors, show
 from mukron.cli.numbers import read_numbers
 
 if TYPE_CHECKING:
-    from mukron.bench.result import Result, Row
+    from mukron.bench.result import BenchResult, Measurement
 
     class Run(Protocol):
         """A benchmark that is about to run."""
 
-        result: Result
+        result: BenchResult
 
-        def rows(self, track: Any, rounds: Any) -> Iterator[list[Row]]: ...
+        def rows(self, track: Any, rounds: Any) -> Iterator[list[Measurement]]: ...
 
 
 T = TypeVar("T")
@@ -108,14 +108,14 @@ def conv(
 ) -> None:
     """K-FAC on ResNet-18 and 32 x 32 images, refreshed at every tenth step, beside SGD."""
     with errors():
-        from mukron.bench.conv import conv as bench
+        from mukron.bench.conv import conv_bench
         from mukron.bench.measure import Options
         from mukron.bench.steps import StepsRun
 
         if classes not in (10, 100):
             raise ValueError(f"--classes {classes}: choose 10 or 100")
         options = Options(_whole(widths), batch, rounds, device, precision, "none", patience, memory, profile)
-        _run(StepsRun(bench(classes), options, _command(context)), out)
+        _run(StepsRun(conv_bench(classes), options, _command(context)), out)
 
 
 @bench_app.command("roots")
@@ -171,15 +171,15 @@ def page(
 ) -> None:
     """Write a page from results, a section each: table, figure, how to run it again."""
     with errors():
-        from mukron.bench.page import write_page
+        from mukron.bench.page import write_performance_page
 
-        print(f"wrote {write_page(files, out)}")
+        print(f"wrote {write_performance_page(files, out)}")
 
 
 def _run(run: Run, out: Path) -> None:
     """Measure, keep every width as it comes, and show what there is, also after Ctrl-C."""
     from mukron import figures
-    from mukron.bench.drawing import draw
+    from mukron.bench.drawing import draw_result
 
     result, written = run.result, list[Path]()
     try:
@@ -193,7 +193,7 @@ def _run(run: Run, out: Path) -> None:
             if parts is not None:
                 show(parts)
             if figures.available():
-                written += draw(result, written[0])
+                written += draw_result(result, written[0])
             print(f"wrote {', '.join(map(str, written))}")
 
 
