@@ -40,7 +40,7 @@ from mukron.study.errors import StudyError
 from mukron.study.points import Result
 from mukron.study.record import StudyRecord
 from mukron.table import Table
-from mukron.train.records import Row
+from mukron.train.records import EpochRow
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -316,7 +316,7 @@ def _over_layers(record: StudyRecord, panel: Panel, against: str) -> list[Line]:
     return lines
 
 
-def _line_of(rows: Iterable[Row], column: str, against: str, style: dict[str, Any], name: str = "") -> Line:
+def _line_of(rows: Iterable[EpochRow], column: str, against: str, style: dict[str, Any], name: str = "") -> Line:
     """Epoch by epoch, with all seeds."""
     found: dict[float, list[float]] = {}
     for row in rows:
@@ -363,7 +363,7 @@ def _values(runs: Sequence[Result], metric: str) -> list[float]:
     return [value for run in runs if (value := run.value(metric)) is not None and math.isfinite(value)]
 
 
-def _column(row: Row, pattern: str) -> float | None:
+def _column(row: EpochRow, pattern: str) -> float | None:
     """The mean of all columns that it fits."""
     found = [value for name, value in row.items() if _fits(name, pattern)]
     there = [value for value in found if value is not None and math.isfinite(value)]
