@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from statistics import correlation
 
 from mukron.paper import drawing
-from mukron.paper.claims import Check, Value, best_value, differ, moves, stays
+from mukron.paper.claims import ClaimCheck, Value, best_value, differ, moves, stays
 from mukron.paper.drawing import Panel
 from mukron.paper.recipe import FAILS, HOLDS, IN_PART, UNTOLD, Claim, Evidence, Experiment, Finding, Part, Scale, recipe
 from mukron.paper.settings import (
@@ -25,15 +25,14 @@ from mukron.paper.settings import (
     study,
 )
 from mukron.paper.transfer import CNN, MLP, Network
-from mukron.paper.wide import CHOICES as CIFAR_CHOICES
-from mukron.paper.wide import cifar
+from mukron.paper.wide import CIFAR_CHOICES, cifar
 from mukron.report.numbers import best, settings
 
-UNIT = "Damping on the axes is the rule's own number, rho."
-POWERS = (0.0, 0.5, 1.0, 1.5, 2.0)  # -d_A, d_B
+DAMPING_UNIT = "Damping on the axes is the rule's own number, rho."
+DAMPING_EXPONENTS = (0.0, 0.5, 1.0, 1.5, 2.0)  # -d_A, d_B
 
 
-def pair(
+def damping_pair(
     scale: Scale, network: Network, lr: float, low: tuple[int, int], high: tuple[int, int], seeds: int = 2
 ) -> tuple[dict[str, Part], list[Panel]]:
     """SP with the heuristic against muP with the rescaled rule, over powers of two of rho."""
@@ -68,11 +67,11 @@ def damping_claims(name: str) -> list[Claim]:
 @recipe("k-fac-damping-transfer", "Figure 7", "Under the rescaled damping the best damping is the same at every width")
 def damping_transfer(scale: Scale) -> Experiment:
     cnn = Network("CNN", CNN.fields, (16, 32, 64), CNN.small, CNN.smoke)
-    parts, panels = pair(scale, cnn, 0.003, (-16, 4), (-12, 8), seeds=5)
+    parts, panels = damping_pair(scale, cnn, 0.003, (-16, 4), (-12, 8), seeds=5)
     choices = (
         "Samples: 1,024, as appendix B says; the caption says the full data set.",
         "Seeds: not given; 5.",
-        *(FULL_BATCH, WEIGHTS, MOMENTUM, UNIT, BASE, FLOOR),
+        *(FULL_BATCH, WEIGHTS, MOMENTUM, DAMPING_UNIT, BASE, FLOOR),
     )
     return Experiment(parts, damping_claims("CNN"), drawing.transfer([panels], axis="damping"), choices)
 
@@ -82,11 +81,11 @@ def mlp_damping(scale: Scale) -> Experiment:
     mnist = Network("MNIST", MLP.fields, powers(9, 13), MLP.small, MLP.smoke)
     whole = {**MLP.fields, "data": "fashion-mnist", "samples": None, "batch": 1024, "epochs": 5}
     fashion = Network("Fashion-MNIST", whole, powers(9, 12), powers(6, 7), MLP.smoke)
-    parts, panels = pair(scale, mnist, 2.0**-6, (-20, 0), (-10, 6))
-    more, others = pair(scale, fashion, 2.0**-6, (-20, 0), (-10, 6))
+    parts, panels = damping_pair(scale, mnist, 2.0**-6, (-20, 0), (-10, 6))
+    more, others = damping_pair(scale, fashion, 2.0**-6, (-20, 0), (-10, 6))
     choices = (
         "Learning rate: not given; 2^-6. Fashion-MNIST: whole, 5 epochs in batches of 1,024 (not given).",
-        *(WEIGHTS, MOMENTUM, UNIT, SEEDS, BASE, FLOOR),
+        *(WEIGHTS, MOMENTUM, DAMPING_UNIT, SEEDS, BASE, FLOOR),
     )
     claims = [*damping_claims("MNIST"), *damping_claims("Fashion-MNIST")]
     return Experiment({**parts, **more}, claims, drawing.transfer([panels, others], axis="damping"), choices)
@@ -105,7 +104,7 @@ def d_scale(scale: Scale) -> Experiment:
         **{"evaluate_every": 20},
     )
     tried = [(f"{2.0**z:.12g}", f"{2.0**-y:.12g}") for z in numbers for y in numbers]
-    chosen = scale.choose((0.0, 1.0), (0.0, 1.0, 2.0), POWERS)
+    chosen = scale.choose((0.0, 1.0), (0.0, 1.0, 2.0), DAMPING_EXPONENTS)
     parts: dict[str, Part] = {}
 
     def fixed(width: float, x: float, y: float) -> Part:
@@ -113,7 +112,7 @@ def d_scale(scale: Scale) -> Experiment:
         return study(scale, config, schemes, widths=(width,), lr=(0.01,), seeds=scale.choose(1, 1, 2))
 
     parts["narrow"] = fixed(narrow, 1, 1)
-    parts.update({name(x, y): fixed(wide, x, y) for x in chosen for y in chosen})
+    parts.update({part_name(x, y): fixed(wide, x, y) for x in chosen for y in chosen})
     claims = [
         Claim(
             f"The damping that is best at width {narrow} is best for width {wide} if scaled with d_A = -1, d_B = 1.",
@@ -131,7 +130,7 @@ def d_scale(scale: Scale) -> Experiment:
     return Experiment(parts, claims, draw, choices)
 
 
-def name(x: float, y: float) -> str:
+def part_name(x: float, y: float) -> str:
     return f"d_A = {0.0 - x:g}, d_B = {y:g}"
 
 
@@ -152,14 +151,14 @@ def cells(evidence: Evidence, chosen: Sequence[float]) -> tuple[list[str], list[
 
 
 def accuracy(evidence: Evidence, numbers: tuple[str, str] | None, x: float, y: float) -> Value:
-    record = evidence.study(name(x, y))
+    record = evidence.study(part_name(x, y))
     for scheme in record.schemes:
         if numbers is not None and tuple(scheme.partition("fixed:")[2].split(",")[:2]) == numbers:
             return best_value(record, scheme, record.widths[0])
     return Value(math.nan, None)
 
 
-def highest_at_one(chosen: Sequence[float]) -> Check:
+def highest_at_one(chosen: Sequence[float]) -> ClaimCheck:
     """No other scaling beats (-1, 1) beyond noise."""
 
     def check(evidence: Evidence) -> Finding:
@@ -198,11 +197,11 @@ def mean_eigenvalues(scale: Scale) -> Experiment:
     claims = [
         Claim(
             f"{data}: the mean eigenvalues of A and B change during training, and the heuristic damping with them.",
-            varies(data),
+            changes_over_epochs(data),
         )
         for data in parts
     ]
-    claims += [Claim(f"{data}: the damping follows the mean eigenvalues.", follows(data)) for data in parts]
+    claims += [Claim(f"{data}: the damping follows the mean eigenvalues.", damping_follows(data)) for data in parts]
     rows = [
         [
             Panel(f"{data}: mean eigenvalues of A", data, quantity="mean/*.A"),
@@ -219,7 +218,7 @@ def mean_eigenvalues(scale: Scale) -> Experiment:
     return Experiment(parts, claims, drawing.layers_over_epochs(rows), choices)
 
 
-def varies(part: str, times: float = 2.0) -> Check:
+def changes_over_epochs(part: str, times: float = 2.0) -> ClaimCheck:
     """By a factor of two at least in half of the factors, over the epochs; and the damping likewise."""
 
     def check(evidence: Evidence) -> Finding:
@@ -243,7 +242,7 @@ def varies(part: str, times: float = 2.0) -> Check:
     return check
 
 
-def follows(part: str, least: float = 0.5) -> Check:
+def damping_follows(part: str, least: float = 0.5) -> ClaimCheck:
     """Over the epochs a factor's damping and its mean eigenvalue are correlated, in logarithms and in most factors."""
 
     def check(evidence: Evidence) -> Finding:

@@ -17,21 +17,21 @@ from mukron import figures
 from mukron.diagnose.readings import FEATURES, Reading, Verdict, judge
 from mukron.diagnose.record import OUTPUT, Record
 from mukron.figures import line, powers_axis, shade, sizes_axis, styled, widths_axis
-from mukron.paper.frame import (
+from mukron.paper.panels import (
     GREY,
     Line,
+    axis_groups,
     colours_of,
-    fill,
+    fill_metric,
     fill_sizes,
-    grid,
-    groups,
-    handle,
     legend_below,
     legend_beneath,
-    titled,
-    whole_numbers,
+    legend_handle,
+    panel_axes,
+    panel_rows,
+    set_title,
+    whole_number_axis,
     width_legends,
-    wrapped,
 )
 from mukron.paper.recipe import Evidence
 from mukron.report.frame import mark_handles
@@ -46,9 +46,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Draw = Callable[[Evidence], "Figure"]
+DrawFunction = Callable[[Evidence], "Figure"]
 Colours = Mapping[float, str]  # by width
-Cells = tuple[Sequence[str], Sequence[str], Sequence[Sequence[float]]]  # labels of x and of y; for each y its numbers
+HeatCells = tuple[
+    Sequence[str], Sequence[str], Sequence[Sequence[float]]
+]  # labels of x and of y; for each y its numbers
 MOST_LAYERS = 8  # that a check shows
 LETTER, ROW, NOTE = 0.085, 0.24, 0.16  # inches, of a table
 
@@ -93,22 +95,22 @@ class WidthPanel:
 # Studies.
 
 
-def transfer(panels: Sequence[Sequence[Panel]], axis: str = "lr") -> Draw:
+def transfer(panels: Sequence[Sequence[Panel]], axis: str = "lr") -> DrawFunction:
     """The metric against the learning rate or "damping": a line a width, its best a star, what diverged a cross."""
 
     @styled
     def draw(evidence: Evidence) -> Figure:
-        figure, axes = grid(panels, share=True)
+        figure, axes = panel_axes(panels, share=True)
         colours = [colours_of(evidence.study(panel.part) for panel in row) for row in panels]
         every: list[Line] = []
         for row, places, colour in zip(panels, axes, colours, strict=True):
             records, content = [evidence.study(panel.part) for panel in row], []
             for panel, place, record in zip(row, places, records, strict=False):
                 powers_axis(place, "x")
-                titled(place, panel.title, AXES[axis])
+                set_title(place, panel.title, AXES[axis])
                 content.append(_over_settings(record, panel.scheme, axis, colour))
                 every += content[-1]
-            fill(places[: len(row)], records, content)
+            fill_metric(places[: len(row)], records, content)
         marks = mark_handles(any(each.star for each in every), any(each.lost for each in every))
         width_legends(figure, axes, panels, colours, marks)
         return figure
@@ -116,7 +118,7 @@ def transfer(panels: Sequence[Sequence[Panel]], axis: str = "lr") -> Draw:
     return draw
 
 
-def over_exponent(panels: Sequence[ExponentPanel], second: str | None = None, share: bool = True) -> Draw:
+def over_exponent(panels: Sequence[ExponentPanel], second: str | None = None, share: bool = True) -> DrawFunction:
     """The best of each width against the exponent of the output layer; dashed, a ``second`` metric at that setting.
 
     share: one y axis for all panels of a row.
@@ -124,8 +126,8 @@ def over_exponent(panels: Sequence[ExponentPanel], second: str | None = None, sh
 
     @styled
     def draw(evidence: Evidence) -> Figure:
-        rows = wrapped(panels)
-        figure, axes = grid(rows, share)
+        rows = panel_rows(panels)
+        figure, axes = panel_axes(rows, share)
         records = [[[evidence.study(part) for part in panel.parts.values()] for panel in row] for row in rows]
         flat = [record for row in records for found in row for record in found]
         colours = colours_of(flat)
@@ -136,13 +138,13 @@ def over_exponent(panels: Sequence[ExponentPanel], second: str | None = None, sh
                 content.append(_over_exponents(own, panel.scheme, colours, second))
                 place.set_xticks(range(len(own)), ["∞" if math.isinf(b) else f"{b:g}" for b in panel.parts])
                 place.set_xlim(-0.4, len(own) - 0.6)
-                titled(place, panel.title, "$b_L$, exponent of the output layer")
+                set_title(place, panel.title, "$b_L$, exponent of the output layer")
                 every += content[-1]
-            for some in groups(share, len(row)):
-                fill(places[some], [record for own in found[some] for record in own], content[some])
+            for some in axis_groups(share, len(row)):
+                fill_metric(places[some], [record for own in found[some] for record in own], content[some])
         marks = mark_handles(star=False, cross=any(each.lost for each in every))
         if second is not None:
-            marks = [handle(words(flat[0].metric)), handle(words(second), linestyle="--"), *marks]
+            marks = [legend_handle(words(flat[0].metric)), legend_handle(words(second), linestyle="--"), *marks]
         width_legends(figure, axes, rows, [colours] * len(rows), marks)
         return figure
 
@@ -155,7 +157,7 @@ def over_epochs(
     metric: str | None = None,
     against: str = "epoch",
     label: str = "",
-) -> Draw:
+) -> DrawFunction:
     """A column of each width's best setting over its epochs (or each "step"): a line a width.
 
     metric: a loss or an accuracy; the study's own if neither is given. quantity: what was recorded besides, of one
@@ -167,7 +169,7 @@ def over_epochs(
     @styled
     def draw(evidence: Evidence) -> Figure:
         share = all(len({panel.quantity for panel in row}) == 1 for row in panels)
-        figure, axes = grid(panels, share)
+        figure, axes = panel_axes(panels, share)
         colours = [colours_of(evidence.study(panel.part) for panel in row) for row in panels]
         for row, places, colour in zip(panels, axes, colours, strict=True):
             records, content = [evidence.study(panel.part) for panel in row], []
@@ -177,9 +179,9 @@ def over_epochs(
             ]
             for panel, place, record, column in zip(row, places, records, columns, strict=False):
                 content.append(_over_rows(record, panel.scheme, column, against, colour))
-                whole_numbers(place, content[-1])
-                titled(place, panel.title, against)
-            for some in groups(share, len(row)):
+                whole_number_axis(place, content[-1])
+                set_title(place, panel.title, against)
+            for some in axis_groups(share, len(row)):
                 _fill_column(places[some], records[some], content[some], columns[some], label)
         width_legends(figure, axes, panels, colours)
         return figure
@@ -187,32 +189,32 @@ def over_epochs(
     return draw
 
 
-def layers_over_epochs(panels: Sequence[Sequence[Panel]], against: str = "epoch", label: str = "") -> Draw:
+def layers_over_epochs(panels: Sequence[Sequence[Panel]], against: str = "epoch", label: str = "") -> DrawFunction:
     """Like ``over_epochs``, for the widest network alone and with a line a layer: a quantity such as "mean/*.A"."""
 
     @styled
     def draw(evidence: Evidence) -> Figure:
-        figure, axes = grid(panels, share=False)
+        figure, axes = panel_axes(panels, share=False)
         for row, places in zip(panels, axes, strict=True):
             for number, panel in enumerate(row):
                 content = _over_layers(evidence.study(panel.part), panel, against)
-                whole_numbers(places[number], content)
-                titled(places[number], panel.title, against)
+                whole_number_axis(places[number], content)
+                set_title(places[number], panel.title, against)
                 fill_sizes(places[number : number + 1], [content], label or words(panel.quantity or "").split("/")[0])
-        marks = [handle(text, color=shade(end, 2)) for end, text in enumerate(("first layer", "last layer"))]
+        marks = [legend_handle(text, color=shade(end, 2)) for end, text in enumerate(("first layer", "last layer"))]
         legend_below(figure, marks)
         return figure
 
     return draw
 
 
-def against_width(panels: Sequence[WidthPanel]) -> Draw:
+def best_over_width(panels: Sequence[WidthPanel]) -> DrawFunction:
     """The best of each width against the width, and dotted what the paper printed. Each panel has its own y axis."""
 
     @styled
     def draw(evidence: Evidence) -> Figure:
-        rows = wrapped(panels)
-        figure, axes = grid(rows, share=False)
+        rows = panel_rows(panels)
+        figure, axes = panel_axes(rows, share=False)
         places = [place for row, of_row in zip(rows, axes, strict=True) for place in of_row[: len(row), None]]
         lost = False
         for panel, place in zip(panels, places, strict=True):
@@ -224,12 +226,12 @@ def against_width(panels: Sequence[WidthPanel]) -> Draw:
             ]
             if widths := [width for each in content for width in each.x]:
                 widths_axis(place[0], widths)
-            titled(place[0], panel.title, "width")
-            fill(place, records, [content])
+            set_title(place[0], panel.title, "width")
+            fill_metric(place, records, [content])
             lost = lost or any(each.lost for each in content)
         marks = mark_handles(star=False, cross=lost)
         if any(each.paper for panel in panels for each in panel.lines):
-            marks.insert(0, handle("the paper", linestyle=":", marker="o", markerfacecolor="white"))
+            marks.insert(0, legend_handle("the paper", linestyle=":", marker="o", markerfacecolor="white"))
         names = [[each.label for each in panel.lines] for panel in panels]
         if all(each == names[0] for each in names):
             marks = [*_named(names[0]), *marks]
@@ -243,7 +245,7 @@ def against_width(panels: Sequence[WidthPanel]) -> Draw:
 
 
 def _named(labels: Sequence[str]) -> list[Any]:
-    return [handle(label, **_solid(number)) for number, label in enumerate(labels)]
+    return [legend_handle(label, **_solid(number)) for number, label in enumerate(labels)]
 
 
 def _solid(number: int) -> dict[str, Any]:
@@ -302,7 +304,9 @@ def _fill_column(
     if all("/" in column and not column.startswith("words/") for column in columns):
         fill_sizes(places, content, label or words(columns[0].strip("/*")))
     else:
-        fill(places, [replace(record, metric=column) for record, column in zip(records, columns, strict=True)], content)
+        fill_metric(
+            places, [replace(record, metric=column) for record, column in zip(records, columns, strict=True)], content
+        )
 
 
 def _over_layers(record: StudyRecord, panel: Panel, against: str) -> list[Line]:
@@ -377,7 +381,7 @@ def _fits(name: str, pattern: str) -> bool:
 # Coordinate checks.
 
 
-def checks(panels: Sequence[Sequence[Panel]], reading: Reading = FEATURES) -> Draw:
+def checks(panels: Sequence[Sequence[Panel]], reading: Reading = FEATURES) -> DrawFunction:
     """The size of each layer's change against the width, after the last step; the legend says the fitted exponent."""
 
     @styled
@@ -387,13 +391,13 @@ def checks(panels: Sequence[Sequence[Panel]], reading: Reading = FEATURES) -> Dr
         every = [layers for row in found for layers in row]
         columns = 2 if all(len(each.layer) <= 8 for layers in every for each in layers) else 1
         most = max(min(MOST_LAYERS, len(layers)) for layers in every)
-        figure, axes = grid(panels, share=True, height=2.85 + 0.15 * -(-most // columns))
+        figure, axes = panel_axes(panels, share=True, height=2.85 + 0.15 * -(-most // columns))
         for row, places, of_row, verdicts in zip(panels, axes, records, found, strict=True):
             for panel, place, record, layers in zip(row, places, of_row, verdicts, strict=False):
                 shown = _some(layers)
                 handles = [_layer(place, record, reading, each, number) for number, each in enumerate(shown)]
                 widths_axis(place, record.widths)
-                titled(place, panel.title, "width")
+                set_title(place, panel.title, "width")
                 few = "" if len(shown) == len(layers) else f"{len(shown)} of {len(layers)} layers"
                 legend_beneath(place, columns, handles, few)
             places[0].set_ylabel(reading.caption)
@@ -433,8 +437,8 @@ def _some(layers: Sequence[Verdict]) -> list[Verdict]:
 
 
 def heat(
-    make: Callable[[Evidence], Cells], x: str, y: str, title: str = "", lowest: bool = False, form: str = ".3g"
-) -> Draw:
+    make: Callable[[Evidence], HeatCells], x: str, y: str, title: str = "", lowest: bool = False, form: str = ".3g"
+) -> DrawFunction:
     """A number in every cell, the best one framed, grey where there is none.
 
     x, y: what the axes are called. lowest: whether low numbers are the good ones. form: of the numbers, as in ".1%".
@@ -477,7 +481,7 @@ def _map(place: Axes, rows: Sequence[Sequence[float]], lowest: bool, form: str) 
             place.add_patch(Rectangle((column, row), 1, 1, fill=False, edgecolor="#D55E00", linewidth=2, zorder=3))
 
 
-def table(make: Callable[[Evidence], Table]) -> Draw:
+def table(make: Callable[[Evidence], Table]) -> DrawFunction:
     """A table as a figure."""
 
     @styled

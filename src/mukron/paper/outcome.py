@@ -11,13 +11,13 @@ from typing import Any
 from mukron import figures
 from mukron.diagnose.check import Check
 from mukron.paper.errors import ReproductionError
-from mukron.paper.recipe import RECIPES, Claim, Evidence, Experiment, Finding, Found, Scale, verdict_of
+from mukron.paper.recipe import RECIPES, Claim, Evidence, Experiment, Finding, PartResult, Scale, verdict_of
 from mukron.params.storage import check_stamp, damaged, read_json, stamp, write_json
 from mukron.study.points import Result
 from mukron.study.record import StudyRecord
 
-KIND, EVIDENCE, VERSION = "reproduction", "evidence", 1
-RESULT_FILE, EVIDENCE_FILE, NUMBERS, FIGURE = "result.json", "evidence.json", "numbers", "figure"
+OUTCOME_KIND, EVIDENCE_KIND, OUTCOME_VERSION = "reproduction", "evidence", 1
+RESULT_FILE, EVIDENCE_FILE, NUMBERS_NAME, FIGURE_NAME = "result.json", "evidence.json", "numbers", "figure"
 
 
 @dataclass(frozen=True)
@@ -44,13 +44,13 @@ class Outcome:
     made: Mapping[str, str]  # command, machine, versions, date, runs, time
 
     def to_dict(self) -> dict[str, Any]:
-        return stamp(KIND, VERSION, asdict(self))
+        return stamp(OUTCOME_KIND, OUTCOME_VERSION, asdict(self))
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> Outcome:
         path = Path(folder) / RESULT_FILE
         try:
-            content = check_stamp(read_json(path), KIND, VERSION, str(path))
+            content = check_stamp(read_json(path), OUTCOME_KIND, OUTCOME_VERSION, str(path))
         except OSError as error:
             raise ReproductionError(f"{path}: cannot be read: {error.strerror}; run the recipe first") from error
         with damaged(str(path)):
@@ -60,7 +60,7 @@ class Outcome:
             )
 
 
-def judge(
+def judge_claims(
     name: str, scale: str, less: str, experiment: Experiment, evidence: Evidence, made: Mapping[str, str]
 ) -> Outcome:
     """Check every claim on the evidence."""
@@ -82,28 +82,28 @@ def keep(outcome: Outcome, experiment: Experiment, evidence: Evidence, folder: s
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
     content = {name: _kept(found) for name, found in evidence.items()}
-    write_json(target / EVIDENCE_FILE, stamp(EVIDENCE, VERSION, {"parts": content}))
+    write_json(target / EVIDENCE_FILE, stamp(EVIDENCE_KIND, OUTCOME_VERSION, {"parts": content}))
     write_json(target / RESULT_FILE, outcome.to_dict())
     written = [target / RESULT_FILE, target / EVIDENCE_FILE]
-    if columns_and_rows := numbers(evidence):
-        written.append(figures.write_csv(target / NUMBERS, *columns_and_rows))
+    if columns_and_rows := csv_rows(evidence):
+        written.append(figures.write_csv(target / NUMBERS_NAME, *columns_and_rows))
     if figures.available():
-        written += figures.save(experiment.draw(evidence), target / FIGURE, (".svg",))
+        written += figures.save(experiment.draw(evidence), target / FIGURE_NAME, (".svg",))
     return written
 
 
 def load_evidence(folder: str | os.PathLike[str]) -> Evidence:
     path = Path(folder) / EVIDENCE_FILE
-    content = check_stamp(read_json(path), EVIDENCE, VERSION, str(path))
+    content = check_stamp(read_json(path), EVIDENCE_KIND, OUTCOME_VERSION, str(path))
     with damaged(str(path)):
         return Evidence({name: _found(each, f"{path}: {name}") for name, each in content["parts"].items()})
 
 
-def _kept(found: Found) -> dict[str, Any]:
+def _kept(found: PartResult) -> dict[str, Any]:
     return found.to_dict()
 
 
-def _found(content: Any, source: str) -> Found:
+def _found(content: Any, source: str) -> PartResult:
     if content["format"] == "mukron.study":
         return StudyRecord.from_dict(content, source)
     return Check.from_dict(content, source)
@@ -121,14 +121,14 @@ def thinned(record: StudyRecord) -> StudyRecord:
     return replace(record, results=tuple(map(thin, record.results)))
 
 
-def numbers(evidence: Evidence) -> tuple[Sequence[str], list[tuple[object, ...]]] | None:
+def csv_rows(evidence: Evidence) -> tuple[Sequence[str], list[tuple[object, ...]]] | None:
     """One line a run of the studies, and one a reading of the checks; None where there is nothing but theory."""
     columns = ("part", "scheme", "width", "lr", "damping", "seed", "status", "quantity", "value")
-    rows = [(name, *row) for name, found in evidence.items() for row in _numbers(found)]
+    rows = [(name, *row) for name, found in evidence.items() for row in _csv_lines(found)]
     return (columns, rows) if rows else None
 
 
-def _numbers(found: Found) -> Iterator[tuple[object, ...]]:
+def _csv_lines(found: PartResult) -> Iterator[tuple[object, ...]]:
     if isinstance(found, Check):
         lr, damping = found.record.about["config"]["lr"], found.record.damping
         for row in found.record.rows:
@@ -158,7 +158,7 @@ def judge_again(folder: str | os.PathLike[str]) -> Outcome:
     if missing:
         raise ReproductionError(f"{folder}: has no {missing[0]!r}, which the recipe now asks for; run it again")
     evidence = Evidence({name: evidence[name] for name in experiment.parts})
-    after = judge(before.name, before.scale, before.less, experiment, evidence, before.made)
+    after = judge_claims(before.name, before.scale, before.less, experiment, evidence, before.made)
     keep(after, experiment, evidence, folder)
     return after
 

@@ -54,7 +54,7 @@ class Checking:
 
 
 Part = Design | Checking
-Found = StudyRecord | Check
+PartResult = StudyRecord | Check
 
 
 class Evidence(dict[str, Any]):

@@ -11,8 +11,11 @@ from mukron.train import RunConfig
 
 SAMPLES = 1024  # of nearly all of the paper's experiments
 HEURISTIC, RESCALED = "heuristic", "rescaled"
-DEEP = ("resnet18", "resnet50", "vgg19")  # whose steps take long
-MADE = {"vgg19": "mukron.paper.made:large_digits", "cbow": "mukron.paper.made:sentences"}  # where digits do not fit
+DEEP_MODELS = ("resnet18", "resnet50", "vgg19")  # whose steps take long
+SYNTHETIC_DATA = {
+    "vgg19": "mukron.paper.synthetic:large_digits",
+    "cbow": "mukron.paper.synthetic:sentences",
+}  # where digits do not fit
 
 FULL_BATCH = "Batch size: not given; all samples in one batch."
 BATCH_128 = "Batch size: not given for this figure; 128, as the paper has it for ResNet-18 elsewhere."
@@ -58,14 +61,19 @@ def setting(scale: Scale, **fields: Any) -> RunConfig:
 
 def _smoke(fields: Mapping[str, Any]) -> dict[str, Any]:
     model, batch = fields["model"], fields.get("batch")
-    steps = 1 if model in DEEP else 2  # an epoch, where there are batches; and epochs
+    steps = 1 if model in DEEP_MODELS else 2  # an epoch, where there are batches; and epochs
     record = tuple(each for each in fields.get("record", ()) if each != "words")  # a made language has no word lists
-    made: dict[str, Any] = {"data": MADE.get(model, "digits"), "data_options": {}, "samples": 8, "test_samples": 8}
-    made |= {"epochs": steps, "batch": None if batch is None else min(batch, 8 // steps), "evaluate_every": 1}
-    made |= {"warmup": 0.0, "augment": (), "record": record}
+    changes: dict[str, Any] = {
+        "data": SYNTHETIC_DATA.get(model, "digits"),
+        "data_options": {},
+        "samples": 8,
+        "test_samples": 8,
+    }
+    changes |= {"epochs": steps, "batch": None if batch is None else min(batch, 8 // steps), "evaluate_every": 1}
+    changes |= {"warmup": 0.0, "augment": (), "record": record}
     if fields["method"] == "shampoo":  # of long sides the diagonal: no roots of large matrices
-        made["method_options"] = {**fields.get("method_options", {}), "max_size": 64}
-    return {**fields, **made}
+        changes["method_options"] = {**fields.get("method_options", {}), "max_size": 64}
+    return {**fields, **changes}
 
 
 def study(
@@ -82,7 +90,7 @@ def study(
     """A part: of what is given for the paper's scale, smoke takes two settings, two widths (deep networks one), and
     one seed."""
     if scale is Scale.SMOKE:
-        few = 1 if config.model in DEEP else 2
+        few = 1 if config.model in DEEP_MODELS else 2
         widths, lr, damping, seeds = widths[:few], _few(lr, few), _few(damping, few), 1
     schemes = (scheme,) if isinstance(scheme, str) else scheme
     return Design(config, tuple(widths), schemes, tuple(lr), tuple(damping), tuple(range(seeds)), None, metric)

@@ -54,7 +54,7 @@ class Line:
         return not any(self.values)
 
 
-def grid(rows: Sequence[Sequence[object]], share: bool, height: float = 2.7) -> tuple[Figure, Any]:
+def panel_axes(rows: Sequence[Sequence[object]], share: bool, height: float = 2.7) -> tuple[Figure, Any]:
     """Axes for rows of panels, which may differ in length; each row with one y axis, if they share it."""
     columns = max(map(len, rows))
     options = {"sharey": "row"} if share else {}
@@ -65,7 +65,7 @@ def grid(rows: Sequence[Sequence[object]], share: bool, height: float = 2.7) -> 
     return figure, axes
 
 
-def titled(place: Axes, title: str, xlabel: str) -> None:
+def set_title(place: Axes, title: str, xlabel: str) -> None:
     """In as many lines as the panel's width takes."""
     spec = place.get_subplotspec()
     assert spec is not None
@@ -74,18 +74,18 @@ def titled(place: Axes, title: str, xlabel: str) -> None:
     place.set_xlabel(xlabel)
 
 
-def wrapped(panels: Sequence[T]) -> list[Sequence[T]]:
+def panel_rows(panels: Sequence[T]) -> list[Sequence[T]]:
     """Three in a row; four as two by two."""
     columns = 2 if len(panels) == 4 else 3
     return [panels[start : start + columns] for start in range(0, len(panels), columns)]
 
 
-def groups(share: bool, count: int) -> list[slice]:
+def axis_groups(share: bool, count: int) -> list[slice]:
     """Panels that have one y axis: all of a row, or each alone."""
     return [slice(count)] if share else [slice(number, number + 1) for number in range(count)]
 
 
-def fill(places: Any, records: Sequence[StudyRecord], content: Sequence[Sequence[Line]]) -> None:
+def fill_metric(places: Any, records: Sequence[StudyRecord], content: Sequence[Sequence[Line]]) -> None:
     """Panels with one y axis, that of the metric: lines, and what diverged at the bad edge."""
     record = _of_one_metric(records)
     _plot(places, content)
@@ -136,7 +136,7 @@ def _of_one_metric(records: Sequence[StudyRecord]) -> StudyRecord:
     return records[0]
 
 
-def whole_numbers(place: Axes, lines: Sequence[Line]) -> None:
+def whole_number_axis(place: Axes, lines: Sequence[Line]) -> None:
     """On the x axis, as of epochs."""
     from matplotlib.ticker import MaxNLocator
 
@@ -156,7 +156,7 @@ def colours_of(records: Iterable[StudyRecord]) -> dict[float, str]:
     return {width: shade(number, len(widths)) for number, width in enumerate(widths)}
 
 
-def handle(label: str, **style: Any) -> Any:
+def legend_handle(label: str, **style: Any) -> Any:
     from matplotlib.lines import Line2D
 
     return Line2D([], [], label=label, **{"color": GREY, **style})
@@ -171,10 +171,10 @@ def width_legends(
 ) -> None:
     """The widths' colours once, or beside each row where rows differ in them; below all, what else is marked."""
     if all(each == colours[0] for each in colours):
-        marks = [*(handle(f"width {width:g}", color=colour) for width, colour in colours[0].items()), *marks]
+        marks = [*(legend_handle(f"width {width:g}", color=colour) for width, colour in colours[0].items()), *marks]
     else:
         for row, places, colour in zip(rows, axes, colours, strict=True):
-            handles = [handle(f"{width:g}", color=each) for width, each in colour.items()]
+            handles = [legend_handle(f"{width:g}", color=each) for width, each in colour.items()]
             where: dict[str, Any] = {"loc": "center left", "bbox_to_anchor": (1.0, 0.5)}
             legend = places[len(row) - 1].legend(handles=handles, title="width", **where)
             legend.set_in_layout(len(row) == len(places))  # else it has room
@@ -195,6 +195,6 @@ def legend_below(figure: Figure, handles: Sequence[Any]) -> None:
     """Under all panels, in as many lines as it takes."""
     if not handles:
         return
-    each = 0.55 + 0.07 * max(len(handle.get_label()) for handle in handles)  # inches
+    each = 0.55 + 0.07 * max(len(legend_handle.get_label()) for legend_handle in handles)  # inches
     rows = -(-len(handles) // max(1, int(figure.get_size_inches()[0] / each)))
     figure.legend(handles=list(handles), loc="outside lower center", ncols=-(-len(handles) // rows))
