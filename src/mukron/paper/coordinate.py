@@ -1,4 +1,4 @@
-"""Are features learned at every width? The paper's plots of the change of h against the width."""
+"""The recipes of coordinate checks: the change of features against the width."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SHAMPOO_CHOICE = (
     "Shampoo: narrower, as the roots of its matrices cost the cube of the width; damping 0.001 times the largest "
     "eigenvalue, as for Figure 3; roots by Newton's iteration."
 )
-CHECK_COLUMNS = {  # the paper's, from left to right
+CHECK_COLUMNS = {  # of the paper's figure, from left to right
     "K-FAC, SP": ("kfac", "sp", heuristic(1e-3)),
     "K-FAC, muP, heuristic": ("kfac", "mup", heuristic(1e-3)),
     "K-FAC, muP, rescaled": ("kfac", "mup", rescaled(1)),
@@ -28,7 +28,7 @@ CHECK_COLUMNS = {  # the paper's, from left to right
 
 
 def widths_of(scale: Scale, model: str, method: str) -> tuple[float, ...]:
-    """Wide enough for the law, narrow enough for the machine."""
+    """Returns the widths of a check: wide enough for the scaling law to show, narrow enough to be run."""
     top = {("mlp", "kfac"): 14, ("mlp", "shampoo"): 11, ("myrtle5", "kfac"): 9, ("myrtle5", "shampoo"): 8}
     low = 9 if model == "mlp" else 6
     if scale is Scale.SMOKE:
@@ -78,7 +78,7 @@ def coordinate_myrtle(scale: Scale) -> Experiment:
 def figure_row(
     scale: Scale, title: str, model: str, data: str, kfac_lr: float | None, choices: tuple[str, ...]
 ) -> Experiment:
-    """SP, muP with the heuristic damping and muP for K-FAC; SP and muP for Shampoo."""
+    """Returns a row of Figure 1: K-FAC in SP, in muP with the heuristic damping and in muP; Shampoo in SP and muP."""
     parts: dict[str, Part] = {}
     for column, (method, scheme, damping) in CHECK_COLUMNS.items():
         extra = {"lr": kfac_lr} if kfac_lr is not None and method == "kfac" else {}

@@ -1,4 +1,4 @@
-"""Word embeddings: CBOW on WikiText-2."""
+"""The recipes on word embeddings: CBOW on WikiText-2."""
 
 from __future__ import annotations
 
@@ -23,21 +23,22 @@ CBOW_EPOCHS, CBOW_BATCH = 5, 4096
 
 
 def cbow(scale: Scale, method: str, epochs: int = CBOW_EPOCHS, **fields: Any) -> Any:
+    """Returns the configuration of CBOW with the method's options."""
     options = {
         "shampoo": {"memory": "ema:0.9", "inverse_every": 5, "max_size": 1500},
         "kfac": {"memory": "ema:0.9", "inverse_every": 5},
     }
-    made = setting(
+    config = setting(
         scale,
         **{"model": "cbow", "data": "wikitext2", "loss": "cross-entropy", "method": method, "batch": CBOW_BATCH},
         **{"epochs": epochs, "momentum": 0.9, "record": ("words",), "evaluate_every": epochs},
         **{"method_options": options[method], "test_samples": 16_384, **fields},
     )
-    return made.replace(samples=131_072, epochs=1) if scale is Scale.SMALL else made
+    return config.replace(samples=131_072, epochs=1) if scale is Scale.SMALL else config
 
 
 def metric_of(scale: Scale) -> str:
-    """A made language has no analogies."""
+    """Returns the metric: the accuracy of analogies, which the synthetic text of smoke runs does not have."""
     return "test_accuracy" if scale is Scale.SMOKE else ANALOGY
 
 

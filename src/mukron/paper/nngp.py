@@ -1,4 +1,4 @@
-"""The variance of the output layer: K-FAC's way into the kernel regime."""
+"""The recipes on the variance of the output layer, with which K-FAC enters the kernel regime."""
 
 from __future__ import annotations
 
@@ -77,9 +77,9 @@ def nngp_part_name(method: str, b: float, batch: int = SAMPLES) -> str:
 
 
 def tuned_part(scale: Scale, method: str, b: float, batch: int = SAMPLES, **fields: Any) -> Design:
-    """A three-layer CNN on Fashion-MNIST with b of its output layer set, its learning rate tuned."""
+    """Returns the study that tunes the learning rate of a three-layer CNN on Fashion-MNIST at one b_L."""
     optimizer, scheme = NNGP_METHODS[method]
-    usual = {
+    defaults = {
         **{
             "model": "cnn",
             "base_width": scale.choose(4, 2, CNN_BASE_WIDTH),
@@ -92,25 +92,25 @@ def tuned_part(scale: Scale, method: str, b: float, batch: int = SAMPLES, **fiel
         **{"epochs": 50, "momentum": 0.9, "evaluate_every": 5, "dtype": "tf32" if method != "Shampoo" else "float32"},
     }
     if method == "Shampoo":
-        usual["method_options"] = {"solver": roots(scale), "inverse_every": 5}
-    config = setting(scale, **{**usual, **fields})
+        defaults["method_options"] = {"solver": roots(scale), "inverse_every": 5}
+    config = setting(scale, **{**defaults, **fields})
     width = scale.choose(8, 16, CNN_WIDTH)  # at 8 times the base width b_L = 64 is zero in float32
-    paper = (
+    paper_rates = (
         powers(-20, 1)
         if batch == SAMPLES and method != "Shampoo"
         else powers(-19, 1, 2)
         if batch == SAMPLES
         else powers(-16, 0, 2)
     )
-    rates = scale.choose((2.0**-4,), powers(-9, 0, 3), paper)
+    rates = scale.choose((2.0**-4,), powers(-9, 0, 3), paper_rates)
     if scale is Scale.SMALL:
         config = config.replace(epochs=20, samples=256, test_samples=2000)
-    several = 5 if b in MAIN_EXPONENTS and batch == SAMPLES and method != "Shampoo" else 1
-    return study(scale, config, scheme, widths=(width,), lr=rates, seeds=scale.choose(1, 1, several))
+    main_seeds = 5 if b in MAIN_EXPONENTS and batch == SAMPLES and method != "Shampoo" else 1
+    return study(scale, config, scheme, widths=(width,), lr=rates, seeds=scale.choose(1, 1, main_seeds))
 
 
 def figure(scale: Scale, **fields: Any) -> tuple[dict[str, Part], list[ExponentPanel]]:
-    """Accuracy against b_L for the three methods, full batch."""
+    """Returns parts and panels of accuracy against b_L for the three methods, with all samples in one batch."""
     exponents = scale.choose((0.5, 64.0), MAIN_EXPONENTS, EXPONENTS)
     parts: dict[str, Part] = {
         nngp_part_name(method, b): tuned_part(scale, method, b, **fields) for method in NNGP_METHODS for b in exponents
@@ -131,7 +131,7 @@ def one_beats(method: str, other: float, batch: int = SAMPLES) -> ClaimCheck:
 
 
 def nngp_claims(scale: Scale, tried: str = "") -> list[Claim]:
-    """What the figures of this section claim; tried: of SGD."""
+    """Returns the claims of the paper's figures over b_L; ``tried`` belongs to the one about SGD."""
     if scale is Scale.SMOKE:
         return [Claim("K-FAC: b_L = 64 is worse than 0.5.", beats(best_at("K-FAC", 0.5), best_at("K-FAC", 64.0)))]
     rest = [b for b in scale.choose(MAIN_EXPONENTS, MAIN_EXPONENTS, EXPONENTS) if b > 1]
@@ -205,22 +205,22 @@ def curves(scale: Scale) -> Experiment:
 
 
 def higher_at_first(above: str, below: str) -> ClaimCheck:
-    """At the first evaluation, of each part's best setting."""
+    """Checks that one part's accuracy at the first evaluation is above another's."""
 
     def check(evidence: Evidence) -> Finding:
-        found = {}
+        accuracies = {}
         for name in (above, below):
             curves = [
-                [row["test_accuracy"] for row in each.rows if "test_accuracy" in row]
-                for each in evidence.study(name).results
+                [row["test_accuracy"] for row in result.rows if "test_accuracy" in row]
+                for result in evidence.study(name).results
             ]
             longest = max(map(len, curves), default=0)
             firsts = [curve[0] for curve in curves if longest > 1 and len(curve) == longest]
             if not firsts:
                 return Finding(UNTOLD, f"{name}: no curve")
-            found[name] = max(firsts)
-        said = " against ".join(f"{100 * value:.2f}% ({name})" for name, value in found.items())
-        return Finding(HOLDS if found[above] > found[below] else FAILS, f"at the first evaluation {said}")
+            accuracies[name] = max(firsts)
+        measured = " against ".join(f"{100 * value:.2f}% ({name})" for name, value in accuracies.items())
+        return Finding(HOLDS if accuracies[above] > accuracies[below] else FAILS, f"at the first evaluation {measured}")
 
     return check
 
@@ -228,25 +228,26 @@ def higher_at_first(above: str, below: str) -> ClaimCheck:
 # Over batch sizes.
 
 
-def batch_table(scale: Scale, large_batches: Sequence[int], printed: PaperAccuracies, **fields: Any) -> Experiment:
-    chosen = tuple(scale.choose(large_batches[-1:], large_batches, large_batches))
+def batch_table(scale: Scale, batches: Sequence[int], printed: PaperAccuracies, **fields: Any) -> Experiment:
+    """Returns an experiment on b_L over batch sizes, next to the accuracies that the paper prints."""
+    shown_batches = tuple(scale.choose(batches[-1:], batches, batches))
     methods = ("SGD", "K-FAC")
     exponents = scale.choose((0.5, 64.0), MAIN_EXPONENTS, MAIN_EXPONENTS)
     parts: dict[str, Part] = {
         nngp_part_name(method, b, batch): tuned_part(scale, method, b, batch, **fields)
         for method in methods
         for b in exponents
-        for batch in chosen
+        for batch in shown_batches
     }
     claims = []
-    for batch in chosen if scale is not Scale.SMOKE else ():
+    for batch in shown_batches if scale is not Scale.SMOKE else ():
         column = BATCH_SIZES.index(batch)
-        said = {key: f"{row[column]:g}" for key, row in printed.items()}
+        paper_text = {key: f"{row[column]:g}" for key, row in printed.items()}
         claims += [
             Claim(
                 f"K-FAC, batch {batch}: b_L = 1 beats {other:g}.",
                 one_beats("K-FAC", other, batch),
-                f"{said['K-FAC', 1.0]} against {said['K-FAC', other]}",
+                f"{paper_text['K-FAC', 1.0]} against {paper_text['K-FAC', other]}",
             )
             for other in (0.5, 64.0)
         ]
@@ -254,31 +255,34 @@ def batch_table(scale: Scale, large_batches: Sequence[int], printed: PaperAccura
             Claim(
                 f"SGD, batch {batch}: b_L = 1 is not better than 64.",
                 beats(best_at("SGD", 64.0, batch), best_at("SGD", 1.0, batch), or_equals=True),
-                f"{said['SGD', 64.0]} against {said['SGD', 1.0]}",
+                f"{paper_text['SGD', 64.0]} against {paper_text['SGD', 1.0]}",
             )
         )
-    if len(chosen) > 1:
-        pairs = [(f"batch {batch}", best_at("K-FAC", 1.0, batch), best_at("K-FAC", 64.0, batch)) for batch in chosen]
+    if len(shown_batches) > 1:
+        pairs = [
+            (f"batch {batch}", best_at("K-FAC", 1.0, batch), best_at("K-FAC", 64.0, batch)) for batch in shown_batches
+        ]
         gaps = [
-            printed["K-FAC", 1.0][column] - printed["K-FAC", 64.0][column] for column in map(BATCH_SIZES.index, chosen)
+            printed["K-FAC", 1.0][column] - printed["K-FAC", 64.0][column]
+            for column in map(BATCH_SIZES.index, shown_batches)
         ]
         text = "K-FAC: what b_L = 1 gains over 64 is less the smaller the batch."
         claims.append(Claim(text, gap_grows(pairs), ", ".join(f"{gap:+.2f}" for gap in gaps)))
     if scale is Scale.SMOKE:
-        batch = chosen[0]
+        batch = shown_batches[0]
         claims = [Claim("K-FAC: 0.5 beats 64.", beats(best_at("K-FAC", 0.5, batch), best_at("K-FAC", 64.0, batch)))]
 
     def shown(evidence: Evidence) -> Table:
         rows = []
         for method in methods:
             for b in exponents:
-                values = [best_at(method, b, batch).value(evidence).mean for batch in chosen]
+                values = [best_at(method, b, batch).value(evidence).mean for batch in shown_batches]
                 cells = ["-" if math.isnan(value) else f"{100 * value:.2f}" for value in values]
-                paper = [f"{printed[method, b][BATCH_SIZES.index(batch)]:.2f}" for batch in chosen]
+                paper = [f"{printed[method, b][BATCH_SIZES.index(batch)]:.2f}" for batch in shown_batches]
                 rows.append(
                     (method, f"{b:g}", *(f"{ours} ({theirs})" for ours, theirs in zip(cells, paper, strict=True)))
                 )
-        columns = ("method", "b_L", *(f"batch {batch}" for batch in chosen))
+        columns = ("method", "b_L", *(f"batch {batch}" for batch in shown_batches))
         return Table("Test accuracy, ours (the paper's)", columns, tuple(rows))
 
     choices = NNGP_CHOICES if "momentum" in fields else (MOMENTUM, *NNGP_CHOICES)
@@ -297,14 +301,14 @@ def small_batches(scale: Scale) -> Experiment:
 
 @recipe("wo-momentum-b-output-k-fac", "Appendix E.4, table", "The same without momentum, 64 to 1024")
 def batches_without_momentum(scale: Scale) -> Experiment:
-    made = batch_table(scale, LARGE_BATCHES, PAPER_TABLE_WITHOUT_MOMENTUM, momentum=0.0)
-    return Experiment(made.parts, made.claims, made.draw, (*made.choices, CAPTION_CHOICE))
+    experiment = batch_table(scale, LARGE_BATCHES, PAPER_TABLE_WITHOUT_MOMENTUM, momentum=0.0)
+    return Experiment(experiment.parts, experiment.claims, experiment.draw, (*experiment.choices, CAPTION_CHOICE))
 
 
 @recipe("wo-momentum-b-output-k-fac-small", "Appendix E.4, table", "The same without momentum, 4 and 16")
 def small_batches_without_momentum(scale: Scale) -> Experiment:
-    made = batch_table(scale, SMALL_BATCHES, PAPER_TABLE_WITHOUT_MOMENTUM, momentum=0.0)
-    return Experiment(made.parts, made.claims, made.draw, (*made.choices, CAPTION_CHOICE))
+    experiment = batch_table(scale, SMALL_BATCHES, PAPER_TABLE_WITHOUT_MOMENTUM, momentum=0.0)
+    return Experiment(experiment.parts, experiment.claims, experiment.draw, (*experiment.choices, CAPTION_CHOICE))
 
 
 # Over architectures.

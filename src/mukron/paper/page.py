@@ -1,4 +1,4 @@
-"""The page of all recipes, README.md: written from the results that are kept beside it, and from nothing else."""
+"""The page of all recipes, README.md, written from the stored results next to it only."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SCALE_DESCRIPTIONS = {
     Scale.SMALL.value: "small, with narrower networks and shorter grids than the paper's",
     Scale.PAPER.value: "the paper's own",
 }
-CLAIM_LETTERS, CLAIMS_SHOWN = 140, 3  # letters of a claim and claims of a recipe, in the table
+CLAIM_LETTERS, CLAIMS_SHOWN = 140, 3  # limits in the table: letters per claim, claims per recipe
 REPRODUCTION_HEAD = """\
 # The paper, recipe by recipe
 
@@ -32,7 +32,20 @@ was found here, and how to run it again. This page is written by `mukron reprodu
 
 
 def write_page(folder: str | os.PathLike[str]) -> Path:
-    """FOLDER/README.md, from the outcomes that are kept in the folder."""
+    """Writes the page of all recipes.
+
+    Args:
+        folder: The folder of the recipes' folders; the page is its README.md.
+
+    Returns:
+        The page.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     write_page(folder).name
+        'README.md'
+    """
     target = Path(folder)
     kept = outcomes(target)
     files = {name: {path.name for path in (target / name).iterdir()} for name in kept}
@@ -42,7 +55,19 @@ def write_page(folder: str | os.PathLike[str]) -> Path:
 
 
 def page_of(outcomes: Mapping[str, Outcome], files: Mapping[str, Collection[str]] | None = None) -> str:
-    """The page as Markdown. files: those in each recipe's folder; none but these is shown or linked to."""
+    """Returns the page of all recipes as Markdown.
+
+    Args:
+        outcomes: The outcomes by recipe.
+        files: By recipe, the files in its folder; only these are shown or linked to.
+
+    Returns:
+        The text of the page.
+
+    Example:
+        >>> page_of({}).splitlines()[0]
+        '# The paper, recipe by recipe'
+    """
     files = files or {}
     lines = [
         REPRODUCTION_HEAD,
@@ -61,15 +86,15 @@ def page_of(outcomes: Mapping[str, Outcome], files: Mapping[str, Collection[str]
 
 def _counts(outcomes: Mapping[str, Outcome]) -> str:
     shown = [outcomes[name] for name in RECIPES if name in outcomes]
-    verdicts, scales = (Counter(getattr(each, what) for each in shown) for what in ("verdict", "scale"))
-    said = f"**{len(shown)} of {len(RECIPES)} recipes were run.**"
+    verdicts, scales = (Counter(getattr(outcome, what) for outcome in shown) for what in ("verdict", "scale"))
+    sentence = f"**{len(shown)} of {len(RECIPES)} recipes were run.**"
     if shown:
-        found = ", ".join(f"{verdicts[verdict]} {words}" for verdict, words in VERDICT_PLURALS.items())
+        counts = ", ".join(f"{verdicts[verdict]} {plural}" for verdict, plural in VERDICT_PLURALS.items())
         sizes = ", ".join(f"{scales[scale.value]} {scale.value}" for scale in Scale if scales[scale.value])
-        claims = Counter(judged.verdict for each in shown for judged in each.claims)
-        counted = ", ".join(f"{claims[verdict]} {words}" for verdict, words in VERDICT_PLURALS.items())
-        said += f" Of these {found}. Of their {sum(claims.values())} claims {counted}. By scale: {sizes}."
-    return said
+        claims = Counter(judged.verdict for outcome in shown for judged in outcome.claims)
+        counted = ", ".join(f"{claims[verdict]} {plural}" for verdict, plural in VERDICT_PLURALS.items())
+        sentence += f" Of these {counts}. Of their {sum(claims.values())} claims {counted}. By scale: {sizes}."
+    return sentence
 
 
 # The table.
@@ -80,29 +105,29 @@ def _row(recipe: Recipe, outcome: Outcome | None, files: Collection[str]) -> str
     if outcome is None:
         return f"| | {name}{escape_markdown(recipe.title)} | | {NOT_RUN}:<br>`{_command(recipe)}` |"
     claims = [
-        escape_markdown(shorten(each.claim, CLAIM_LETTERS, placeholder=" ..."))
-        for each in outcome.claims[:CLAIMS_SHOWN]
+        escape_markdown(shorten(judged.claim, CLAIM_LETTERS, placeholder=" ..."))
+        for judged in outcome.claims[:CLAIMS_SHOWN]
     ]
     if len(outcome.claims) > CLAIMS_SHOWN:
         claims.append(f"and {len(outcome.claims) - CLAIMS_SHOWN} more")
-    held = sum(each.verdict == HOLDS for each in outcome.claims)
-    found = [
+    held = sum(judged.verdict == HOLDS for judged in outcome.claims)
+    lines = [
         f"**{escape_markdown(outcome.verdict)}**",
         f"{held} of {len(outcome.claims)} claims hold",
         f"scale: {escape_markdown(_size(outcome))}",
     ]
     title = f"{name}[{escape_markdown(recipe.title)}](#{_anchor(recipe)})"
-    return f"| {_picture(recipe, files, 180)} | {title} | {'<br>'.join(claims)} | {'<br>'.join(found)} |"
+    return f"| {_picture(recipe, files, 180)} | {title} | {'<br>'.join(claims)} | {'<br>'.join(lines)} |"
 
 
 def _picture(recipe: Recipe, files: Collection[str], width: int | None = None) -> str:
-    """None where there is no file."""
+    """Returns the figure as HTML, empty if there is no file."""
     if FIGURE_FILE not in files:
         return ""
-    place = f"{quote(recipe.name)}/{FIGURE_FILE}"
+    target = f"{quote(recipe.name)}/{FIGURE_FILE}"
     size = f' width="{width}"' if width else ""
-    words = html.escape(f"{recipe.where}: {recipe.title}").replace("|", "&#124;")
-    return f'<a href="{place}"><img src="{place}"{size} alt="{words}"></a>'
+    alternative = html.escape(f"{recipe.where}: {recipe.title}").replace("|", "&#124;")
+    return f'<a href="{target}"><img src="{target}"{size} alt="{alternative}"></a>'
 
 
 def _size(outcome: Outcome) -> str:
@@ -145,8 +170,8 @@ def _section(recipe: Recipe, outcome: Outcome, files: Collection[str]) -> Iterat
     ]
     if about:
         yield from ("", "; ".join(about) + ".")
-    if links := [each for each in (NUMBERS_FILE, EVIDENCE_FILE, RESULT_FILE) if each in files]:
-        yield from ("", "All of it: " + ", ".join(f"[{each}]({quote(recipe.name)}/{each})" for each in links) + ".")
+    if links := [name for name in (NUMBERS_FILE, EVIDENCE_FILE, RESULT_FILE) if name in files]:
+        yield from ("", "All of it: " + ", ".join(f"[{name}]({quote(recipe.name)}/{name})" for name in links) + ".")
 
 
 def _claim(number: int, judged: Judged) -> Iterator[str]:
@@ -165,7 +190,18 @@ def _block(command: str) -> list[str]:
 
 
 def escape_markdown(words: str) -> str:
-    """Words that mean nothing to Markdown: one line, every sign as it is."""
+    """Escapes a text for Markdown and puts it on one line.
+
+    Args:
+        words: The text.
+
+    Returns:
+        The text with every special character escaped.
+
+    Example:
+        >>> escape_markdown("b_L is 1")
+        'b\\\\_L is 1'
+    """
     line = html.escape(" ".join(words.split()), quote=False)
     line = re.sub(r"([\\`*_{}\[\]|~#$])", r"\\\1", line)
     line = re.sub(r"^([-+])(?=\s|$)", r"\\\1", line)  # at the beginning these open a list

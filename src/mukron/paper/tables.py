@@ -1,4 +1,4 @@
-"""The two tables of exponents. Theory alone: exact at every scale."""
+"""The recipes of the two tables of exponents, which run nothing: theory is exact at every scale."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from mukron.paper.recipe import FAILS, HOLDS, Claim, Evidence, Experiment, Findi
 from mukron.table import Table
 from mukron.theory import NTK, SP, Role, Scheme, get_method, get_scheme, solve
 
-Printed = Mapping[str, tuple[str, str, str]]  # by method: (b, c) of input, output and hidden weights, as printed
+Printed = Mapping[
+    str, tuple[str, str, str]
+]  # by method, (b, c) of input, output and hidden weights as the paper prints them
 ROLES = {"input weights and biases": Role.INPUT, "output weights": Role.OUTPUT, "hidden weights": Role.HIDDEN}
 PRINTED_MUP: Printed = {
     "sgd": ("0, -1", "1, 1", "1/2, 0"),
@@ -32,7 +34,7 @@ def solved_exponents(method: str, scheme: Scheme) -> tuple[tuple[Fraction, Fract
 
 
 def matches_printed(scheme: Scheme, printed: Printed) -> ClaimCheck:
-    """Every (b, c) that the theory's conditions give is the one in the paper."""
+    """Checks that the exponents (b, c) that theory derives are those that the paper prints."""
 
     def check(evidence: Evidence) -> Finding:
         wrong = [
@@ -40,8 +42,8 @@ def matches_printed(scheme: Scheme, printed: Printed) -> ClaimCheck:
             for method, cells in printed.items()
             if solved_exponents(method, scheme) != tuple(map(_exponents, cells))
         ]
-        said = f"{len(printed) - len(wrong)} of {len(printed)} methods as printed"
-        return Finding(FAILS if wrong else HOLDS, said + (f"; others: {', '.join(wrong)}" if wrong else ""))
+        summary = f"{len(printed) - len(wrong)} of {len(printed)} methods as printed"
+        return Finding(FAILS if wrong else HOLDS, summary + (f"; others: {', '.join(wrong)}" if wrong else ""))
 
     return check
 

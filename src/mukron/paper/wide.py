@@ -1,4 +1,4 @@
-"""Wide convolutional networks trained long: accuracies, curves, distances."""
+"""The recipes of wide convolutional networks trained to the end: accuracies, training curves, distances."""
 
 from __future__ import annotations
 
@@ -28,20 +28,22 @@ ByWidth = Mapping[float, float]
 
 
 def cifar(scale: Scale, model: str, data: str, method: str, **fields: Any) -> Any:
+    """Returns the configuration of a network on CIFAR."""
     options = {"memory": "ema:0.5", "factor_every": 20, "inverse_every": 20}
     if method == "shampoo":
         options |= {"inverse_every": 100, "solver": roots(scale)}
-    made = setting(
+    config = setting(
         scale,
         **{"model": model, "data": data, "loss": "cross-entropy", "label_smoothing": 0.1, "method": method},
         **{"augment": ("crop", "flip", "autoaugment", "cutout"), "batch": 128, "epochs": 300, "schedule": "cosine"},
         **{"momentum": 0.9, "weight_decay": 5e-4},
         **{"method_options": options, "dtype": "tf32" if method == "kfac" else "float32", **fields},
     )
-    return made.replace(samples=512, test_samples=500, epochs=3) if scale is Scale.SMALL else made
+    return config.replace(samples=512, test_samples=500, epochs=3) if scale is Scale.SMALL else config
 
 
 def schemes(method: str, rho: float = 10.0) -> dict[str, str]:
+    """Returns SP and muP with the method's damping."""
     if method == "kfac":
         return {"SP": f"sp/{heuristic(rho)}", "muP": f"mup/{rescaled(rho)}"}
     return {"SP": "sp/max-eigenvalue:0.001", "muP": "mup/max-eigenvalue:0.001"}
@@ -60,7 +62,7 @@ def sp_and_mup(
     widths: tuple[float, ...] = CIFAR_WIDTHS,
     **fields: Any,
 ) -> dict[str, Design]:
-    """SP and muP at one learning rate over widths."""
+    """Returns the studies of SP and muP at one learning rate over widths."""
     sizes = scale.choose((1.0, 2.0), (1.0, 2.0), widths)
     config = cifar(scale, model, data, method, **fields)
     return {
@@ -69,28 +71,30 @@ def sp_and_mup(
     }
 
 
-def printed_accuracies(sp: tuple[float, ...], more: tuple[float, ...]) -> tuple[ByWidth, ByWidth]:
-    """The paper prints SP, and muP as a difference."""
-    there = dict(zip(CIFAR_WIDTHS, sp, strict=False))
+def printed_accuracies(sp: tuple[float, ...], gains: tuple[float, ...]) -> tuple[ByWidth, ByWidth]:
+    """Returns the accuracies by width of SP and muP, from the percentages of SP and the gains that the paper prints."""
+    sp_percent = dict(zip(CIFAR_WIDTHS, sp, strict=False))
     return (
-        {width: value / 100 for width, value in there.items()},
-        {width: (value + gain) / 100 for (width, value), gain in zip(there.items(), more, strict=True)},
+        {width: value / 100 for width, value in sp_percent.items()},
+        {width: (value + gain) / 100 for (width, value), gain in zip(sp_percent.items(), gains, strict=True)},
     )
 
 
 def mup_wins(sp: str, mup: str) -> ClaimCheck:
-    """At the widest of the widths; and at how many of all, in words."""
+    """Checks that muP is better than SP at the widest; the finding says at how many widths it is."""
 
     def check(evidence: Evidence) -> Finding:
         widths = evidence.study(mup).widths
-        better, said = 0, []
+        better, differences = 0, []
         for width in widths:
             a, b = (BestOf(part, width).value(evidence) for part in (mup, sp))
             better += differ(a, b) == "above"
-            said.append(f"{100 * (a.mean - b.mean):+.2f} at {width:g}")
+            differences.append(f"{100 * (a.mean - b.mean):+.2f} at {width:g}")
         widest = beats(BestOf(mup, widths[-1]), BestOf(sp, widths[-1]))(evidence)
-        counted = f"better at {better} of {len(widths)} widths"
-        return Finding(widest.verdict, f"muP against SP, points: {', '.join(said)}; {counted}; {widest.measured}")
+        summary = f"better at {better} of {len(widths)} widths"
+        return Finding(
+            widest.verdict, f"muP against SP, points: {', '.join(differences)}; {summary}; {widest.measured}"
+        )
 
     return check
 
@@ -132,19 +136,28 @@ def training_curve(scale: Scale) -> Experiment:
 
 
 def accuracies(
-    scale: Scale, wanted: Mapping[tuple[str, str, str], Mapping[str, tuple[ByWidth, ByWidth]]], seeds: int = 1
+    scale: Scale, tables: Mapping[tuple[str, str, str], Mapping[str, tuple[ByWidth, ByWidth]]], seeds: int = 1
 ) -> Experiment:
-    """SP and muP over widths, beside the paper's numbers: by network and data, then by method."""
+    """Returns an experiment on SP and muP over widths, next to the accuracies that the paper prints.
+
+    Args:
+        scale: The scale.
+        tables: By title, model and data, then by method: the accuracies of SP and muP by width.
+        seeds: The number of seeds at the paper's scale.
+
+    Returns:
+        The experiment.
+    """
     parts: dict[str, Part] = {}
     claims: list[Claim] = []
     panels = []
-    for (title, model, data), methods in wanted.items():
+    for (title, model, data), methods in tables.items():
         for method, printed in methods.items():
             widths = tuple(printed[0])
             lr, extra = CIFAR_RATES.get((model, data, method), 0.003), EXTRA_FIELDS.get((model, method), {})
-            made = sp_and_mup(scale, model, data, method, lr, seeds, widths, **extra)
+            designs = sp_and_mup(scale, model, data, method, lr, seeds, widths, **extra)
             name = f"{title}, {METHOD_TITLES[method]}"
-            parts.update({f"{name}, {scheme}": each for scheme, each in made.items()})
+            parts.update({f"{name}, {scheme}": design for scheme, design in designs.items()})
             sp, mup = f"{name}, SP", f"{name}, muP"
             last = widths[-1]
             claims.append(
@@ -230,8 +243,8 @@ def early_training_distance(scale: Scale) -> Experiment:
     parts: dict[str, Part] = {}
     for title, model, lr in (("VGG-19", "vgg19", 0.01), ("ResNet-50", "resnet50", 0.003)):
         extra = EXTRA_FIELDS.get((model, "kfac"), {})
-        made = sp_and_mup(scale, model, "cifar100", "kfac", lr, 1, CIFAR_WIDTHS[:4], record=("distance",), **extra)
-        parts.update({f"{title}, {scheme}": each for scheme, each in made.items()})
+        designs = sp_and_mup(scale, model, "cifar100", "kfac", lr, 1, CIFAR_WIDTHS[:4], record=("distance",), **extra)
+        parts.update({f"{title}, {scheme}": design for scheme, design in designs.items()})
     claims = [
         Claim(
             f"{title}: early in training SP's weights move less the wider they are, muP's do not.",
@@ -247,7 +260,7 @@ def early_training_distance(scale: Scale) -> Experiment:
 
 
 def early_distance(title: str) -> ClaimCheck:
-    """After the first epoch: the widest's mean distance over the narrowest's, in SP and in muP."""
+    """Checks the distance from initialization after one epoch: it falls with the width in SP and not in muP."""
 
     def check(evidence: Evidence) -> Finding:
         ratios = {}
@@ -255,15 +268,15 @@ def early_distance(title: str) -> ClaimCheck:
             record = evidence.study(f"{title}, {scheme}")
             means = {}
             for result in record.results:
-                first = next((row for row in result.rows if row["epoch"] == 1), {})
-                if values := [value for name, value in first.items() if name.startswith("distance/") and value]:
+                first_epoch = next((row for row in result.rows if row["epoch"] == 1), {})
+                if values := [value for name, value in first_epoch.items() if name.startswith("distance/") and value]:
                     means[result.point.width] = fmean(values)
             if len(means) < 2:
                 return Finding(UNTOLD, f"{title}: too little was run")
             ratios[scheme] = means[max(means)] / means[min(means)]
-        said = ", ".join(f"{scheme} {ratio:.2f}" for scheme, ratio in ratios.items())
-        right = [ratios["SP"] < 0.7, ratios["muP"] >= 0.9]
-        verdict = HOLDS if all(right) else IN_PART if any(right) else FAILS
-        return Finding(verdict, f"{title}: distance after one epoch, widest over narrowest: {said}")
+        measured = ", ".join(f"{scheme} {ratio:.2f}" for scheme, ratio in ratios.items())
+        conditions = [ratios["SP"] < 0.7, ratios["muP"] >= 0.9]
+        verdict = HOLDS if all(conditions) else IN_PART if any(conditions) else FAILS
+        return Finding(verdict, f"{title}: distance after one epoch, widest over narrowest: {measured}")
 
     return check
