@@ -128,6 +128,11 @@ def sgd_update(reference: Reference) -> Updates:
 
     Returns:
         The update of every parameter.
+
+    Example:
+        >>> reference = Reference(nn.Sequential(nn.Linear(3, 2)), torch.randn(4, 3), torch.zeros(4).long())
+        >>> sgd_update(reference)["0.weight"].shape
+        torch.Size([2, 3])
     """
     return reference.G
 
@@ -140,6 +145,11 @@ def adamw_update(reference: Reference) -> Updates:
 
     Returns:
         The update of every parameter.
+
+    Example:
+        >>> reference = Reference(nn.Sequential(nn.Linear(3, 2)), torch.randn(4, 3), torch.zeros(4).long())
+        >>> adamw_update(reference)["0.weight"].shape
+        torch.Size([2, 3])
     """
     return {name: G / (G.abs() + ADAMW_EPS) + ADAMW_DECAY * reference.weights[name] for name, G in reference.G.items()}
 
@@ -172,6 +182,11 @@ def kfac_update(fisher: str | None, rho: DampingFunction = mean_eigenvalue) -> R
 
     Returns:
         A function from a batch in float64 to the update of every parameter.
+
+    Example:
+        >>> reference = Reference(nn.Sequential(nn.Linear(3, 2)), torch.randn(4, 3), torch.zeros(4).long())
+        >>> kfac_update("empirical")(reference)["0.weight"].shape
+        torch.Size([2, 3])
     """
 
     def compute(reference: Reference) -> Updates:
@@ -206,6 +221,12 @@ def shampoo_update(rho: Callable[[Tensor], Tensor | float]) -> ReferenceUpdate:
 
     Returns:
         A function from a batch in float64 to the update of every parameter.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(3, 2, bias=False))
+        >>> reference = Reference(model, torch.randn(4, 3), torch.zeros(4).long())
+        >>> shampoo_update(lambda s: 1e-6 * s[0] ** 2)(reference)["0.weight"].shape
+        torch.Size([2, 3])
     """
 
     def compute(reference: Reference) -> Updates:

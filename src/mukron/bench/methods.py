@@ -29,8 +29,10 @@ class Trainer:
     Example:
         >>> model = nn.Linear(3, 2)
         >>> trainer = Trainer(model, torch.optim.SGD(model.parameters(), 0.1))
-        >>> bool(trainer(torch.randn(4, 3), torch.zeros(4).long()) > 0)
-        True
+        >>> trainer.check([torch.tensor(float("nan"))])
+        Traceback (most recent call last):
+            ...
+        RuntimeError: the loss is no longer finite; its time would mean nothing
     """
 
     model: nn.Module
@@ -73,6 +75,10 @@ class BenchMethod:
         note: A remark below the table.
         warm_start: Brings a trainer, with its batches, to the state that is timed; None times it from the start.
         package: For another library's optimizer, the library's name on PyPI.
+
+    Example:
+        >>> BenchMethod("Adam", trained_by(lambda model, lr: torch.optim.Adam(model.parameters(), lr))).period
+        1
     """
 
     name: str

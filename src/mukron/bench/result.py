@@ -102,6 +102,11 @@ class BenchResult:
         versions: Versions by package.
         date: The day it was started.
         command: The command that runs it again.
+
+    Example:
+        >>> result = new_result("kfac-step", "One step", "SGD", (), Options((256,)), "mukron bench kfac-step")
+        >>> result.with_rows([Measurement("SGD", 256, (1.0, 2.0, 3.0))]).table().columns
+        ('width', 'method', 'ms', 'quartiles', 'mean', 'x SGD')
     """
 
     bench: str
@@ -275,6 +280,10 @@ def new_result(
 
     Returns:
         The result.
+
+    Example:
+        >>> new_result("kfac-step", "One step", "SGD", (), Options((256,)), "mukron bench kfac-step").name
+        'kfac-step-cpu'
     """
     versions = {"mukron": __version__, "torch": torch.__version__, "python": platform.python_version()}
     peer_versions = {package: version for package in packages if (version := installed_version(package))}

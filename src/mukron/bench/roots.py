@@ -121,6 +121,11 @@ class RootsRun:
     Args:
         options: The options; widths are the sizes of the matrix.
         command: The command that runs it again.
+
+    Example:
+        >>> run = RootsRun(Options((4,), rounds=1), "mukron bench roots --widths 4")
+        >>> run.result.name
+        'roots-cpu'
     """
 
     def __init__(self, options: Options, command: str) -> None:

@@ -38,6 +38,11 @@ class Bench:
         task: The network and its data.
         methods: This library's and torch's methods; the others are compared with the first.
         peers: Methods of other libraries.
+
+    Example:
+        >>> from mukron.bench.kfac_step import KFAC_STEP
+        >>> KFAC_STEP.method("FOOF").period
+        1
     """
 
     name: str
@@ -67,6 +72,13 @@ class StepsRun:
         bench: The benchmark.
         options: The options.
         command: The command that runs it again.
+
+    Example:
+        >>> from mukron.bench.methods import TORCH_SGD
+        >>> from mukron.bench.tasks import mlp_task
+        >>> options = Options((4,), batch=2, rounds=1, against="none", memory=False)
+        >>> StepsRun(Bench("sgd", mlp_task(), (TORCH_SGD,)), options, "").result.base
+        'SGD'
     """
 
     def __init__(self, bench: Bench, options: Options, command: str) -> None:

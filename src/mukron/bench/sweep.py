@@ -24,6 +24,10 @@ def sweep_configs(width: int, options: Options) -> list[RunConfig]:
 
     Returns:
         The configurations.
+
+    Example:
+        >>> len(sweep_configs(128, Options((128,), batch=64)))
+        64
     """
     base = RunConfig(
         width=width,

@@ -77,7 +77,12 @@ class Task:
 
 
 def mlp_task() -> Task:
-    """Returns the task of the 784-M-M-10 MLP."""
+    """Returns the task of the 784-M-M-10 MLP.
+
+    Example:
+        >>> mlp_task().inputs
+        (784,)
+    """
     return Task("784-M-M-10 MLP", MLP, (784,), 10, reference_size=(1024, 1024))
 
 
@@ -89,6 +94,10 @@ def resnet_task(classes: int = 10) -> Task:
 
     Returns:
         The task.
+
+    Example:
+        >>> resnet_task(100).classes
+        100
     """
     title = f"ResNet-18, 32 x 32 images, {classes} classes"
     return Task(title, lambda width: ResNet18(width, classes=classes), (3, 32, 32), classes, reference_size=(1, 32))

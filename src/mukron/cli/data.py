@@ -94,7 +94,12 @@ def verify(
 
 
 class DownloadBar:
-    """A Rich progress bar with the interface that pooch expects."""
+    """A Rich progress bar with the interface that pooch expects.
+
+    Args:
+        progress: The display that the bar is added to.
+        download: What is downloaded.
+    """
 
     def __init__(self, progress: Progress, download: Download) -> None:
         self._progress = progress
@@ -102,13 +107,15 @@ class DownloadBar:
         self.total: Any = download.size  # pooch overwrites it with the server's answer
 
     def update(self, amount: int) -> None:
+        """Advances the bar by a number of bytes."""
         self._progress.update(self._task, advance=amount)
 
     def reset(self) -> None:
+        """Sets the bar to its start."""
         self._progress.update(self._task, completed=0)
 
     def close(self) -> None:
-        pass
+        """Does nothing: the display removes its bars."""
 
 
 def _bytes(size: int) -> str:

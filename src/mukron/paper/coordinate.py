@@ -40,6 +40,7 @@ def widths_of(scale: Scale, model: str, method: str) -> tuple[float, ...]:
 
 
 def checking_of(scale: Scale, model: str, method: str, scheme: str, damping: str | None, **fields: object) -> Checking:
+    """Returns the coordinate check of a network with a method, scheme and damping."""
     samples = scale.choose(8, 64, CHECK_SAMPLES)
     if method == "shampoo":
         fields.setdefault("method_options", {"solver": "newton"})

@@ -147,6 +147,7 @@ def tuned(evidence: Evidence) -> tuple[str, str] | None:
 
 
 def cells(evidence: Evidence, chosen: Sequence[float]) -> tuple[list[str], list[str], list[list[float]]]:
+    """Returns the labels and accuracies of the heat map over d_A and d_B."""
     numbers = tuned(evidence)
     matrix = [[accuracy(evidence, numbers, x, y).mean for x in chosen] for y in chosen]
     return [f"{0.0 - x:g}" for x in chosen], [f"{y:g}" for y in chosen], matrix

@@ -84,6 +84,10 @@ class ExponentPanel:
         title: The panel's title.
         parts: The part's name by exponent.
         scheme: The scheme or its beginning; None for the first.
+
+    Example:
+        >>> ExponentPanel("K-FAC", {0.5: "K-FAC, b_L = 0.5", 1.0: "K-FAC, b_L = 1"}).parts[1.0]
+        'K-FAC, b_L = 1'
     """
 
     title: str
@@ -115,6 +119,10 @@ class WidthPanel:
     Attributes:
         title: The panel's title.
         lines: The lines.
+
+    Example:
+        >>> WidthPanel("ResNet-18", [WidthLine("muP", "muP", paper={1.0: 0.67})]).lines[0].label
+        'muP'
     """
 
     title: str
@@ -533,6 +541,11 @@ def heat(
 
     Returns:
         A function from the evidence to the figure.
+
+    Example:
+        >>> draw = heat(lambda evidence: (["-1", "0"], ["0", "1"], [[0.1, 0.2], [0.3, 0.4]]), "$d_A$", "$d_B$")
+        >>> [text.get_text() for text in draw(Evidence()).axes[0].texts]
+        ['0.1', '0.2', '0.3', '0.4']
     """
 
     @styled
@@ -578,6 +591,11 @@ def table(make: Callable[[Evidence], Table]) -> DrawFunction:
 
     Returns:
         A function from the evidence to the figure.
+
+    Example:
+        >>> draw = table(lambda evidence: Table("muP", ("method", "b"), (("K-FAC", "1/2"),)))
+        >>> [text.get_text() for text in draw(Evidence()).axes[0].texts]
+        ['muP', 'method', 'b', 'K-FAC', '1/2']
     """
 
     @styled

@@ -124,6 +124,7 @@ def output_exponent(scale: Scale) -> Experiment:
 
 
 def cbow_part_name(title: str, b: float, embedding: float, output: float) -> str:
+    """Returns the name of a part from its method, b_L and the multipliers of embedding and output."""
     return f"{title}, b_L = {b:g}, embedding x {embedding:g}, output x {output:g}"
 
 

@@ -73,6 +73,7 @@ CAPTION_CHOICE = (
 
 
 def nngp_part_name(method: str, b: float, batch: int = SAMPLES) -> str:
+    """Returns the name of a method's part at one b_L and batch size."""
     return f"{method}, b_L = {b:g}, batch {batch}"
 
 
@@ -80,14 +81,8 @@ def tuned_part(scale: Scale, method: str, b: float, batch: int = SAMPLES, **fiel
     """Returns the study that tunes the learning rate of a three-layer CNN on Fashion-MNIST at one b_L."""
     optimizer, scheme = NNGP_METHODS[method]
     defaults = {
-        **{
-            "model": "cnn",
-            "base_width": scale.choose(4, 2, CNN_BASE_WIDTH),
-            "data": "fashion-mnist",
-            "samples": SAMPLES,
-            "loss": "mse",
-            "model_options": NORMAL,
-        },
+        **{"model": "cnn", "base_width": scale.choose(4, 2, CNN_BASE_WIDTH), "data": "fashion-mnist"},
+        **{"samples": SAMPLES, "loss": "mse", "model_options": NORMAL},
         **{"method": optimizer, "output_exponent": f"{b:g}", "batch": None if batch >= SAMPLES else batch},
         **{"epochs": 50, "momentum": 0.9, "evaluate_every": 5, "dtype": "tf32" if method != "Shampoo" else "float32"},
     }
@@ -119,14 +114,17 @@ def figure(scale: Scale, **fields: Any) -> tuple[dict[str, Part], list[ExponentP
 
 
 def best_at(method: str, b: float, batch: int = SAMPLES) -> BestOf:
+    """Returns the best setting of a part."""
     return BestOf(nngp_part_name(method, b, batch), name=f"{method}, b_L = {b:g}:")
 
 
 def best_training(method: str, b: float) -> BestOf:
+    """Returns the best setting of a part, to be read by its training accuracy."""
     return BestOf(nngp_part_name(method, b), name=f"{method}, b_L = {b:g}:", metric="train_accuracy")
 
 
 def one_beats(method: str, other: float, batch: int = SAMPLES) -> ClaimCheck:
+    """Checks that b_L = 1 is better than another b_L."""
     return beats(best_at(method, 1.0, batch), best_at(method, other, batch))
 
 

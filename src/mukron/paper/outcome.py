@@ -113,6 +113,11 @@ def judge_claims(
 
     Returns:
         The outcome.
+
+    Example:
+        >>> experiment = RECIPES["abc-parametrization"].experiment(Scale.SMOKE)
+        >>> judge_claims("abc-parametrization", "smoke", "", experiment, Evidence(), {}).verdict
+        'holds'
     """
     findings = [claim.check(evidence) for claim in experiment.claims]
     claims = tuple(_judged(claim, finding) for claim, finding in zip(experiment.claims, findings, strict=True))

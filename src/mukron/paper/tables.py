@@ -29,6 +29,19 @@ PRINTED_LAZY: Printed = {
 
 
 def solved_exponents(method: str, scheme: Scheme) -> tuple[tuple[Fraction, Fraction], ...]:
+    """Returns the exponents (b, c) of input, output and hidden weights that theory derives.
+
+    Args:
+        method: The method's name.
+        scheme: The parametrization.
+
+    Returns:
+        The pairs in the order of ``ROLES``.
+
+    Example:
+        >>> solved_exponents("kfac", SP)[0]
+        (Fraction(0, 1), Fraction(0, 1))
+    """
     exponents = solve(get_method(method), scheme)
     return tuple((exponents[role].b, exponents[role].c.total) for role in ROLES.values())
 

@@ -72,7 +72,19 @@ def sp_and_mup(
 
 
 def printed_accuracies(sp: tuple[float, ...], gains: tuple[float, ...]) -> tuple[ByWidth, ByWidth]:
-    """Returns the accuracies by width of SP and muP, from the percentages of SP and the gains that the paper prints."""
+    """Returns the accuracies by width of SP and muP, from the percentages and gains that the paper prints.
+
+    Args:
+        sp: The percentages of SP at ``CIFAR_WIDTHS``.
+        gains: The gains of muP over SP, in percentage points.
+
+    Returns:
+        The accuracies of SP and of muP by width.
+
+    Example:
+        >>> printed_accuracies((50.0,), (1.0,))
+        ({1.0: 0.5}, {1.0: 0.51})
+    """
     sp_percent = dict(zip(CIFAR_WIDTHS, sp, strict=False))
     return (
         {width: value / 100 for width, value in sp_percent.items()},

@@ -335,6 +335,13 @@ def untouched(model: nn.Module) -> Iterator[None]:
 
     Args:
         model: The network; it stays in its training or evaluation mode.
+
+    Example:
+        >>> model = nn.BatchNorm1d(2)
+        >>> with untouched(model):
+        ...     _ = model(torch.ones(4, 2))
+        >>> model.running_mean
+        tensor([0., 0.])
     """
     restored = list(model.buffers())
     if any(getattr(module, "max_norm", None) is not None for module in model.modules()):

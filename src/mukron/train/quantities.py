@@ -38,17 +38,52 @@ def first_tensor(output: Any) -> Tensor | None:
 
 
 def rms_difference(now: list[Tensor], before: list[Tensor]) -> float:
-    """Returns the root mean square of the difference over all calls of a layer."""
+    """Returns the root mean square of the difference over all calls of a layer.
+
+    Args:
+        now: The layer's outputs, one per call.
+        before: The outputs they are compared with.
+
+    Returns:
+        The root mean square.
+
+    Example:
+        >>> rms_difference([torch.ones(2)], [torch.zeros(2)])
+        1.0
+    """
     return root_mean_square([sum_of_squares(a, b) for a, b in zip(now, before, strict=True)])
 
 
 def sum_of_squares(now: Tensor, before: Tensor) -> tuple[float, int]:
-    """Returns the sum of the squared differences, and their number."""
+    """Returns the sum of the squared differences, and their number.
+
+    Args:
+        now: A tensor.
+        before: The tensor it is compared with.
+
+    Returns:
+        The sum and the number.
+
+    Example:
+        >>> sum_of_squares(torch.ones(3), torch.zeros(3))
+        (3.0, 3)
+    """
     return float((now.double() - before.double()).square().sum()), now.numel()
 
 
 def root_mean_square(squares: list[tuple[float, int]]) -> float:
-    """Returns the root mean square from sums of squares and their numbers."""
+    """Returns the root mean square from sums of squares and their numbers.
+
+    Args:
+        squares: Pairs of a sum of squares and the number of terms.
+
+    Returns:
+        The root mean square.
+
+    Example:
+        >>> root_mean_square([(3.0, 3), (1.0, 1)])
+        1.0
+    """
     return math.sqrt(sum(total for total, _ in squares) / sum(count for _, count in squares))
 
 
