@@ -9,7 +9,7 @@ import torch
 
 from mukron.bench import memory
 from mukron.bench.kfac_step import KFAC_STEP
-from mukron.bench.measure import SLOW_ROUNDS, WARM_UP_TURNS, MethodTiming, Options, matmul_precision, take_turns
+from mukron.bench.measure import SLOW_ROUNDS, WARM_UP_TURNS, MethodTiming, Options, product_precision, take_turns
 from mukron.bench.methods import TORCH_SGD, BenchMethod, Trainer
 from mukron.bench.peers import choose_peers
 from mukron.bench.steps import Bench, StepsRun
@@ -151,7 +151,7 @@ def test_memory_of_a_process_that_breaks_is_not_known():
 @pytest.mark.parametrize("name", ["float32", "tf32"])
 def test_precision_is_put_back(name):
     before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-    with matmul_precision(name):
+    with product_precision(name):
         assert torch.backends.cudnn.allow_tf32 == (name == "tf32")
     assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == before
 

@@ -71,14 +71,14 @@ class Options:
 
 
 @contextmanager
-def matmul_precision(name: str) -> Iterator[None]:
+def product_precision(name: str) -> Iterator[None]:
     """Sets the precision of matrix products and of convolutions, which torch computes in tf32 by default.
 
     Args:
         name: "float32" or "tf32".
 
     Example:
-        >>> with matmul_precision("float32"):
+        >>> with product_precision("float32"):
         ...     torch.backends.cudnn.allow_tf32
         False
     """
@@ -145,7 +145,7 @@ def synchronize(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def free_memory(device: str) -> None:
+def release_memory(device: str) -> None:
     """Frees unused memory, so that a peak belongs to one method.
 
     Args:

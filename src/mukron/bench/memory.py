@@ -28,7 +28,7 @@ def reset_peak(device: str) -> float:
         torch.cuda.reset_peak_memory_stats()
         return torch.cuda.memory_allocated() / 2**20
     try:
-        Path("/proc/self/clear_refs").write_text("5")  # Linux: the peak starts again from what is held
+        Path("/proc/self/clear_refs").write_text("5")  # Linux: sets the peak to the memory in use
         return _status("VmRSS")
     except OSError:
         return peak(device)

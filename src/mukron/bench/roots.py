@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mukron.bench.measure import SLOW_ROUNDS, Options, ProgressTracker, free_memory, matmul_precision, synchronize
+from mukron.bench.measure import SLOW_ROUNDS, Options, ProgressTracker, product_precision, release_memory, synchronize
 from mukron.bench.result import Measurement, new_result
 from mukron.linalg import SOLVERS, FactorizationError, Matrix, MatrixFactor, Turned, kept_factor, turn
 
@@ -149,7 +149,7 @@ class RootsRun:
         Yields:
             The measurements at one size.
         """
-        with matmul_precision(self.options.precision):
+        with product_precision(self.options.precision):
             for width in self.options.widths:
                 yield self._measure_width(width, track, rounds)
 
@@ -178,7 +178,7 @@ class RootsRun:
             for root in order.sample(list(times), len(times)):
                 if number < rounds_of[root]:
                     times[root].append(self._timed(root, M, root.damping * largest)[1])
-        free_memory(device)
+        release_memory(device)
         return [
             Measurement(
                 root.name, d, tuple(times.get(root, ())), differs=differs.get(root), failed=failed.get(root, "")

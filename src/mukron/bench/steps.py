@@ -16,8 +16,8 @@ from mukron.bench.measure import (
     MethodTiming,
     Options,
     ProgressTracker,
-    free_memory,
-    matmul_precision,
+    product_precision,
+    release_memory,
     take_turns,
     warm_up,
 )
@@ -26,7 +26,7 @@ from mukron.bench.result import Measurement, new_result
 from mukron.bench.tasks import Batches, Task
 from mukron.optim.base import SecondOrder
 
-TINY_BATCH = 2  # samples of a first step that makes libraries load what they load on first use
+TINY_BATCH = 2  # samples of a step before measuring, in which libraries load their lazily loaded parts
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class StepsRun:
         Yields:
             The measurements at one width.
         """
-        with matmul_precision(self.options.precision):
+        with product_precision(self.options.precision):
             pool = self.task.pool(self.options.batch, self.options.device)
             for width in self.options.widths:
                 yield self._measure_width(width, pool, track, rounds)
@@ -144,7 +144,7 @@ class StepsRun:
         measurements = [self._row(timing, width, differs.get(timing.method.name), pool) for timing in timings]
         for timing in timings:
             timing.trainer = None
-        free_memory(device)
+        release_memory(device)
         return measurements
 
     def _row(self, timing: MethodTiming, width: int, differs: float | None, pool: Batches) -> Measurement:
@@ -198,12 +198,12 @@ def peak_memory(task: Task, method: BenchMethod, width: int, pool: Batches, devi
         MiB above what was in use before.
     """
     tiny = [(x[:TINY_BATCH], y[:TINY_BATCH]) for x, y in pool]
-    _steps(task, method, 1, tiny, device)  # what libraries load on first use does not count
-    free_memory(device)
+    _steps(task, method, 1, tiny, device)  # lazily loaded parts of libraries do not count
+    release_memory(device)
     before = memory.reset_peak(device)
     _steps(task, method, width, pool, device)
     used = memory.peak(device) - before
-    free_memory(device)
+    release_memory(device)
     return used
 
 

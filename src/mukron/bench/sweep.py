@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from mukron.bench.measure import Options, ProgressTracker, free_memory, matmul_precision, synchronize
+from mukron.bench.measure import Options, ProgressTracker, product_precision, release_memory, synchronize
 from mukron.bench.result import Measurement, new_result
 from mukron.data import Dataset, load
 from mukron.train import Run, RunConfig, stack_size, train, train_stack
@@ -75,7 +75,7 @@ class SweepRun:
         Yields:
             The measurements at one width.
         """
-        with matmul_precision(self.options.precision):
+        with product_precision(self.options.precision):
             for width in self.options.widths:
                 yield self._measure_width(width, rounds)
 
@@ -92,7 +92,7 @@ class SweepRun:
         precise = [config.replace(dtype="float64") for config in subset]
         pairs = zip(_stacks(precise, size, self.data), _one_by_one(precise, self.data), strict=True)
         differs = max(_difference(stacked, single) for stacked, single in pairs)
-        free_memory(self.options.device)
+        release_memory(self.options.device)
         return [
             Measurement(ONE_AT_A_TIME, width, tuple(times[ONE_AT_A_TIME])),
             Measurement(AS_STACKS, width, tuple(times[AS_STACKS]), differs=differs, note=f"{size} runs a stack"),

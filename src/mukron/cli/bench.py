@@ -121,7 +121,7 @@ def conv(
 
 
 @bench_app.command("roots")
-def roots(
+def roots_command(
     context: typer.Context,
     widths: Annotated[str, typer.Option(help="Sizes of the matrices, as in 256,1024 or 256:4096.")] = "256,512",
     rounds: RoundsOption = 10,

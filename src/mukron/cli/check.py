@@ -87,7 +87,7 @@ def check(
             **{"output_exponent": output_exponent, "device": device, "roles": roles or None},
         }
         if method.startswith("adam"):
-            del given["momentum"]  # its beta1
+            del given["momentum"]  # Adam keeps its beta1
         given["lr"] = usual_rate(method, scheme) if lr is None else lr
         chosen = {name: value for name, value in given.items() if value is not None}
         config = describe(None, chosen, settings or [])

@@ -62,9 +62,8 @@ def fetch(
         console = Console(stderr=True)
         columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
         with Progress(*columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal) as progress:
-            bar = (
-                None if progress.disable else partial(DownloadBar, progress)
-            )  # without one, pooch prints a line per file
+            # Without a bar, pooch prints a line per file.
+            bar = None if progress.disable else partial(DownloadBar, progress)
             for name in names:
                 files = fetch(name, data_dir, force=force, progress=bar)
                 print(f"{name}: {_place(files)}")

@@ -15,7 +15,7 @@ from mukron.paper.settings import (
     FLOOR,
     FULL_BATCH,
     MOMENTUM,
-    SAMPLES,
+    PAPER_SAMPLES,
     SEEDS,
     WEIGHTS,
     heuristic,
@@ -101,7 +101,7 @@ def d_scale(scale: Scale) -> Experiment:
     numbers = scale.choose((0,), (0, 5, 10), (0, 2, 4, 6, 8, 10))
     config = setting(
         scale,
-        **{"model": "mlp", "data": "mnist", "samples": SAMPLES, "loss": "mse", "method": "kfac", "epochs": 20},
+        **{"model": "mlp", "data": "mnist", "samples": PAPER_SAMPLES, "loss": "mse", "method": "kfac", "epochs": 20},
         **{"evaluate_every": 20},
     )
     tried = [(f"{2.0**z:.12g}", f"{2.0**-y:.12g}") for z in numbers for y in numbers]

@@ -48,9 +48,8 @@ if TYPE_CHECKING:
 
 DrawFunction = Callable[[Evidence], "Figure"]
 Colours = Mapping[float, str]  # by width
-HeatCells = tuple[
-    Sequence[str], Sequence[str], Sequence[Sequence[float]]
-]  # labels of x and of y; for each y its numbers
+# Labels of the x axis and of the y axis, and a row of numbers for each y label.
+HeatCells = tuple[Sequence[str], Sequence[str], Sequence[Sequence[float]]]
 MOST_LAYERS = 8  # layers in a panel of a coordinate check
 LETTER_INCHES, ROW_INCHES, NOTE_INCHES = 0.085, 0.24, 0.16  # sizes in a table: a letter's width, heights of lines
 

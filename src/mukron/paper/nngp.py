@@ -15,7 +15,7 @@ from mukron.paper.settings import (
     FLOOR,
     MOMENTUM,
     NORMAL,
-    SAMPLES,
+    PAPER_SAMPLES,
     TORCHS,
     WEIGHTS,
     powers,
@@ -72,18 +72,18 @@ CAPTION_CHOICE = (
 )
 
 
-def nngp_part_name(method: str, b: float, batch: int = SAMPLES) -> str:
+def nngp_part_name(method: str, b: float, batch: int = PAPER_SAMPLES) -> str:
     """Returns the name of a method's part at one b_L and batch size."""
     return f"{method}, b_L = {b:g}, batch {batch}"
 
 
-def tuned_part(scale: Scale, method: str, b: float, batch: int = SAMPLES, **fields: Any) -> Design:
+def tuned_part(scale: Scale, method: str, b: float, batch: int = PAPER_SAMPLES, **fields: Any) -> Design:
     """Returns the study that tunes the learning rate of a three-layer CNN on Fashion-MNIST at one b_L."""
     optimizer, scheme = NNGP_METHODS[method]
     defaults = {
         **{"model": "cnn", "base_width": scale.choose(4, 2, CNN_BASE_WIDTH), "data": "fashion-mnist"},
-        **{"samples": SAMPLES, "loss": "mse", "model_options": NORMAL},
-        **{"method": optimizer, "output_exponent": f"{b:g}", "batch": None if batch >= SAMPLES else batch},
+        **{"samples": PAPER_SAMPLES, "loss": "mse", "model_options": NORMAL},
+        **{"method": optimizer, "output_exponent": f"{b:g}", "batch": None if batch >= PAPER_SAMPLES else batch},
         **{"epochs": 50, "momentum": 0.9, "evaluate_every": 5, "dtype": "tf32" if method != "Shampoo" else "float32"},
     }
     if method == "Shampoo":
@@ -92,15 +92,15 @@ def tuned_part(scale: Scale, method: str, b: float, batch: int = SAMPLES, **fiel
     width = scale.choose(8, 16, CNN_WIDTH)  # at 8 times the base width b_L = 64 is zero in float32
     paper_rates = (
         powers(-20, 1)
-        if batch == SAMPLES and method != "Shampoo"
+        if batch == PAPER_SAMPLES and method != "Shampoo"
         else powers(-19, 1, 2)
-        if batch == SAMPLES
+        if batch == PAPER_SAMPLES
         else powers(-16, 0, 2)
     )
     rates = scale.choose((2.0**-4,), powers(-9, 0, 3), paper_rates)
     if scale is Scale.SMALL:
         config = config.replace(epochs=20, samples=256, test_samples=2000)
-    main_seeds = 5 if b in MAIN_EXPONENTS and batch == SAMPLES and method != "Shampoo" else 1
+    main_seeds = 5 if b in MAIN_EXPONENTS and batch == PAPER_SAMPLES and method != "Shampoo" else 1
     return study(scale, config, scheme, widths=(width,), lr=rates, seeds=scale.choose(1, 1, main_seeds))
 
 
@@ -113,7 +113,7 @@ def figure(scale: Scale, **fields: Any) -> tuple[dict[str, Part], list[ExponentP
     return parts, [ExponentPanel(method, {b: nngp_part_name(method, b) for b in exponents}) for method in NNGP_METHODS]
 
 
-def best_at(method: str, b: float, batch: int = SAMPLES) -> BestOf:
+def best_at(method: str, b: float, batch: int = PAPER_SAMPLES) -> BestOf:
     """Returns the best setting of a part."""
     return BestOf(nngp_part_name(method, b, batch), name=f"{method}, b_L = {b:g}:")
 
@@ -123,7 +123,7 @@ def best_training(method: str, b: float) -> BestOf:
     return BestOf(nngp_part_name(method, b), name=f"{method}, b_L = {b:g}:", metric="train_accuracy")
 
 
-def one_beats(method: str, other: float, batch: int = SAMPLES) -> ClaimCheck:
+def one_beats(method: str, other: float, batch: int = PAPER_SAMPLES) -> ClaimCheck:
     """Checks that b_L = 1 is better than another b_L."""
     return beats(best_at(method, 1.0, batch), best_at(method, other, batch))
 
@@ -345,7 +345,7 @@ def architectures(scale: Scale) -> Experiment:
                 **{
                     "model": network["model"],
                     "data": network["data"],
-                    "samples": SAMPLES,
+                    "samples": PAPER_SAMPLES,
                     "loss": "mse",
                     "method": "kfac",
                 },

@@ -9,7 +9,7 @@ from mukron.paper.recipe import Scale
 from mukron.study.design import Design
 from mukron.train import RunConfig
 
-SAMPLES = 1024  # in nearly all of the paper's experiments
+PAPER_SAMPLES = 1024  # in nearly all of the paper's experiments
 HEURISTIC, RESCALED = "heuristic", "rescaled"
 DEEP_MODELS = ("resnet18", "resnet50", "vgg19")  # their steps take long
 SYNTHETIC_DATA = {  # data of smoke runs, for models that cannot be trained on digits

@@ -11,9 +11,8 @@ from mukron.paper.recipe import FAILS, HOLDS, Claim, Evidence, Experiment, Findi
 from mukron.table import Table
 from mukron.theory import NTK, SP, Role, Scheme, get_method, get_scheme, solve
 
-Printed = Mapping[
-    str, tuple[str, str, str]
-]  # by method, (b, c) of input, output and hidden weights as the paper prints them
+# By method, (b, c) of input, output and hidden weights as the paper prints them.
+Printed = Mapping[str, tuple[str, str, str]]
 ROLES = {"input weights and biases": Role.INPUT, "output weights": Role.OUTPUT, "hidden weights": Role.HIDDEN}
 PRINTED_MUP: Printed = {
     "sgd": ("0, -1", "1, 1", "1/2, 0"),

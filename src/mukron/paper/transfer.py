@@ -28,7 +28,7 @@ from mukron.paper.settings import (
     GRID,
     MOMENTUM,
     NORMAL,
-    SAMPLES,
+    PAPER_SAMPLES,
     SEEDS,
     TORCHS,
     WEIGHTS,
@@ -57,7 +57,7 @@ class Network:
 
     def config(self, scale: Scale, **fields: Any) -> Any:
         epochs = self.fields["epochs"]
-        common = {"samples": SAMPLES, "loss": "mse", "momentum": 0.9, "evaluate_every": max(1, epochs // 2)}
+        common = {"samples": PAPER_SAMPLES, "loss": "mse", "momentum": 0.9, "evaluate_every": max(1, epochs // 2)}
         made = setting(scale, **{**common, **self.fields, **fields})
         if scale is Scale.SMALL and self.fields["model"] != "mlp":
             made = made.replace(samples=256, test_samples=1000, epochs=5, evaluate_every=5)

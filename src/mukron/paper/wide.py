@@ -119,14 +119,14 @@ VGG19_ACCURACIES = {
     "kfac": printed_accuracies((64.96, 72.08, 76.38, 78.27), (0.31, 0.65, 0.22, 0.31)),
     "shampoo": printed_accuracies((63.86, 70.55, 74.61, 76.83, 78.11), (-0.28, -0.66, 0.80, 0.65, 0.56)),
 }
-CIFAR_RATES = {
+CIFAR_RATES = {  # appendix B; all others are 0.003
     ("vgg19", "cifar100", "kfac"): 0.01,
     ("resnet18", "cifar100", "shampoo"): 0.001,
-}  # appendix B; others 0.003
+}
 
-EXTRA_FIELDS: Mapping[tuple[str, str], dict[str, Any]] = {
+EXTRA_FIELDS: Mapping[tuple[str, str], dict[str, Any]] = {  # appendix G.1
     ("resnet50", "kfac"): {"model_options": {"output": 1 / 16}}
-}  # G.1
+}
 
 
 @recipe("training_curve-right", "Figure 4, right", "ResNet-18 on CIFAR-100 with K-FAC over widths")
