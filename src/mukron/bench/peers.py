@@ -172,11 +172,11 @@ def choose_peers(peers: Sequence[BenchMethod], against: str) -> tuple[tuple[Benc
     missing = tuple(package for package in packages if installed_version(package) is None)
     if against == "all":
         return tuple(peer for peer in peers if peer.package not in missing), missing
-    wanted = [name.strip() for name in against.split(",")]
-    for name in wanted:
+    names = [name.strip() for name in against.split(",")]
+    for name in names:
         if name not in packages:
             known = f"this benchmark knows {', '.join(packages)}" if packages else "this benchmark has no peers"
             raise ValueError(f"unknown peer {name!r}; {known}; or all, or none")
         if name in missing:
             raise ValueError(f"peer {name!r} is not installed: pip install 'mukron[peers]'")
-    return tuple(peer for peer in peers if peer.package in wanted), ()
+    return tuple(peer for peer in peers if peer.package in names), ()

@@ -82,9 +82,9 @@ def reproduce(
 def _recipe_table(folder: Path) -> Table:
     from mukron.paper import RECIPES, outcomes
 
-    kept = outcomes(folder) if folder.exists() else {}
+    stored = outcomes(folder) if folder.exists() else {}
     rows = [
-        (name, recipe.where, recipe.title, f"{kept[name].verdict} ({kept[name].scale})" if name in kept else "-")
+        (name, recipe.where, recipe.title, f"{stored[name].verdict} ({stored[name].scale})" if name in stored else "-")
         for name, recipe in RECIPES.items()
     ]
     return Table("The paper, figure by figure", ("name", "where", "what", f"in {folder}"), tuple(rows))

@@ -764,9 +764,9 @@ def decays(part: str, *layers: str) -> ClaimCheck:
         ]
         slopes = {judged.layer: judged.measured.slope for judged in verdicts if judged.measured is not None}
         low = [layer for layer, slope in slopes.items() if slope < -coordinate_check.tolerance]
-        wanted = len(layers) or 1
+        least = len(layers) or 1
         exponents = ", ".join(f"{layer} {slope:+.2f}" for layer, slope in slopes.items())
-        verdict = HOLDS if len(low) >= wanted else IN_PART if low else FAILS if slopes else UNTOLD
+        verdict = HOLDS if len(low) >= least else IN_PART if low else FAILS if slopes else UNTOLD
         return Finding(verdict, f"{part}: exponents of the features' change in the width: {exponents or 'none'}")
 
     return check

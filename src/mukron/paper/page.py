@@ -47,10 +47,10 @@ def write_page(folder: str | os.PathLike[str]) -> Path:
         'README.md'
     """
     target = Path(folder)
-    kept = outcomes(target)
-    files = {name: {path.name for path in (target / name).iterdir()} for name in kept}
+    stored = outcomes(target)
+    files = {name: {path.name for path in (target / name).iterdir()} for name in stored}
     page = target / PAGE_FILE
-    page.write_text(page_of(kept, files), encoding="utf-8")
+    page.write_text(page_of(stored, files), encoding="utf-8")
     return page
 
 
@@ -189,11 +189,11 @@ def _block(command: str) -> list[str]:
     return [f"{fence}sh", command, fence]
 
 
-def escape_markdown(words: str) -> str:
+def escape_markdown(content: str) -> str:
     """Escapes a text for Markdown and puts it on one line.
 
     Args:
-        words: The text.
+        content: The text.
 
     Returns:
         The text with every special character escaped.
@@ -202,7 +202,7 @@ def escape_markdown(words: str) -> str:
         >>> escape_markdown("b_L is 1")
         'b\\\\_L is 1'
     """
-    line = html.escape(" ".join(words.split()), quote=False)
+    line = html.escape(" ".join(content.split()), quote=False)
     line = re.sub(r"([\\`*_{}\[\]|~#$])", r"\\\1", line)
     line = re.sub(r"^([-+])(?=\s|$)", r"\\\1", line)  # at the beginning these open a list
     return re.sub(r"^(\d+)([.)])(?=\s|$)", r"\1\\\2", line)

@@ -246,8 +246,8 @@ def resnet50(scale: Scale) -> Experiment:
 
 @recipe("resnet-val-acc-err", "Appendix G.2, table", "Test accuracies with error bars")
 def error_bars(scale: Scale) -> Experiment:
-    wanted = {("VGG-19", "vgg19", "cifar100"): VGG19_MEANS, ("ResNet-18", "resnet18", "cifar100"): RESNET18_MEANS}
-    return accuracies(scale, wanted, seeds=5)
+    tables = {("VGG-19", "vgg19", "cifar100"): VGG19_MEANS, ("ResNet-18", "resnet18", "cifar100"): RESNET18_MEANS}
+    return accuracies(scale, tables, seeds=5)
 
 
 @recipe("distance-from-initial-weight", "Appendix G.3, figure", "Distance from the initial weights in the first epochs")

@@ -334,15 +334,15 @@ def _readable(path: Path) -> Iterator[None]:
         raise RunError(f"{path}: damaged, {type(error).__name__} {message}; {RESTART_HINT}") from error
 
 
-def _refuse_another(path: Path, there: RunConfig, config: RunConfig) -> None:
+def _refuse_another(path: Path, stored: RunConfig, config: RunConfig) -> None:
     """Refuses another configuration, except more epochs if the schedule of the first ones stays the same."""
-    differences = there.differences(config)
-    if set(differences) == {"epochs"} and config.epochs > there.epochs:
+    differences = stored.differences(config)
+    if set(differences) == {"epochs"} and config.epochs > stored.epochs:
         schedule = Schedule.parse(config.schedule)
         if not schedule.knows_its_end:
             return
         raise RunError(
-            f"{path}: holds a run of {there.epochs} epochs; a {schedule} schedule that ends after {config.epochs} has "
+            f"{path}: holds a run of {stored.epochs} epochs; a {schedule} schedule that ends after {config.epochs} has "
             "other learning rates from the start, so it cannot be continued. Choose another folder (--out)"
         )
     if differences:
