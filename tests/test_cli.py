@@ -172,14 +172,14 @@ def test_bench(tmp_path, monkeypatch):
 def test_bench_stopped_keeps_the_widths_it_has(tmp_path, monkeypatch):
     from mukron.bench.steps import StepsRun
 
-    whole = StepsRun._at
+    whole = StepsRun._measure_width
 
     def stopped(self, width, *rest):
         if width > 8:
             raise KeyboardInterrupt
         return whole(self, width, *rest)
 
-    monkeypatch.setattr(StepsRun, "_at", stopped)
+    monkeypatch.setattr(StepsRun, "_measure_width", stopped)
     typed = ("bench", "kfac-step", "--widths", "8,16", "--batch", "4", "--rounds", "2", "--against", "none")
     result = CliRunner().invoke(app, (*typed, "--no-memory", "--out", str(tmp_path / "found")))
     assert result.exit_code == 130

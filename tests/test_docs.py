@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from mukron.bench.page import page
-from mukron.bench.result import Result
+from mukron.bench.page import page_text
+from mukron.bench.result import BenchResult
 from mukron.cli import app
 
 ROOT = Path(__file__).parent.parent
@@ -59,7 +59,7 @@ def test_links_lead_somewhere(page):
 
 
 def test_the_price_of_a_step_is_what_the_benchmark_wrote():
-    result = Result.load(ROOT / "docs/figures/bench/kfac-step-cpu.json")
+    result = BenchResult.load(ROOT / "docs/figures/bench/kfac-step-cpu.json")
     page = (ROOT / "docs/optimizers.md").read_text()
     assert f"`{result.command}`" in page
     said = re.search(
@@ -78,7 +78,7 @@ def test_the_page_of_benchmarks_is_what_the_command_writes(tmp_path):
     benches = ("kfac-step", "shampoo-step", "roots", "sweep")
     named = {f"{bench}-{device}" for bench in benches for device in ("cpu", "cuda")} | {"conv-cuda"}
     assert {file.stem for file in files} >= named
-    assert written == page(files, ROOT / "docs")
+    assert written == page_text(files, ROOT / "docs")
 
 
 def stored_tables() -> dict[str, str]:

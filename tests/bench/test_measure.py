@@ -9,11 +9,11 @@ import torch
 
 from mukron.bench import memory
 from mukron.bench.kfac_step import KFAC_STEP
-from mukron.bench.measure import FEW, WARM_UP, Options, Racer, products, take_turns
-from mukron.bench.methods import SGD, Method, Trainer
-from mukron.bench.peers import choose
+from mukron.bench.measure import SLOW_ROUNDS, WARM_UP_TURNS, MethodTiming, Options, product_precision, take_turns
+from mukron.bench.methods import TORCH_SGD, BenchMethod, Trainer
+from mukron.bench.peers import choose_peers
 from mukron.bench.steps import Bench, StepsRun
-from mukron.bench.tasks import POOL, Task, mlp
+from mukron.bench.tasks import POOL_SIZE, Task, mlp_task
 
 
 def quiet(work, description):
@@ -41,27 +41,27 @@ class Counting(Trainer):
         return super().__call__(x, y)
 
 
-def counting(seen, breaks=None, at=0, package="torch", period=1) -> Method:
+def counting(seen, breaks=None, at=0, package="torch", period=1) -> BenchMethod:
     def make(model, lr):
         return Counting(model, torch.optim.SGD(model.parameters(), lr), seen, breaks, at)
 
-    return Method("other", make, package=package, period=period)
+    return BenchMethod("other", make, package=package, period=period)
 
 
-def bench(*peers: Method) -> Bench:
-    return Bench("small", mlp(), (SGD,), peers)
+def bench(*peers: BenchMethod) -> Bench:
+    return Bench("small", mlp_task(), (TORCH_SGD,), peers)
 
 
 def test_every_step_has_the_next_batch_of_the_pool():
     seen = []
     row = rows_of(bench(counting(seen, period=10)))["other"]
     assert len(row.milliseconds) == 5
-    assert len(seen) == 10 * (WARM_UP + 5)
-    assert len(set(seen)) == POOL
-    assert seen[:POOL] == seen[POOL : 2 * POOL]
+    assert len(seen) == 10 * (WARM_UP_TURNS + 5)
+    assert len(set(seen)) == POOL_SIZE
+    assert seen[:POOL_SIZE] == seen[POOL_SIZE : 2 * POOL_SIZE]
 
 
-@pytest.mark.parametrize("at", [0, WARM_UP, WARM_UP + 2])
+@pytest.mark.parametrize("at", [0, WARM_UP_TURNS, WARM_UP_TURNS + 2])
 def test_a_peer_that_breaks_is_listed_and_the_others_go_on(at):
     rows = rows_of(bench(counting([], ValueError("no such thing\nand more"), at)))
     assert rows["other"].failed == "ValueError: no such thing"
@@ -70,13 +70,15 @@ def test_a_peer_that_breaks_is_listed_and_the_others_go_on(at):
 
 
 def test_our_own_method_must_not_break():
-    ours = Bench("small", mlp(), (SGD, counting([], ValueError("no such thing"), package=None)))
+    ours = Bench("small", mlp_task(), (TORCH_SGD, counting([], ValueError("no such thing"), package=None)))
     with pytest.raises(RuntimeError, match="other: no such thing"):
         rows_of(ours)
 
 
 def test_out_of_memory_is_listed_for_our_own_too():
-    ours = Bench("small", mlp(), (SGD, counting([], torch.OutOfMemoryError("tried to allocate"), package=None)))
+    ours = Bench(
+        "small", mlp_task(), (TORCH_SGD, counting([], torch.OutOfMemoryError("tried to allocate"), package=None))
+    )
     assert rows_of(ours)["other"].failed == "out of memory"
 
 
@@ -84,13 +86,13 @@ def test_a_loss_that_is_not_finite_is_no_time():
     def make(model, lr):
         return Trainer(model, torch.optim.SGD(model.parameters(), lr=1e38))
 
-    rows = rows_of(bench(Method("other", make, package="torch")))
+    rows = rows_of(bench(BenchMethod("other", make, package="torch")))
     assert "no longer finite" in rows["other"].failed
 
 
 def test_a_slow_method_is_measured_for_fewer_rounds():
     rows = rows_of(bench(), patience=0.0)
-    assert len(rows["SGD"].milliseconds) == FEW
+    assert len(rows["SGD"].milliseconds) == SLOW_ROUNDS
 
 
 def test_all_take_their_turns_in_an_order_that_changes():
@@ -104,12 +106,12 @@ def test_all_take_their_turns_in_an_order_that_changes():
             order.append(self.name)
             return torch.zeros(())
 
-    racers = []
+    timings = []
     for name in "abcd":
-        method = replace(SGD, name=name)
+        method = replace(TORCH_SGD, name=name)
         trainer = Noting(None, None, name)
-        racers.append(Racer(method, trainer, iter([(0, 0)] * 9), rounds=6))
-    take_turns(racers, range(6), "cpu")
+        timings.append(MethodTiming(method, trainer, iter([(0, 0)] * 9), rounds=6))
+    take_turns(timings, range(6), "cpu")
     rounds = ["".join(order[start : start + 4]) for start in range(0, 24, 4)]
     assert all(sorted(each) == list("abcd") for each in rounds)
     assert len(set(rounds)) > 1
@@ -136,20 +138,20 @@ def test_memory_of_kfac_holds_no_matrix_of_a_layers_size():
     width, batch = 2048, 32
     found = {}
     for name in ("SGD", "K-FAC (mc)"):
-        found[name] = memory.elsewhere("kfac-step", name, width, batch)
+        found[name] = memory.peak_in_subprocess("kfac-step", name, width, batch)
     parameters = (784 * width + width**2 + width * 10) * 4 / 2**20
     assert 2 * parameters < found["SGD"]  # weights and gradients, and momentum
     assert found["K-FAC (mc)"] < found["SGD"] + width**2 * 4 / 2**20
 
 
 def test_memory_of_a_process_that_breaks_is_not_known():
-    assert memory.elsewhere("kfac-step", "no such method", 8, 4) is None
+    assert memory.peak_in_subprocess("kfac-step", "no such method", 8, 4) is None
 
 
 @pytest.mark.parametrize("name", ["float32", "tf32"])
 def test_precision_is_put_back(name):
     before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-    with products(name):
+    with product_precision(name):
         assert torch.backends.cudnn.allow_tf32 == (name == "tf32")
     assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == before
 
@@ -170,17 +172,17 @@ def test_wrong_options_are_refused_with_a_way_out(options, said):
 
 
 def test_peers_are_chosen_by_their_names():
-    here = Method("here", SGD.make, package="torch")
-    missing = Method("missing", SGD.make, package="no-such-package")
-    assert choose([here, missing], "all") == ((here,), ("no-such-package",))
-    assert choose([here, missing], "none") == ((), ())
-    assert choose([here, missing], "torch") == ((here,), ())
+    here = BenchMethod("here", TORCH_SGD.make, package="torch")
+    missing = BenchMethod("missing", TORCH_SGD.make, package="no-such-package")
+    assert choose_peers([here, missing], "all") == ((here,), ("no-such-package",))
+    assert choose_peers([here, missing], "none") == ((), ())
+    assert choose_peers([here, missing], "torch") == ((here,), ())
     with pytest.raises(ValueError, match=r"unknown peer 'jax'; this benchmark knows torch, no-such-package"):
-        choose([here, missing], "torch,jax")
+        choose_peers([here, missing], "torch,jax")
     with pytest.raises(ValueError, match=r"not installed: pip install 'mukron\[peers\]'"):
-        choose([here, missing], "no-such-package")
+        choose_peers([here, missing], "no-such-package")
 
 
 def test_missing_peers_are_named_in_a_note():
-    run = StepsRun(bench(Method("missing", SGD.make, package="no-such-package")), Options((8,)), "")
+    run = StepsRun(bench(BenchMethod("missing", TORCH_SGD.make, package="no-such-package")), Options((8,)), "")
     assert any("not measured: no-such-package" in note for note in run.result.notes)

@@ -10,21 +10,21 @@ from dataclasses import replace
 
 import pytest
 
-from mukron.bench.drawing import draw
+from mukron.bench.drawing import draw_result
 from mukron.bench.measure import Options
-from mukron.bench.page import in_short, write_page
-from mukron.bench.result import Result, Row, begun
-from mukron.bench.roots import ROOTS, RootsRun
+from mukron.bench.page import summary_table, write_performance_page
+from mukron.bench.result import BenchResult, Measurement, new_result
+from mukron.bench.roots import ROOT_CASES, RootsRun
 
 
-def result(widths=(64, 128, 256)) -> Result:
-    empty = begun("kfac-step", "One step", "SGD", ("a note",), Options(widths), "mukron bench kfac-step")
+def result(widths=(64, 128, 256)) -> BenchResult:
+    empty = new_result("kfac-step", "One step", "SGD", ("a note",), Options(widths), "mukron bench kfac-step")
     rows = []
     for width in widths:
         rows += [
-            Row("SGD", width, (1e-3 * width**2, 1.1e-3 * width**2, 0.9e-3 * width**2), 10.0, 1e-7),
-            Row("K-FAC", width, (2e-3 * width**2,) * 3, 15.0, 2e-6, parts={"forward": 1.0, "step": 3.0}),
-            Row("peer", width, note="another thing", failed="out of memory"),
+            Measurement("SGD", width, (1e-3 * width**2, 1.1e-3 * width**2, 0.9e-3 * width**2), 10.0, 1e-7),
+            Measurement("K-FAC", width, (2e-3 * width**2,) * 3, 15.0, 2e-6, parts={"forward": 1.0, "step": 3.0}),
+            Measurement("peer", width, note="another thing", failed="out of memory"),
         ]
     return empty.with_rows(rows)
 
@@ -32,8 +32,8 @@ def result(widths=(64, 128, 256)) -> Result:
 def test_a_result_is_read_as_it_was_written(tmp_path):
     path = result().save(tmp_path)
     assert path.name == "kfac-step-cpu.json"
-    assert Result.load(path).table() == result().table()
-    assert Result.load(path).save(tmp_path / "again").read_text() == path.read_text()
+    assert BenchResult.load(path).table() == result().table()
+    assert BenchResult.load(path).save(tmp_path / "again").read_text() == path.read_text()
     assert '"median": 4.096' in path.read_text()
 
 
@@ -66,22 +66,25 @@ def test_parts_stand_beside_the_whole_step():
 def test_in_short_ours_stands_beside_the_fastest_of_the_others():
     found = result()
     rows = [replace(row, method={"K-FAC": "K-FAC (mc), fused"}.get(row.method, row.method)) for row in found.rows]
-    rows += [Row("SINGD (dense)", 256, (655.36,) * 3), Row("curvlinops K-FAC (empirical)", 256, (327.68,) * 3)]
-    (line,) = in_short([replace(found, rows=tuple(rows))]).rows
+    rows += [
+        Measurement("SINGD (dense)", 256, (655.36,) * 3),
+        Measurement("curvlinops K-FAC (empirical)", 256, (327.68,) * 3),
+    ]
+    (line,) = summary_table([replace(found, rows=tuple(rows))]).rows
     assert line[0] == "kfac-step: K-FAC (mc), fused"
     assert line[2:] == ("x SGD: 2 at 64, 2 at 128, 2 at 256", "1.50", "5, curvlinops K-FAC (empirical)")
-    assert not in_short([replace(found, rows=found.rows[:1])]).rows
+    assert not summary_table([replace(found, rows=found.rows[:1])]).rows
 
 
 def test_lines_carry_the_fitted_slope(tmp_path):
-    svg, png = draw(result(), tmp_path / "figure")
+    svg, png = draw_result(result(), tmp_path / "figure")
     assert png.exists()
     assert "K-FAC, width^2.0" in svg.read_text()
     assert "peer" not in svg.read_text()
 
 
 def test_one_width_is_drawn_as_bars(tmp_path):
-    (svg,) = draw(result((64,)), tmp_path / "figure", (".svg",))
+    (svg,) = draw_result(result((64,)), tmp_path / "figure", (".svg",))
     assert "x SGD" in svg.read_text()
     assert "width^" not in svg.read_text()
 
@@ -89,19 +92,21 @@ def test_one_width_is_drawn_as_bars(tmp_path):
 def test_bars_that_differ_by_much_have_a_logarithmic_axis(tmp_path):
     """1500 times SGD beside 3 times SGD: both are to be seen."""
     found = result((64,))
-    far = found.with_rows([Row("far", 64, (1500.0 * found.base_at(64).median,) * 3)])
-    near, far = (draw(each, tmp_path / name, (".svg",))[0].read_text() for each, name in ((found, "a"), (far, "b")))
+    far = found.with_rows([Measurement("far", 64, (1500.0 * found.base_at(64).median,) * 3)])
+    near, far = (
+        draw_result(each, tmp_path / name, (".svg",))[0].read_text() for each, name in ((found, "a"), (far, "b"))
+    )
     assert "10^{3}" in far or "mathdefault{10^{3}}" in far
     assert "10^{" not in near
 
 
 def test_nothing_measured_gives_no_figure(tmp_path):
-    assert draw(replace(result(), rows=()), tmp_path / "figure") == []
+    assert draw_result(replace(result(), rows=()), tmp_path / "figure") == []
 
 
 def test_the_page_is_written_from_the_files_alone(tmp_path):
     file = result().save(tmp_path / "figures")
-    page = write_page([file], tmp_path / "performance.md")
+    page = write_performance_page([file], tmp_path / "performance.md")
     text = page.read_text()
     assert "mukron bench kfac-step" in text
     assert re.search(r"^\| 64 \| K-FAC \|", text, re.MULTILINE)
@@ -112,7 +117,7 @@ def test_the_page_is_written_from_the_files_alone(tmp_path):
     assert "In short" in text
     assert str(tmp_path) not in text
     before = text, file.with_suffix(".svg").read_text()
-    write_page([file], page)
+    write_performance_page([file], page)
     assert (page.read_text(), file.with_suffix(".svg").read_text()) == before
 
 
@@ -120,14 +125,14 @@ def test_a_file_of_something_else_is_refused(tmp_path):
     (tmp_path / "other.json").write_text('{"rows": []}')
     for name in ("other.json", "missing.json"):
         with pytest.raises(ValueError, match="no result of mukron bench could be read"):
-            Result.load(tmp_path / name)
+            BenchResult.load(tmp_path / name)
 
 
 def test_roots_are_timed_and_told_from_float64():
     run = RootsRun(Options((32,), rounds=2), "")
     (rows,) = run.rows(lambda work, _: work, lambda work, _: work)
-    assert [row.method for row in rows] == [root.name for root in ROOTS]
-    assert {root.solver for root in ROOTS} >= {"cholesky", "eigh", "newton"}
+    assert [row.method for row in rows] == [root.name for root in ROOT_CASES]
+    assert {root.solver for root in ROOT_CASES} >= {"cholesky", "eigh", "newton"}
     for row in rows:
         assert len(row.milliseconds) == 2
         assert row.differs < 1e-3, row.method
@@ -143,4 +148,4 @@ def test_a_benchmark_that_is_killed_leaves_the_widths_that_were_done(tmp_path):
         while not file.exists() and run.poll() is None and time.monotonic() < end:
             time.sleep(0.02)
         run.kill()
-    assert Result.load(file).widths == [8]
+    assert BenchResult.load(file).widths == [8]

@@ -10,18 +10,18 @@ import pytest
 from mukron.diagnose import Check, Measurement, Record
 from mukron.paper import damped, nngp, tables, wide
 from mukron.paper.claims import (
-    Of,
+    BestOf,
+    all_of,
     beats,
     beats_everywhere,
+    close,
     column_exponent,
-    departs,
-    every,
-    fades,
+    decays,
+    depends_on_width,
     gap_grows,
     learns,
     lower_rate,
     moves,
-    near,
     noise_of,
     stays,
     wider_is_better,
@@ -89,13 +89,13 @@ LOST = at(None, None, None)
 
 
 def test_beats_is_decided_by_the_noise_of_the_seeds():
-    check = beats(Of("a"), Of("b"))
+    check = beats(BestOf("a"), BestOf("b"))
     better, worse = at(0.8, 0.8, 0.9), at(0.9, 0.9, 0.8)
     assert verdict(check, a=better, b=worse) == HOLDS  # at the widest
     assert verdict(check, a=worse, b=better) == FAILS
     assert verdict(check, a=better, b=at(0.8, 0.8, 0.899)) == UNTOLD
-    assert verdict(beats(Of("a"), Of("b"), or_equals=True), a=better, b=at(0.8, 0.8, 0.899)) == HOLDS
-    assert verdict(beats(Of("a", 64), Of("b", 64)), a=better, b=worse) == FAILS
+    assert verdict(beats(BestOf("a"), BestOf("b"), or_equals=True), a=better, b=at(0.8, 0.8, 0.899)) == HOLDS
+    assert verdict(beats(BestOf("a", 64), BestOf("b", 64)), a=better, b=worse) == FAILS
     one = found(check, a=at(0.8, 0.8, 0.9, noise=(0.0,)), b=at(0.8, 0.8, 0.88, noise=(0.0,)))
     assert one.verdict == HOLDS
     assert one.measured == "a 90.00% against b 88.00% (one seed)"
@@ -103,8 +103,8 @@ def test_beats_is_decided_by_the_noise_of_the_seeds():
 
 def test_beats_takes_a_low_loss_for_the_better_one():
     low, high = at(2.0, 1.5, 1.0, metric="train_loss"), at(2.0, 1.5, 1.2, metric="train_loss")
-    assert verdict(beats(Of("a"), Of("b")), a=low, b=high) == HOLDS
-    assert verdict(beats(Of("a"), Of("b")), a=high, b=low) == FAILS
+    assert verdict(beats(BestOf("a"), BestOf("b")), a=low, b=high) == HOLDS
+    assert verdict(beats(BestOf("a"), BestOf("b")), a=high, b=low) == FAILS
 
 
 def test_beats_by_another_column_of_the_best_runs():
@@ -112,7 +112,7 @@ def test_beats_by_another_column_of_the_best_runs():
         return lambda width, value: [{"epoch": 1, "test_accuracy": value, "test_loss": loss}]
 
     low, high = at(0.9, widths=(64,), rows=rows(0.5)), at(0.9, widths=(64,), rows=rows(0.7))
-    by_loss = beats(Of("a", metric="test_loss"), Of("b", metric="test_loss"))
+    by_loss = beats(BestOf("a", metric="test_loss"), BestOf("b", metric="test_loss"))
     assert verdict(by_loss, a=low, b=high) == HOLDS
     assert verdict(by_loss, a=high, b=low) == FAILS
     assert verdict(by_loss, a=at(0.9, widths=(64,)), b=at(0.9, widths=(64,))) == UNTOLD  # none has it
@@ -121,7 +121,7 @@ def test_beats_by_another_column_of_the_best_runs():
 @pytest.mark.parametrize("or_equals", [False, True])
 @pytest.mark.parametrize("metric", ["test_accuracy", "train_loss"])
 def test_beats_where_runs_diverged(metric, or_equals):
-    check = beats(Of("a"), Of("b"), or_equals)
+    check = beats(BestOf("a"), BestOf("b"), or_equals)
     fine, lost = at(0.5, 0.5, 0.5, metric=metric), at(0.5, 0.5, None, metric=metric)
     assert verdict(check, a=fine, b=lost) == HOLDS
     assert verdict(check, a=lost, b=fine) == FAILS
@@ -129,7 +129,7 @@ def test_beats_where_runs_diverged(metric, or_equals):
 
 
 def test_near_counts_the_distance_alone():
-    check = near(Of("a"), Of("b"), 0.03)
+    check = close(BestOf("a"), BestOf("b"), 0.03)
     assert verdict(check, a=at(0.1, 0.1, 0.90), b=at(0.1, 0.1, 0.88)) == HOLDS
     assert verdict(check, a=at(0.1, 0.1, 0.88), b=at(0.1, 0.1, 0.92)) == FAILS
     assert verdict(check, a=at(0.9, 0.9, 0.9), b=LOST) == FAILS
@@ -150,7 +150,7 @@ def test_near_counts_the_distance_alone():
 )
 def test_several_findings_make_one(verdicts, together):
     findings = [Finding(each, f"{number}") for number, each in enumerate(verdicts)]
-    both = every(*(lambda evidence, each=each: each for each in findings))(Evidence())
+    both = all_of(*(lambda evidence, each=each: each for each in findings))(Evidence())
     assert both == Finding(together, "0; 1")
     assert verdict_of(findings) == together
 
@@ -295,7 +295,7 @@ def test_better_at_every_learning_rate():
 
 def test_the_lower_of_two_best_rates():
     low, high = study({(64, 0.125): 0.9, (64, 0.25): 0.8}), study({(64, 0.125): 0.8, (64, 0.25): 0.9})
-    check = lower_rate(Of("a"), Of("b"))
+    check = lower_rate(BestOf("a"), BestOf("b"))
     assert (verdict(check, a=low, b=high), verdict(check, a=high, b=low)) == (HOLDS, FAILS)
     assert verdict(check, a=low, b=low) == FAILS
     assert verdict(check, a=low, b=LOST) == UNTOLD
@@ -306,7 +306,7 @@ def test_a_gap_that_grows():
     def gaps(*values):
         parts = {f"top{n}": at(0.5 + value, widths=(64,)) for n, value in enumerate(values)}
         parts |= {f"low{n}": at(0.5, widths=(64,)) for n in range(len(values))}
-        pairs = [(f"batch {n}", Of(f"top{n}"), Of(f"low{n}")) for n in range(len(values))]
+        pairs = [(f"batch {n}", BestOf(f"top{n}"), BestOf(f"low{n}")) for n in range(len(values))]
         return verdict(gap_grows(pairs), **parts)
 
     assert gaps(0.0, 0.1, 0.2) == HOLDS
@@ -338,7 +338,7 @@ def test_wider_is_better_throughout_training():
 def test_with_one_seed_a_point_counts():
     one = {"noise": (0.0,), "widths": (64,)}
     for gain, expected in ((0.02, HOLDS), (0.005, UNTOLD), (-0.02, FAILS)):
-        assert verdict(beats(Of("a"), Of("b")), a=at(0.8 + gain, **one), b=at(0.8, **one)) == expected
+        assert verdict(beats(BestOf("a"), BestOf("b")), a=at(0.8 + gain, **one), b=at(0.8, **one)) == expected
 
 
 # Features.
@@ -371,19 +371,19 @@ def test_learns():
 
 
 def test_fades():
-    check = fades("a")
+    check = decays("a")
     assert verdict(check, a=coordinate({"fc1": 0.0, "fc2": -0.5})) == HOLDS
     assert verdict(check, a=coordinate({"fc1": 0.0, "fc2": 0.5})) == FAILS
     assert verdict(check, a=NONE) == UNTOLD
     assert verdict(check, a=ONE_WIDTH) == UNTOLD
-    both = fades("a", "fc1", "fc2")
+    both = decays("a", "fc1", "fc2")
     assert verdict(both, a=coordinate({"fc1": -0.5, "fc2": -0.5})) == HOLDS
     assert verdict(both, a=coordinate({"fc1": -0.5, "fc2": 0.0})) == IN_PART
-    assert verdict(fades("a", "fc1"), a=coordinate({"fc1": 0.0, "fc2": -0.5})) == FAILS
+    assert verdict(decays("a", "fc1"), a=coordinate({"fc1": 0.0, "fc2": -0.5})) == FAILS
 
 
 def test_departs():
-    check = departs("a")
+    check = depends_on_width("a")
     assert verdict(check, a=coordinate({"fc1": 0.0, "fc2": 0.5})) == HOLDS
     assert verdict(check, a=coordinate({"fc1": 0.0, "fc2": -0.5})) == HOLDS
     assert verdict(check, a=coordinate({"fc1": 0.0}, broken={"width 64, seed 0": "overflow"})) == HOLDS
@@ -450,7 +450,7 @@ def test_damping_is_best_where_it_is_scaled_by_minus_one_and_one():
         for x in chosen:
             for y in chosen:
                 value = cells.get((x, y), 0.5)
-                parts[damped.name(x, y)] = at(value, widths=(256,), scheme=f"mup/fixed:1,0.25,1,{x:g},{y:g}")
+                parts[damped.part_name(x, y)] = at(value, widths=(256,), scheme=f"mup/fixed:1,0.25,1,{x:g},{y:g}")
         return Evidence(parts)
 
     check = damped.highest_at_one(chosen)
@@ -474,13 +474,13 @@ def test_eigenvalues_and_damping_vary_over_the_epochs():
 
         return at(0.5, widths=(1,), metric="x", rows=rows)
 
-    check = damped.varies("a")
+    check = damped.changes_over_epochs("a")
     assert verdict(check, a=spectra(2.0, 2.0)) == HOLDS
     assert verdict(check, a=spectra(2.0, 1.1)) == IN_PART
     assert verdict(check, a=spectra(1.1, 1.1)) == FAILS
     assert verdict(check, a=spectra(2.0, 2.0, epochs=1)) == UNTOLD
     assert verdict(check, a=at(None, widths=(1,))) == UNTOLD
-    follows = damped.follows("a")
+    follows = damped.damping_follows("a")
     assert verdict(follows, a=spectra(2.0, 2.0)) == HOLDS
     assert verdict(follows, a=spectra(2.0, 0.5)) == FAILS
     assert verdict(follows, a=spectra(2.0, 2.0, epochs=2)) == UNTOLD
@@ -496,7 +496,7 @@ def test_early_compares_the_first_evaluation():
             rows=lambda width, value: [{"epoch": 5, "test_accuracy": first}, {"epoch": 10, "test_accuracy": last}],
         )
 
-    check = nngp.early("a", "b")
+    check = nngp.higher_at_first("a", "b")
     assert verdict(check, a=curve(0.7, 0.7), b=curve(0.5, 0.9)) == HOLDS
     assert verdict(check, a=curve(0.5, 0.9), b=curve(0.7, 0.7)) == FAILS
     assert verdict(check, a=at(0.5, widths=(8,)), b=curve(0.7, 0.7)) == UNTOLD  # one evaluation is no curve
@@ -504,10 +504,12 @@ def test_early_compares_the_first_evaluation():
 
 def test_the_tables_are_compared_cell_by_cell():
     mup = get_scheme("mup")
-    assert tables.same(mup, tables.MUP)(Evidence()).verdict == HOLDS
-    wrong = {**tables.MUP, "shampoo": ("0, -1/2", "1, 1/2", "1/2, 1/2")}
-    assert tables.same(mup, wrong)(Evidence()) == Finding(FAILS, "2 of 3 methods as printed; others: shampoo")
-    assert tables.same(NTK, tables.MUP)(Evidence()).verdict == FAILS
+    assert tables.matches_printed(mup, tables.PRINTED_MUP)(Evidence()).verdict == HOLDS
+    wrong = {**tables.PRINTED_MUP, "shampoo": ("0, -1/2", "1, 1/2", "1/2, 1/2")}
+    assert tables.matches_printed(mup, wrong)(Evidence()) == Finding(
+        FAILS, "2 of 3 methods as printed; others: shampoo"
+    )
+    assert tables.matches_printed(NTK, tables.PRINTED_MUP)(Evidence()).verdict == FAILS
 
 
 def test_evidence_of_another_kind_is_refused():

@@ -9,7 +9,7 @@ import pytest
 
 from mukron.paper import RECIPES, Scale, load_evidence, outcomes
 from mukron.paper.claims import best_value
-from mukron.paper.outcome import judge, numbers
+from mukron.paper.outcome import csv_rows, judge_claims
 from mukron.paper.page import page_of
 
 KEPT = Path(__file__).parents[2] / "docs" / "reproduction"
@@ -25,7 +25,7 @@ def test_verdicts_are_what_the_evidence_says(name: str) -> None:
     kept, evidence = OUTCOMES[name], load_evidence(KEPT / name)
     experiment = RECIPES[name].make(Scale(kept.scale))
     assert set(experiment.parts) == set(evidence)
-    assert judge(name, kept.scale, kept.less, experiment, evidence, kept.made) == kept
+    assert judge_claims(name, kept.scale, kept.less, experiment, evidence, kept.made) == kept
 
 
 @pytest.mark.parametrize("name", OUTCOMES)
@@ -55,7 +55,7 @@ def test_evidence_is_of_the_recipe(name: str) -> None:
 @pytest.mark.parametrize("name", OUTCOMES)
 def test_everything_is_there(name: str) -> None:
     evidence = load_evidence(KEPT / name)
-    wanted = {"result.json", "evidence.json", "figure.svg", *({"numbers.csv"} if numbers(evidence) else ())}
+    wanted = {"result.json", "evidence.json", "figure.svg", *({"numbers.csv"} if csv_rows(evidence) else ())}
     assert wanted <= {path.name for path in (KEPT / name).iterdir()}
     assert OUTCOMES[name].made.keys() >= {"command", "machine", "versions", "date", "runs"}
 

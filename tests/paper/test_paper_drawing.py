@@ -237,7 +237,7 @@ def test_a_width_without_a_curve_is_named(evidence):
 def test_against_width_shows_ours_and_the_papers(evidence):
     paper = {128: 0.8, 64: 0.7}
     panels = [WidthPanel("MLP", [WidthLine("SP", "mlp", "sp", paper), WidthLine("muP", "mlp", "mup")])]
-    figure = drawing.against_width(panels)(evidence)
+    figure = drawing.best_over_width(panels)(evidence)
     (panel,) = shown(figure)
     ours, theirs = lines(panel), lines(panel, dashes=":")
     assert [each.get_color() for each in ours + lines(panel, "s")] == list(COLOURS[:2])
@@ -251,13 +251,13 @@ def test_against_width_shows_ours_and_the_papers(evidence):
 
 def test_panels_of_other_lines_name_their_own(evidence):
     panels = [WidthPanel("A", [WidthLine("K-FAC", "mlp")]), WidthPanel("B", [WidthLine("Shampoo", "cnn")])]
-    figure = drawing.against_width(panels)(evidence)
+    figure = drawing.best_over_width(panels)(evidence)
     assert [legend(panel.get_legend()) for panel in shown(figure)] == [["K-FAC"], ["Shampoo"]]
     assert not figure.legends
 
 
 def test_four_panels_are_two_by_two(evidence):
-    figure = drawing.against_width([WidthPanel(name, [WidthLine("", "mlp")]) for name in "ABCD"])(evidence)
+    figure = drawing.best_over_width([WidthPanel(name, [WidthLine("", "mlp")]) for name in "ABCD"])(evidence)
     assert {panel.get_subplotspec().get_geometry()[:2] for panel in figure.axes} == {(2, 2)}
 
 
@@ -272,8 +272,8 @@ def test_poor_evidence_is_drawn(evidence, part, metric, tmp_path):
         drawing.over_epochs(panels, quantity="distance/"),
         drawing.layers_over_epochs([[Panel("", part, None, "distance/"), Panel("", part, "ntk", "none/")]]),
         drawing.over_exponent([ExponentPanel("", {1.0: part})], second="train_accuracy"),
-        drawing.against_width([WidthPanel("", [WidthLine("ours", part, paper={1: 0.5})])]),
-        drawing.against_width([WidthPanel("", [WidthLine("ours", part)])]),
+        drawing.best_over_width([WidthPanel("", [WidthLine("ours", part, paper={1: 0.5})])]),
+        drawing.best_over_width([WidthPanel("", [WidthLine("ours", part)])]),
     ]
     for draw in draws:
         figure = draw(poor)

@@ -9,7 +9,7 @@ import pytest
 from markdown_it import MarkdownIt
 
 from mukron.paper.outcome import Judged, Outcome
-from mukron.paper.page import page_of, text, write_page
+from mukron.paper.page import escape_markdown, page_of, write_page
 from mukron.paper.recipe import FAILS, HOLDS, IN_PART, RECIPES, UNTOLD, Recipe
 from mukron.params.storage import write_json
 
@@ -143,11 +143,11 @@ def test_signs_of_markdown_are_read_as_they_are(recipes):
 
 @pytest.mark.parametrize("words", ["- a", "+ b", "12. c", "3) d", "-", "# e", "> f", "-0.5 g", "1.5 h", "=== i"])
 def test_words_open_no_list_and_no_heading(words):
-    assert rendered(f"- {text(words)}") == f"<ul>\n<li>{words.replace('>', '&gt;')}</li>\n</ul>\n"
+    assert rendered(f"- {escape_markdown(words)}") == f"<ul>\n<li>{words.replace('>', '&gt;')}</li>\n</ul>\n"
 
 
 def test_lines_are_joined():
-    assert text("a\n\n- b\t c") == "a - b c"
+    assert escape_markdown("a\n\n- b\t c") == "a - b c"
 
 
 def test_many_long_claims_are_cut_in_the_table_alone(recipes):

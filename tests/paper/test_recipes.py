@@ -12,7 +12,7 @@ import pytest
 
 from mukron.diagnose.check import Check
 from mukron.paper import RECIPES, Outcome, ReproductionError, Request, Scale, load_evidence, reproduce
-from mukron.paper.outcome import judge
+from mukron.paper.outcome import judge_claims
 from mukron.paper.recipe import FAILS, HOLDS, IN_PART, UNTOLD, Checking, key_of, recipe
 
 PAPER = """
@@ -148,7 +148,7 @@ def test_a_smoke_run_ends_with_all_files_and_its_evidence_gives_the_same_verdict
     assert all(judged.measured for judged in outcome.claims)
 
     evidence = load_evidence(folder / name)
-    assert judge(name, "smoke", "", experiment, evidence, outcome.made) == outcome
+    assert judge_claims(name, "smoke", "", experiment, evidence, outcome.made) == outcome
     assert list(evidence) == list(experiment.parts)
     for title, part in experiment.parts.items():
         found = evidence[title]

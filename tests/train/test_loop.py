@@ -317,15 +317,15 @@ def test_probes_know_the_beginning():
 
 
 def test_word_embeddings_are_judged(monkeypatch):
-    from mukron.train import words
+    from mukron.train import word_probe
 
     torch.manual_seed(0)
     contexts, targets = torch.randint(6, (64, 4)), torch.randint(6, (64,))
     vocabulary = ("king", "queen", "man", "woman", "boy", "girl")
     text = Dataset("wikitext2", Split(contexts, targets), Split(contexts, targets), 6, vocabulary=vocabulary)
     pairs = [("king", "queen", 9.0), ("man", "girl", 2.0), ("a", "b", 1.0)]
-    monkeypatch.setattr(words, "word_pairs", lambda folder: pairs)
-    monkeypatch.setattr(words, "analogies", lambda folder: [("man", "woman", "king", "queen")])
+    monkeypatch.setattr(word_probe, "word_pairs", lambda folder: pairs)
+    monkeypatch.setattr(word_probe, "analogies", lambda folder: [("man", "woman", "king", "queen")])
     config = RunConfig(model="cbow", data="wikitext2", width=64, method="sgd", lr=0.1, epochs=1, record=["words"])
     final = train(config, dataset=text).final
     assert (final["words/pairs"], final["words/questions"]) == (2, 1)

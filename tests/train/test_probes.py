@@ -14,7 +14,8 @@ from torch.nn import functional as F
 import mukron
 from mukron.linalg import MatrixFactor, RowsFactor
 from mukron.models import MLP, ResNet18
-from mukron.train.probes import PROBES, Distance, Features, Rates, Spectra, first_tensor, largest_eigenvalue
+from mukron.train.probes import PROBES, Distance, Features, Rates, Spectra
+from mukron.train.quantities import first_tensor, largest_eigenvalue
 
 
 def rms(x: torch.Tensor) -> float:

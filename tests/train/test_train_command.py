@@ -168,7 +168,7 @@ def test_an_interrupted_run_is_continued_by_the_same_command(tmp_path, monkeypat
         yield lambda at: signal.raise_signal(signal.SIGINT) if at.step == 5 and at.row is None else None
 
     with monkeypatch.context() as patch:
-        patch.setattr(command, "progress_shown", pressing)
+        patch.setattr(command, "run_progress", pressing)
         stopped = run(*SMALL, "--out", "one", code=130)
     assert "interrupted at step 5; the same command continues it" in stopped.stderr
     assert Run.load("one").status == "interrupted"

@@ -1,6 +1,9 @@
-"""Benchmarks that anybody can run: what a step costs, beside torch's own optimizers and other libraries'.
+"""Benchmarks of a training step: time, memory and numerical error, next to torch's and other libraries' optimizers.
 
-tasks -> networks and their data;  methods, peers -> what trains them;  agreement -> a float64 truth for each;
-measure, memory, labels -> numbers;  kfac_step, shampoo_step, conv, roots -> one benchmark a file;
-result -> what is kept;  drawing, page -> made of what is kept, and of nothing else.
+tasks          networks and the batches they are trained on
+methods, peers the optimizers that are timed: this library's and torch's, and those of other libraries
+agreement      the first update of every method in float64, to measure numerical error against
+measure, memory, labels   time, peak memory, and time by part of a step
+kfac_step, shampoo_step, conv, roots, sweep   one benchmark per file
+result         the stored numbers; drawing and page read nothing else
 """

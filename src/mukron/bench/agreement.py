@@ -1,7 +1,7 @@
-"""The first update of every method, written out plainly in float64, to compare the quick one with.
+"""The first update of every method, computed directly in float64, as a reference for the fast implementations.
 
-Rows: H [samples, positions, d_in] go into a layer, D [samples, positions, d_out] are the derivatives of the summed
-log-likelihood by what comes out of it; n samples, G the gradient of the mean loss.
+Symbols: H [samples, positions, d_in] is the input of a layer, D [samples, positions, d_out] the derivative of the
+summed log-likelihood with respect to its output; n is the number of samples, G the gradient of the mean loss.
 
     A = H^T H / n,  B = D^T D / (n positions)       K-FAC, FOOF:  (B + rho_B)^-1 G (A + rho_A)^-1
     G = U s V^T                                     Shampoo:      U s (s^2 + rho)^-1/2 V^T
@@ -18,136 +18,250 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-LARGE_LR = 2.0**10  # so that an update is large beside the rounding of the weights that it is read from
-EPS, DECAY = 1e-8, 1e-2  # AdamW's own
+COMPARISON_LR = 2.0**10  # large, so that rounding of the weights is small next to the update read from them
+ADAMW_EPS, ADAMW_DECAY = 1e-8, 1e-2  # the defaults of torch.optim.AdamW
 
-Moves = dict[str, Tensor]  # by parameter: what is subtracted from it, over the learning rate
-Damping = Callable[[Tensor], Tensor | float]
+Updates = dict[str, Tensor]  # by parameter: what is subtracted from it, divided by the learning rate
+DampingFunction = Callable[[Tensor], Tensor | float]  # from a factor to the number added to its diagonal
 
 
 @dataclass
-class Layer:
-    """A linear or convolutional layer: its module, the rows that came in, and what came out."""
+class CapturedLayer:
+    """The input and output of a linear or convolutional layer in one forward pass.
+
+    Attributes:
+        module: The layer.
+        H: Its input, [samples, positions, d_in].
+        u: Its output, as the layer returned it.
+    """
 
     module: nn.Linear | nn.Conv2d
     H: Tensor
     u: Tensor
 
     def rows(self, delta: Tensor) -> Tensor:
-        """[samples, positions, d_out] of a derivative by ``u``."""
+        """Reshapes a derivative with respect to ``u``.
+
+        Args:
+            delta: The derivative, in the shape of ``u``.
+
+        Returns:
+            The same numbers as [samples, positions, d_out].
+        """
         if isinstance(self.module, nn.Linear):
             return delta.reshape(delta.shape[0], -1, delta.shape[-1])
         return delta.flatten(2).mT
 
 
 class Reference:
-    """One batch in float64, seen by every layer."""
+    """A forward and backward pass of a model in float64, with the input and output of every layer.
+
+    Args:
+        model: The network; it is copied, not changed.
+        x: A batch of inputs.
+        y: Its class labels.
+
+    Example:
+        >>> import torch
+        >>> reference = Reference(torch.nn.Sequential(torch.nn.Linear(3, 2)), torch.randn(4, 3), torch.zeros(4).long())
+        >>> reference.layers["0"].H.shape, reference.G["0.weight"].dtype
+        (torch.Size([4, 1, 3]), torch.float64)
+    """
 
     def __init__(self, model: nn.Module, x: Tensor, y: Tensor) -> None:
-        with torch.no_grad():  # who draws targets draws them from these
-            self.drawn_from = copy.deepcopy(model)(x).float().softmax(1)
+        with torch.no_grad():  # an optimizer draws Monte Carlo targets in the model's own precision
+            self.sampling_probabilities = copy.deepcopy(model)(x).float().softmax(1)
         self.model, self.y = copy.deepcopy(model).double(), y
-        self.layers: dict[str, Layer] = {}
+        self.layers: dict[str, CapturedLayer] = {}
         for name, module in self.model.named_modules():
             if isinstance(module, (nn.Linear, nn.Conv2d)):
-                module.register_forward_hook(self._seer(name))
+                module.register_forward_hook(self._capture_hook(name))
         self.f: Tensor = self.model(x.double())
         parameters = dict(self.model.named_parameters())
         gradients = torch.autograd.grad(F.cross_entropy(self.f, y), list(parameters.values()), retain_graph=True)
         self.weights = {name: parameter.detach() for name, parameter in parameters.items()}
         self.G = dict(zip(parameters, gradients, strict=True))
 
-    def _seer(self, name: str) -> Callable[..., None]:
-        def see(module: nn.Linear | nn.Conv2d, inputs: tuple[Tensor], output: Tensor) -> None:
+    def _capture_hook(self, name: str) -> Callable[..., None]:
+        def capture(module: nn.Linear | nn.Conv2d, inputs: tuple[Tensor], output: Tensor) -> None:
             x = inputs[0].detach()
             if isinstance(module, nn.Linear):
                 H = x.reshape(x.shape[0], -1, x.shape[-1])
             else:
                 H = F.unfold(x, module.kernel_size, module.dilation, module.padding, module.stride).mT  # type: ignore[arg-type]
-            self.layers[name] = Layer(module, H, output)
+            self.layers[name] = CapturedLayer(module, H, output)
 
-        return see
+        return capture
 
     @cached_property
     def p(self) -> Tensor:
+        """The predicted class probabilities, [samples, classes]."""
         return self.f.detach().softmax(1)
 
     def signals(self, fisher: str) -> dict[str, Tensor]:
-        """D of every layer. Drawn targets: the same draws as the optimizer's, by a generator of the same seed."""
+        """Computes D of every layer.
+
+        Args:
+            fisher: "mc" for targets drawn from the model, with the optimizer's seed; "empirical" for the labels.
+
+        Returns:
+            By layer name, D as [samples, positions, d_out].
+        """
         y = self.y
         if fisher == "mc":
             generator = torch.Generator(y.device).manual_seed(0)
-            y = torch.multinomial(self.drawn_from, 1, generator=generator).squeeze(1)
+            y = torch.multinomial(self.sampling_probabilities, 1, generator=generator).squeeze(1)
         v = F.one_hot(y, self.p.shape[1]) - self.p
         outputs = [layer.u for layer in self.layers.values()]
         deltas = torch.autograd.grad(self.f, outputs, v, retain_graph=True)
         return {name: layer.rows(delta) for (name, layer), delta in zip(self.layers.items(), deltas, strict=True)}
 
 
-Truth = Callable[[Reference], Moves]
+ReferenceUpdate = Callable[[Reference], Updates]
 
 
-def sgd(reference: Reference) -> Moves:
+def sgd_update(reference: Reference) -> Updates:
+    """Computes the first update of SGD: the gradient.
+
+    Args:
+        reference: The batch in float64.
+
+    Returns:
+        The update of every parameter.
+
+    Example:
+        >>> reference = Reference(nn.Sequential(nn.Linear(3, 2)), torch.randn(4, 3), torch.zeros(4).long())
+        >>> sgd_update(reference)["0.weight"].shape
+        torch.Size([2, 3])
+    """
     return reference.G
 
 
-def adamw(reference: Reference) -> Moves:
-    return {name: G / (G.abs() + EPS) + DECAY * reference.weights[name] for name, G in reference.G.items()}
+def adamw_update(reference: Reference) -> Updates:
+    """Computes the first update of AdamW with torch's defaults.
+
+    Args:
+        reference: The batch in float64.
+
+    Returns:
+        The update of every parameter.
+
+    Example:
+        >>> reference = Reference(nn.Sequential(nn.Linear(3, 2)), torch.randn(4, 3), torch.zeros(4).long())
+        >>> adamw_update(reference)["0.weight"].shape
+        torch.Size([2, 3])
+    """
+    return {name: G / (G.abs() + ADAMW_EPS) + ADAMW_DECAY * reference.weights[name] for name, G in reference.G.items()}
 
 
-def rescaled(M: Tensor) -> Tensor:
-    """This library's own damping of K-FAC at rho = 1: the mean eigenvalue."""
+def mean_eigenvalue(M: Tensor) -> Tensor:
+    """Returns the mean eigenvalue of a factor, which is this library's default damping of K-FAC (rho = 1).
+
+    Args:
+        M: A square matrix.
+
+    Returns:
+        Its trace divided by its size.
+
+    Example:
+        >>> import torch
+        >>> float(mean_eigenvalue(torch.diag(torch.tensor([1.0, 3.0]))))
+        2.0
+    """
     return M.trace() / len(M)
 
 
-def kfac(fisher: str | None, rho: Damping = rescaled) -> Truth:
-    """Biases by B alone; what is neither a linear nor a convolutional layer's takes its gradient."""
+def kfac_update(fisher: str | None, rho: DampingFunction = mean_eigenvalue) -> ReferenceUpdate:
+    """Returns the reference update of K-FAC.
 
-    def truth(reference: Reference) -> Moves:
-        moves = dict(reference.G)
+    Biases are preconditioned by B only. Parameters outside linear and convolutional layers take their gradient.
+
+    Args:
+        fisher: Where the targets of B come from, "mc" or "empirical"; None leaves B out, which gives FOOF.
+        rho: The damping of a factor.
+
+    Returns:
+        A function from a batch in float64 to the update of every parameter.
+
+    Example:
+        >>> reference = Reference(nn.Sequential(nn.Linear(3, 2)), torch.randn(4, 3), torch.zeros(4).long())
+        >>> kfac_update("empirical")(reference)["0.weight"].shape
+        torch.Size([2, 3])
+    """
+
+    def compute(reference: Reference) -> Updates:
+        updates = dict(reference.G)
         signals = {} if fisher is None else reference.signals(fisher)
         for name, layer in reference.layers.items():
             n, positions, _ = layer.H.shape
             H = layer.H.flatten(0, 1)
             G = reference.G[f"{name}.weight"]
-            move, A = G.flatten(1), H.mT @ H / n
-            move = torch.linalg.solve(_damped(A, rho), move.mT).mT
+            update, A = G.flatten(1), H.mT @ H / n
+            update = torch.linalg.solve(_damped(A, rho), update.mT).mT
             if name in signals:
                 D = signals[name].flatten(0, 1)
                 B = _damped(D.mT @ D / (n * positions), rho)
-                move = torch.linalg.solve(B, move)
-                if f"{name}.bias" in moves:
-                    moves[f"{name}.bias"] = torch.linalg.solve(B, reference.G[f"{name}.bias"]) / positions
-            moves[f"{name}.weight"] = move.reshape(G.shape)
-        return moves
+                update = torch.linalg.solve(B, update)
+                if f"{name}.bias" in updates:
+                    updates[f"{name}.bias"] = torch.linalg.solve(B, reference.G[f"{name}.bias"]) / positions
+            updates[f"{name}.weight"] = update.reshape(G.shape)
+        return updates
 
-    return truth
-
-
-foof = kfac(None)
+    return compute
 
 
-def shampoo(rho: Callable[[Tensor], Tensor | float]) -> Truth:
-    """rho: the damping, from the singular values s of G. With L = G G^T and R = G^T G all is said by these."""
+foof_update = kfac_update(None)
 
-    def truth(reference: Reference) -> Moves:
-        moves = {}
+
+def shampoo_update(rho: Callable[[Tensor], Tensor | float]) -> ReferenceUpdate:
+    """Returns the reference update of Shampoo with L = G G^T and R = G^T G, from the singular values of G.
+
+    Args:
+        rho: The damping, from the singular values s of G.
+
+    Returns:
+        A function from a batch in float64 to the update of every parameter.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(3, 2, bias=False))
+        >>> reference = Reference(model, torch.randn(4, 3), torch.zeros(4).long())
+        >>> shampoo_update(lambda s: 1e-6 * s[0] ** 2)(reference)["0.weight"].shape
+        torch.Size([2, 3])
+    """
+
+    def compute(reference: Reference) -> Updates:
+        updates = {}
         for name, G in reference.G.items():
             U, s, Vh = torch.linalg.svd(G.flatten(1), full_matrices=False)
-            moves[name] = ((U * (s / (s.square() + rho(s)).sqrt())) @ Vh).reshape(G.shape)
-        return moves
+            updates[name] = ((U * (s / (s.square() + rho(s)).sqrt())) @ Vh).reshape(G.shape)
+        return updates
 
-    return truth
+    return compute
 
 
-def _damped(M: Tensor, rho: Damping) -> Tensor:
+def _damped(M: Tensor, rho: DampingFunction) -> Tensor:
     return M + rho(M) * torch.eye(len(M), dtype=M.dtype, device=M.device)
 
 
-def difference(before: Moves, after: Moves, lr: float, expected: Moves) -> float:
-    """|update - truth| / |truth|, of the layer where it is largest."""
-    off = []
-    for name, truth in expected.items():
-        move = (before[name].double() - after[name].double()) / lr
-        off.append((move - truth).norm() / truth.norm().clamp_min(torch.finfo(torch.float64).tiny))
-    return float(torch.stack(off).max())
+def relative_difference(before: Updates, after: Updates, lr: float, expected: Updates) -> float:
+    """Returns |update - expected| / |expected| of the parameter where it is largest.
+
+    Args:
+        before: The parameters before the step.
+        after: The parameters after the step.
+        lr: The learning rate of the step.
+        expected: The reference update of every parameter.
+
+    Returns:
+        The largest relative difference.
+
+    Example:
+        >>> import torch
+        >>> relative_difference({"w": torch.ones(2)}, {"w": torch.zeros(2)}, 0.5, {"w": torch.ones(2).double()})
+        1.0
+    """
+    errors = []
+    for name, target in expected.items():
+        update = (before[name].double() - after[name].double()) / lr
+        errors.append((update - target).norm() / target.norm().clamp_min(torch.finfo(torch.float64).tiny))
+    return float(torch.stack(errors).max())

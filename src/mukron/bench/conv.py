@@ -1,4 +1,4 @@
-"""K-FAC on a convolutional network, refreshed at every tenth step."""
+"""The benchmark of K-FAC on a convolutional network, with factors and inverses refreshed every tenth step."""
 
 from __future__ import annotations
 
@@ -6,24 +6,33 @@ from dataclasses import replace
 
 from torch import nn
 
-from mukron.bench.agreement import kfac
-from mukron.bench.methods import SGD, Method, by
+from mukron.bench.agreement import kfac_update
+from mukron.bench.methods import REFRESH_EVERY, TORCH_SGD, BenchMethod, trained_by
 from mukron.bench.steps import Bench
-from mukron.bench.tasks import resnet
+from mukron.bench.tasks import resnet_task
 from mukron.optim import KFAC
 
-EVERY = 10
 
+def conv_bench(classes: int = 10) -> Bench:
+    """Builds the benchmark of ResNet-18 on 32 x 32 images.
 
-def conv(classes: int = 10) -> Bench:
-    """On the classes of CIFAR-10 or CIFAR-100."""
+    Args:
+        classes: The number of classes: 10 as in CIFAR-10, or 100 as in CIFAR-100.
+
+    Returns:
+        The benchmark, called "conv" or "conv-100".
+
+    Example:
+        >>> conv_bench(100).name
+        'conv-100'
+    """
     name = "conv" if classes == 10 else f"conv-{classes}"
-    return Bench(name, resnet(classes), (replace(SGD, period=EVERY), _kfac(), _kfac(fused=True)))
+    return Bench(name, resnet_task(classes), (replace(TORCH_SGD, period=REFRESH_EVERY), _kfac(), _kfac(fused=True)))
 
 
-def _kfac(fused: bool = False) -> Method:
+def _kfac(fused: bool = False) -> BenchMethod:
     def make(model: nn.Module, lr: float) -> KFAC:
-        return KFAC(model, lr=lr, momentum=0.9, factor_every=EVERY, inverse_every=EVERY, fused=fused)
+        return KFAC(model, lr=lr, momentum=0.9, factor_every=REFRESH_EVERY, inverse_every=REFRESH_EVERY, fused=fused)
 
-    name = f"K-FAC (mc), every {EVERY}" + (", fused" if fused else "")
-    return Method(name, by(make), period=EVERY, truth=kfac("mc"))
+    name = f"K-FAC (mc), every {REFRESH_EVERY}" + (", fused" if fused else "")
+    return BenchMethod(name, trained_by(make), period=REFRESH_EVERY, reference_update=kfac_update("mc"))

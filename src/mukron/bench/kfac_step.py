@@ -1,9 +1,17 @@
-"""K-FAC and FOOF, everything refreshed at every step."""
+"""The benchmark of K-FAC and FOOF on an MLP, with factors and inverses refreshed at every step."""
 
-from mukron.bench.methods import ADAMW, FOOF_, KFAC_EMPIRICAL, KFAC_EMPIRICAL_FUSED, KFAC_MC, KFAC_MC_FUSED, SGD
+from mukron.bench.methods import (
+    FOOF_METHOD,
+    KFAC_EMPIRICAL,
+    KFAC_EMPIRICAL_FUSED,
+    KFAC_MC,
+    KFAC_MC_FUSED,
+    TORCH_ADAMW,
+    TORCH_SGD,
+)
 from mukron.bench.peers import KFAC_PEERS
 from mukron.bench.steps import Bench
-from mukron.bench.tasks import mlp
+from mukron.bench.tasks import mlp_task
 
-OURS = (KFAC_MC_FUSED, KFAC_MC, KFAC_EMPIRICAL_FUSED, KFAC_EMPIRICAL, FOOF_)
-KFAC_STEP = Bench("kfac-step", mlp(), (SGD, ADAMW, *OURS), KFAC_PEERS)
+KFAC_METHODS = (KFAC_MC_FUSED, KFAC_MC, KFAC_EMPIRICAL_FUSED, KFAC_EMPIRICAL, FOOF_METHOD)
+KFAC_STEP = Bench("kfac-step", mlp_task(), (TORCH_SGD, TORCH_ADAMW, *KFAC_METHODS), KFAC_PEERS)

@@ -1,4 +1,4 @@
-"""Times in turns. On a shared machine all methods feel the same disturbances, and medians are compared."""
+"""Timing. Methods take turns, so that disturbances of a shared machine affect all of them; medians are compared."""
 
 from __future__ import annotations
 
@@ -14,19 +14,38 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from mukron.bench.methods import LR, Method, Trainer
+from mukron.bench.methods import TIMING_LR, BenchMethod, Trainer
 from mukron.bench.tasks import Batches
 from mukron.train.surroundings import precision
 
 T = TypeVar("T")
-Track = Callable[[Sequence[T], str], Iterable[T]]  # shows how far one has come with something
-FEW = 3  # rounds of a method that is slower than one's patience
-WARM_UP = 2  # turns before the first that counts
+ProgressTracker = Callable[[Sequence[T], str], Iterable[T]]  # iterates over items and shows a described progress bar
+SLOW_ROUNDS = 3  # rounds of a method whose turn takes longer than ``Options.patience``
+WARM_UP_TURNS = 2  # turns before the first that is timed
 
 
 @dataclass(frozen=True)
 class Options:
-    """What is the same for all benchmarks."""
+    """The options that all benchmarks share.
+
+    Attributes:
+        widths: Widths of the network, or sizes of the matrix.
+        batch: Batch size.
+        rounds: Turns of each method.
+        device: "cpu" or "cuda".
+        precision: Precision of float32 products on a GPU, "float32" or "tf32".
+        against: Other libraries to time: "all" that are installed, "none", or names on PyPI separated by commas.
+        patience: Seconds per turn; a slower method is timed for ``SLOW_ROUNDS`` rounds.
+        memory: Whether to measure peak memory.
+        profile: Whether to measure time by part of a step.
+
+    Raises:
+        ValueError: If a width is below 1, or device or precision is unknown or not available.
+
+    Example:
+        >>> Options((256, 1024), rounds=3).device
+        'cpu'
+    """
 
     widths: tuple[int, ...]
     batch: int = 256
@@ -34,7 +53,7 @@ class Options:
     device: str = "cpu"
     precision: str = "float32"
     against: str = "all"
-    patience: float = 20.0  # seconds a turn; a slower method is measured for FEW rounds
+    patience: float = 20.0
     memory: bool = True
     profile: bool = False
 
@@ -52,8 +71,17 @@ class Options:
 
 
 @contextmanager
-def products(name: str) -> Iterator[None]:
-    """Precision of matrix products and of convolutions alike, which torch by itself makes in tf32."""
+def product_precision(name: str) -> Iterator[None]:
+    """Sets the precision of matrix products and of convolutions, which torch computes in tf32 by default.
+
+    Args:
+        name: "float32" or "tf32".
+
+    Example:
+        >>> with product_precision("float32"):
+        ...     torch.backends.cudnn.allow_tf32
+        False
+    """
     cudnn = torch.backends.cudnn
     before = cudnn.allow_tf32
     cudnn.allow_tf32 = name == "tf32"
@@ -65,10 +93,20 @@ def products(name: str) -> Iterator[None]:
 
 
 @dataclass
-class Racer:
-    """A method in the race."""
+class MethodTiming:
+    """A method at one width: its trainer and what has been measured.
 
-    method: Method
+    Attributes:
+        method: The method.
+        trainer: Makes its steps; None before the warm-up and after a failure.
+        batches: The batches to train on, without end.
+        times: Milliseconds per step, one number per turn.
+        failed: Why there are no times; empty if there are.
+        rounds: How many turns are timed.
+        memory: Peak memory in MiB, if it was measured.
+    """
+
+    method: BenchMethod
     trainer: Trainer | None = None
     batches: Iterator[tuple[Tensor, Tensor]] = field(default_factory=lambda: iter(()))
     times: list[float] = field(default_factory=list)
@@ -78,7 +116,11 @@ class Racer:
 
     @contextmanager
     def may_fail(self) -> Iterator[None]:
-        """Out of memory, or a peer that breaks: it is listed so, and the others go on. What is ours must not break."""
+        """Records a failure, so that the other methods continue: out of memory, or any error of another library.
+
+        Raises:
+            RuntimeError: If a method of this library or of torch fails.
+        """
         try:
             yield
         except torch.OutOfMemoryError:
@@ -86,53 +128,83 @@ class Racer:
         except Exception as error:
             if self.method.package is None:
                 raise RuntimeError(f"{self.method.name}: {error}") from error
-            said = str(error).strip().splitlines()
-            self._drop(f"{type(error).__name__}: {said[0] if said else 'no reason given'}")
+            lines = str(error).strip().splitlines()
+            self._drop(f"{type(error).__name__}: {lines[0] if lines else 'no reason given'}")
 
     def _drop(self, reason: str) -> None:
         self.failed, self.trainer = reason, None
 
 
 def synchronize(device: str) -> None:
+    """Waits until the device has finished its work.
+
+    Args:
+        device: "cpu" or "cuda".
+    """
     if device == "cuda":
         torch.cuda.synchronize()
 
 
-def release(device: str) -> None:
-    """What is no longer used goes back, so that a peak of memory is a method's own."""
+def release_memory(device: str) -> None:
+    """Frees unused memory, so that a peak belongs to one method.
+
+    Args:
+        device: "cpu" or "cuda".
+    """
     gc.collect()
     if device == "cuda":
         torch.cuda.empty_cache()
 
 
-def warm_up(racer: Racer, model: nn.Module, pool: Batches, options: Options) -> None:
-    """The first turns, which do not count; the last of them tells how patient one must be."""
-    racer.trainer, racer.batches = racer.method.make(model, LR), cycle(pool)
-    if racer.method.prime is not None:
-        racer.method.prime(racer.trainer, racer.batches)
-    for _ in range(WARM_UP):
-        last = turn(racer, options.device)
-    slow = last * racer.method.period > 1e3 * options.patience
-    racer.rounds = FEW if slow else options.rounds
+def warm_up(timing: MethodTiming, model: nn.Module, pool: Batches, options: Options) -> None:
+    """Makes the first turns of a method, which are not timed, and sets its number of rounds.
+
+    Args:
+        timing: The method.
+        model: The network it trains.
+        pool: The batches to train on.
+        options: The benchmark's options.
+    """
+    timing.trainer, timing.batches = timing.method.make(model, TIMING_LR), cycle(pool)
+    if timing.method.warm_start is not None:
+        timing.method.warm_start(timing.trainer, timing.batches)
+    for _ in range(WARM_UP_TURNS):
+        last = time_turn(timing, options.device)
+    slow = last * timing.method.period > 1e3 * options.patience
+    timing.rounds = SLOW_ROUNDS if slow else options.rounds
 
 
-def take_turns(racers: Sequence[Racer], rounds: Iterable[int], device: str) -> None:
-    """Every method makes ``period`` steps a turn, in an order that is shuffled each round; their times are added."""
+def take_turns(timings: Sequence[MethodTiming], rounds: Iterable[int], device: str) -> None:
+    """Times all methods in turns of ``period`` steps, in an order that is shuffled each round.
+
+    Args:
+        timings: The methods; the measured times are appended to theirs.
+        rounds: The numbers of the rounds.
+        device: "cpu" or "cuda".
+    """
     order = random.Random(0)
     for number in rounds:
-        for racer in order.sample(racers, len(racers)):
-            if racer.trainer is not None and number < racer.rounds:
-                with racer.may_fail():
-                    racer.times.append(turn(racer, device))
+        for timing in order.sample(timings, len(timings)):
+            if timing.trainer is not None and number < timing.rounds:
+                with timing.may_fail():
+                    timing.times.append(time_turn(timing, device))
 
 
-def turn(racer: Racer, device: str) -> float:
-    """Milliseconds a step, over one period."""
-    assert racer.trainer is not None
+def time_turn(timing: MethodTiming, device: str) -> float:
+    """Times one period of a method.
+
+    Args:
+        timing: The method, with its trainer.
+        device: "cpu" or "cuda".
+
+    Returns:
+        Milliseconds per step.
+    """
+    assert timing.trainer is not None
     synchronize(device)
     start = time.perf_counter()
-    losses = [racer.trainer(x, y) for x, y in islice(racer.batches, racer.method.period)]
+    losses = [timing.trainer(x, y) for x, y in islice(timing.batches, timing.method.period)]
     synchronize(device)
     elapsed = time.perf_counter() - start
-    racer.trainer.check(losses)
-    return 1e3 * elapsed / racer.method.period
+    timing.trainer.check(losses)
+    return 1e3 * elapsed / timing.method.period

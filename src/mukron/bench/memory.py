@@ -1,4 +1,4 @@
-"""The most memory that something took. On a CPU that is told of a process of its own."""
+"""Peak memory. On a CPU it is the peak of a whole process, so a method is measured in a process of its own."""
 
 from __future__ import annotations
 
@@ -12,19 +12,41 @@ import torch
 
 
 def reset_peak(device: str) -> float:
-    """Start a new peak, and say what is held now, in MiB."""
+    """Resets the peak to the memory in use.
+
+    Args:
+        device: "cpu" or "cuda".
+
+    Returns:
+        The memory in use, in MiB.
+
+    Example:
+        >>> reset_peak("cpu") > 0
+        True
+    """
     if device != "cpu":
         torch.cuda.reset_peak_memory_stats()
         return torch.cuda.memory_allocated() / 2**20
     try:
-        Path("/proc/self/clear_refs").write_text("5")  # Linux: the peak starts again from what is held
+        Path("/proc/self/clear_refs").write_text("5")  # Linux: sets the peak to the memory in use
         return _status("VmRSS")
     except OSError:
         return peak(device)
 
 
 def peak(device: str) -> float:
-    """In MiB."""
+    """Returns the peak memory since ``reset_peak``.
+
+    Args:
+        device: "cpu" or "cuda".
+
+    Returns:
+        The peak in MiB.
+
+    Example:
+        >>> peak("cpu") > 0
+        True
+    """
     if device != "cpu":
         return torch.cuda.max_memory_allocated() / 2**20
     try:
@@ -38,9 +60,19 @@ def _status(field: str) -> float:
     return next(float(line.split()[1]) for line in lines if line.startswith(f"{field}:")) / 2**10
 
 
-def elsewhere(bench: str, method: str, width: int, batch: int) -> float | None:
-    """MiB that a method's steps take above what torch itself takes, on the CPU; None if that process broke."""
-    command = [sys.executable, "-m", "mukron.bench.alone", bench, method, str(width), str(batch)]
+def peak_in_subprocess(bench: str, method: str, width: int, batch: int) -> float | None:
+    """Measures the peak memory of a method's steps on the CPU in a process of its own.
+
+    Args:
+        bench: Name of a benchmark of steps.
+        method: Name of one of its methods.
+        width: Width of the network.
+        batch: Batch size.
+
+    Returns:
+        MiB above what torch itself takes, or None if the process failed.
+    """
+    command = [sys.executable, "-m", "mukron.bench.peak_process", bench, method, str(width), str(batch)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    return float(done.stdout.split()[-1]) if done.returncode == 0 else None
+    process = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    return float(process.stdout.split()[-1]) if process.returncode == 0 else None

@@ -1,4 +1,4 @@
-"""What trains: this library's optimizers and torch's own, each with the truth of its first update."""
+"""The optimizers that are timed, this library's and torch's, each with its first update in float64."""
 
 from __future__ import annotations
 
@@ -11,15 +11,29 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 from torch.profiler import record_function
 
-from mukron.bench.agreement import Truth, adamw, foof, kfac, sgd
+from mukron.bench.agreement import ReferenceUpdate, adamw_update, foof_update, kfac_update, sgd_update
 from mukron.optim import FOOF, KFAC
 
-LR = 1e-3  # a real one, at which all of them stay finite
+TIMING_LR = 1e-3  # a usual learning rate, at which the loss of every method stays finite
+REFRESH_EVERY = 10  # steps between refreshes, for methods that do not refresh at every step
 
 
 @dataclass
 class Trainer:
-    """One training step, as a user writes it."""
+    """Makes training steps as a user's training loop does.
+
+    Attributes:
+        model: The network.
+        optimizer: What updates it.
+
+    Example:
+        >>> model = nn.Linear(3, 2)
+        >>> trainer = Trainer(model, torch.optim.SGD(model.parameters(), 0.1))
+        >>> trainer.check([torch.tensor(float("nan"))])
+        Traceback (most recent call last):
+            ...
+        RuntimeError: the loss is no longer finite; its time would mean nothing
+    """
 
     model: nn.Module
     optimizer: Optimizer
@@ -35,7 +49,14 @@ class Trainer:
         return loss.detach()
 
     def check(self, losses: list[Tensor]) -> None:
-        """Times of steps that went wrong mean nothing."""
+        """Checks that the timed steps did what they should: failed steps are faster.
+
+        Args:
+            losses: The losses of the steps.
+
+        Raises:
+            RuntimeError: If a loss is not finite or the optimizer skipped a step.
+        """
         if not bool(torch.stack(losses).isfinite().all()):
             raise RuntimeError("the loss is no longer finite; its time would mean nothing")
         if getattr(self.optimizer, "skipped", 0):
@@ -43,43 +64,75 @@ class Trainer:
 
 
 @dataclass(frozen=True)
-class Method:
-    """A way to train.
+class BenchMethod:
+    """An optimizer with its options, as a benchmark times it.
 
-    make: from a network and a learning rate, what makes a step.
-    period: how many steps it takes until the work repeats.
-    truth: its first update in float64; without one ``note`` says why.
-    prime: brings it to where it is measured, from a trainer and its batches; None: that is the beginning.
-    package: the peer's name on PyPI.
+    Attributes:
+        name: Its name in tables and figures.
+        make: From a network and a learning rate to a trainer.
+        period: The number of steps after which the work repeats.
+        reference_update: Its first update in float64; if None, ``note`` says why.
+        note: A remark below the table.
+        warm_start: Brings a trainer, with its batches, to the state that is timed; None times it from the start.
+        package: For another library's optimizer, the library's name on PyPI.
+
+    Example:
+        >>> BenchMethod("Adam", trained_by(lambda model, lr: torch.optim.Adam(model.parameters(), lr))).period
+        1
     """
 
     name: str
     make: Callable[[nn.Module, float], Trainer]
     period: int = 1
-    truth: Truth | None = None
+    reference_update: ReferenceUpdate | None = None
     note: str = ""
-    prime: Callable[[Trainer, Iterator[tuple[Tensor, Tensor]]], None] | None = None
+    warm_start: Callable[[Trainer, Iterator[tuple[Tensor, Tensor]]], None] | None = None
     package: str | None = None
 
 
-def by(optimizer: Callable[[nn.Module, float], Optimizer]) -> Callable[[nn.Module, float], Trainer]:
+def trained_by(optimizer: Callable[[nn.Module, float], Optimizer]) -> Callable[[nn.Module, float], Trainer]:
+    """Turns a function that builds an optimizer into one that builds a trainer.
+
+    Args:
+        optimizer: From a network and a learning rate to an optimizer.
+
+    Returns:
+        From a network and a learning rate to a trainer.
+
+    Example:
+        >>> make = trained_by(lambda model, lr: torch.optim.SGD(model.parameters(), lr))
+        >>> make(nn.Linear(3, 2), 0.1).optimizer.param_groups[0]["lr"]
+        0.1
+    """
     return lambda model, lr: Trainer(model, optimizer(model, lr))
 
 
-SGD = Method("SGD", by(lambda model, lr: torch.optim.SGD(model.parameters(), lr, momentum=0.9)), truth=sgd)
-ADAMW = Method("AdamW", by(lambda model, lr: torch.optim.AdamW(model.parameters(), lr)), truth=adamw)
-KFAC_MC = Method("K-FAC (mc)", by(lambda model, lr: KFAC(model, lr=lr, momentum=0.9)), truth=kfac("mc"))
-KFAC_EMPIRICAL = Method(
+TORCH_SGD = BenchMethod(
+    "SGD",
+    trained_by(lambda model, lr: torch.optim.SGD(model.parameters(), lr, momentum=0.9)),
+    reference_update=sgd_update,
+)
+TORCH_ADAMW = BenchMethod(
+    "AdamW", trained_by(lambda model, lr: torch.optim.AdamW(model.parameters(), lr)), reference_update=adamw_update
+)
+KFAC_MC = BenchMethod(
+    "K-FAC (mc)", trained_by(lambda model, lr: KFAC(model, lr=lr, momentum=0.9)), reference_update=kfac_update("mc")
+)
+KFAC_EMPIRICAL = BenchMethod(
     "K-FAC (empirical)",
-    by(lambda model, lr: KFAC(model, lr=lr, momentum=0.9, fisher="empirical")),
-    truth=kfac("empirical"),
+    trained_by(lambda model, lr: KFAC(model, lr=lr, momentum=0.9, fisher="empirical")),
+    reference_update=kfac_update("empirical"),
 )
-KFAC_MC_FUSED = Method(
-    "K-FAC (mc), fused", by(lambda model, lr: KFAC(model, lr=lr, momentum=0.9, fused=True)), truth=kfac("mc")
+KFAC_MC_FUSED = BenchMethod(
+    "K-FAC (mc), fused",
+    trained_by(lambda model, lr: KFAC(model, lr=lr, momentum=0.9, fused=True)),
+    reference_update=kfac_update("mc"),
 )
-KFAC_EMPIRICAL_FUSED = Method(
+KFAC_EMPIRICAL_FUSED = BenchMethod(
     "K-FAC (empirical), fused",
-    by(lambda model, lr: KFAC(model, lr=lr, momentum=0.9, fisher="empirical", fused=True)),
-    truth=kfac("empirical"),
+    trained_by(lambda model, lr: KFAC(model, lr=lr, momentum=0.9, fisher="empirical", fused=True)),
+    reference_update=kfac_update("empirical"),
 )
-FOOF_ = Method("FOOF", by(lambda model, lr: FOOF(model, lr=lr, momentum=0.9)), truth=foof)
+FOOF_METHOD = BenchMethod(
+    "FOOF", trained_by(lambda model, lr: FOOF(model, lr=lr, momentum=0.9)), reference_update=foof_update
+)

@@ -1,4 +1,4 @@
-"""The page of benchmarks, from the results that are kept, and from nothing else."""
+"""The page of benchmarks, written from the stored results only."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mukron import figures
-from mukron.bench.drawing import draw
+from mukron.bench.drawing import draw_result
 from mukron.bench.peers import KFAC_PEERS, SHAMPOO_PEERS
-from mukron.bench.result import Result
+from mukron.bench.result import BenchResult
 from mukron.table import Table
 
-HEAD = """\
+PAGE_HEAD = """\
 # What a step costs
 
 Written by `mukron bench page` from the results of `mukron bench`; run again by the commands below. Every single time is
@@ -24,29 +24,56 @@ HEADLINES = {
     "shampoo-step": ("Shampoo (tracked), fused", "Shampoo (tracked), fused, every 10"),
     "conv": ("K-FAC (mc), every 10",),
     "sweep": ("stacked",),
-}  # what is told in short
+}  # by benchmark, the methods of the summary table
 
 
-def write_page(files: Sequence[Path], out: Path) -> Path:
-    """OUT; each figure is drawn anew beside its file, so that it shows the same numbers."""
+def write_performance_page(files: Sequence[Path], out: Path) -> Path:
+    """Writes the page, and draws every figure again next to its file so that both show the same numbers.
+
+    Args:
+        files: Result files of benchmarks, .json.
+        out: The page to write.
+
+    Returns:
+        The page.
+    """
     if figures.available():
         for file in files:
-            draw(Result.load(file), file.with_suffix(".svg"), (".svg",))
+            draw_result(BenchResult.load(file), file.with_suffix(".svg"), (".svg",))
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(page(files, out.parent), encoding="utf-8")
+    out.write_text(page_text(files, out.parent), encoding="utf-8")
     return out
 
 
-def page(files: Sequence[Path], beside: Path) -> str:
-    """What it comes to, then a section a file. beside: the page's folder, from which links lead."""
-    results = [Result.load(file) for file in files]
-    short = "\n".join(["## In short", "", *_markdown(in_short(results))])
+def page_text(files: Sequence[Path], beside: Path) -> str:
+    """Returns the page as Markdown: the summary, then one section per file.
+
+    Args:
+        files: Result files of benchmarks, .json.
+        beside: The page's folder, which links are relative to.
+
+    Returns:
+        The text of the page.
+    """
+    results = [BenchResult.load(file) for file in files]
+    short = "\n".join(["## In short", "", *_markdown(summary_table(results))])
     sections = [section(result, file, beside) for result, file in zip(results, files, strict=True)]
-    return "\n\n".join([HEAD, short, *sections]) + "\n"
+    return "\n\n".join([PAGE_HEAD, short, *sections]) + "\n"
 
 
-def in_short(results: Sequence[Result]) -> Table:
-    """The best of ours by width, and the fastest of other libraries beside it."""
+def summary_table(results: Sequence[BenchResult]) -> Table:
+    """Returns the table of this library's main methods, each next to the fastest other library.
+
+    Args:
+        results: Results of benchmarks.
+
+    Returns:
+        The table; one row per method of ``HEADLINES`` that was measured.
+
+    Example:
+        >>> summary_table([]).rows
+        ()
+    """
     others = {peer.name for peer in (*KFAC_PEERS, *SHAMPOO_PEERS)}
     lines = []
     for result in results:
@@ -61,17 +88,26 @@ def in_short(results: Sequence[Result]) -> Table:
             row, base = known[-1]
             times = ", ".join(f"{row.median / base.median:.3g} at {row.width}" for row, base in known)
             memory = f"{row.memory / base.memory:.2f}" if row.memory and base.memory else "-"
-            theirs = [each for each in result.at(row.width) if each.method in others and each.milliseconds]
-            fastest = min(theirs, key=lambda each: each.median, default=None)
-            peer = "-" if fastest is None else f"{fastest.median / base.median:.3g}, {fastest.method}"
+            peers = [peer for peer in result.at(row.width) if peer.method in others and peer.milliseconds]
+            fastest = min(peers, key=lambda peer: peer.median, default=None)
+            best_peer = "-" if fastest is None else f"{fastest.median / base.median:.3g}, {fastest.method}"
             where = f"{result.machine.get('gpu') or result.machine['cpu']}, {result.settings['precision']}"
-            lines.append((f"{result.bench}: {method}", where, f"x {result.base}: {times}", memory, peer))
+            lines.append((f"{result.bench}: {method}", where, f"x {result.base}: {times}", memory, best_peer))
     columns = ("", "on", "time by width", "memory at the widest", "fastest other library there")
     return Table("In short", columns, tuple(lines), ())
 
 
-def section(result: Result, file: Path, beside: Path) -> str:
-    """As Markdown. beside: the page's folder, from which links lead."""
+def section(result: BenchResult, file: Path, beside: Path) -> str:
+    """Returns one benchmark's section as Markdown.
+
+    Args:
+        result: The benchmark's result.
+        file: The file it was read from.
+        beside: The page's folder, which links are relative to.
+
+    Returns:
+        The text of the section.
+    """
     where = result.machine.get("gpu") or result.machine["cpu"]
     versions = ", ".join(f"{name} {version}" for name, version in result.versions.items())
     machine = f"{where}, {result.machine['cores']} cores, {result.machine['threads']} threads"

@@ -1,4 +1,4 @@
-"""Other libraries' optimizers, one function each. They are imported when they are made."""
+"""Other libraries' optimizers, one function each. A library is imported when its optimizer is built."""
 
 from __future__ import annotations
 
@@ -14,23 +14,22 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.profiler import record_function
 
-from mukron.bench.agreement import kfac, shampoo
-from mukron.bench.methods import Method, Trainer
+from mukron.bench.agreement import kfac_update, shampoo_update
+from mukron.bench.methods import REFRESH_EVERY, BenchMethod, Trainer
 
-EVERY = 10  # steps between two eigenbases of those that do not make them anew each step
-LARGEST = 8192  # sides up to this size are preconditioned, as in mukron.Shampoo
-CONSTANT = 0.1  # curvlinops' damping here: the same number for A and B of all layers
-MATRIX_EPS = 1e-6  # pytorch_optimizer's own
+MAX_PRECONDITIONED_SIZE = 8192  # sides up to this size are preconditioned, as in mukron.Shampoo
+CURVLINOPS_DAMPING = 0.1  # the same number for A and B of all layers
+MATRIX_EPS = 1e-6  # the default of pytorch_optimizer's Shampoo
 
 
 def _imported(module: str) -> Any:
-    with warnings.catch_warnings():  # of their own imports
+    with warnings.catch_warnings():  # of the library's own imports
         warnings.simplefilter("ignore")
         return import_module(module)
 
 
 class CurvlinopsTrainer(Trainer):
-    """Factors and inverses of the batch, then W <- W - lr (B + rho)^-1 G (A + rho)^-1."""
+    """Trains with curvlinops: factors and inverses of the batch, then W <- W - lr (B + rho)^-1 G (A + rho)^-1."""
 
     def __call__(self, x: Tensor, y: Tensor) -> Tensor:
         curvlinops = _imported("curvlinops")
@@ -45,10 +44,10 @@ class CurvlinopsTrainer(Trainer):
                 *(self.model, nn.CrossEntropyLoss(), parameters, [(x, y)]),
                 **{"fisher_type": "empirical", "check_deterministic": False},
             )
-            inverse = curvlinops.KFACInverseLinearOperator(factors, damping=CONSTANT)
-            moves = inverse @ [p.grad for p in parameters]
-            for parameter, move in zip(parameters, moves, strict=True):
-                parameter.grad = move.detach()
+            inverse = curvlinops.KFACInverseLinearOperator(factors, damping=CURVLINOPS_DAMPING)
+            updates = inverse @ [p.grad for p in parameters]
+            for parameter, update in zip(parameters, updates, strict=True):
+                parameter.grad = update.detach()
             self.optimizer.step()
         return loss.detach()
 
@@ -59,96 +58,125 @@ def _curvlinops(model: nn.Module, lr: float) -> Trainer:
 
 
 def _singd(model: nn.Module, lr: float) -> Trainer:
-    made = _imported("singd.optim.optimizer").SINGD(model, lr=lr, T=1)
-    return Trainer(model, made)
+    return Trainer(model, _imported("singd.optim.optimizer").SINGD(model, lr=lr, T=1))
 
 
 def _pytorch_optimizer(name: str, options: dict[str, Any], model: nn.Module, lr: float) -> Trainer:
-    made = getattr(_imported("pytorch_optimizer"), name)(model.parameters(), lr=lr, **options)
-    return Trainer(model, made)
+    optimizer = getattr(_imported("pytorch_optimizer"), name)(model.parameters(), lr=lr, **options)
+    return Trainer(model, optimizer)
 
 
 def _heavyball(name: str, options: dict[str, Any], model: nn.Module, lr: float) -> Trainer:
     heavyball = _imported("heavyball")
     if not next(model.parameters()).is_cuda:
-        heavyball.utils.compile_mode = None  # compiling for a CPU takes longer than all else here
-    made = getattr(heavyball, name)(model.parameters(), lr=lr, **options)
-    return Trainer(model, made)
+        heavyball.utils.compile_mode = None  # compiling for a CPU takes longer than the benchmark
+    optimizer = getattr(heavyball, name)(model.parameters(), lr=lr, **options)
+    return Trainer(model, optimizer)
 
 
-Make = Callable[[nn.Module, float], Trainer]
+MakeTrainer = Callable[[nn.Module, float], Trainer]
 
 
-def _theirs(name: str, options: dict[str, Any]) -> Make:
+def _from_pytorch_optimizer(name: str, options: dict[str, Any]) -> MakeTrainer:
     return partial(_pytorch_optimizer, name, options)
 
 
-_SCALABLE = {"start_preconditioning_step": 1, "preconditioning_compute_steps": EVERY}
-_SOAP = {"precondition_frequency": EVERY, "max_precondition_dim": LARGEST}
-_HEAVY = {"precondition_frequency": EVERY, "max_precond_dim": LARGEST, "use_precond_schedule": False}
+_SCALABLE = {"start_preconditioning_step": 1, "preconditioning_compute_steps": REFRESH_EVERY}
+_SOAP = {"precondition_frequency": REFRESH_EVERY, "max_precondition_dim": MAX_PRECONDITIONED_SIZE}
+_HEAVY = {
+    "precondition_frequency": REFRESH_EVERY,
+    "max_precond_dim": MAX_PRECONDITIONED_SIZE,
+    "use_precond_schedule": False,
+}
 
 KFAC_PEERS = (
-    Method(
+    BenchMethod(
         "curvlinops K-FAC (empirical)",
         _curvlinops,
-        truth=kfac("empirical", rho=lambda M: CONSTANT),
-        note=f"damping {CONSTANT:g} on every factor",
+        reference_update=kfac_update("empirical", rho=lambda M: CURVLINOPS_DAMPING),
+        note=f"damping {CURVLINOPS_DAMPING:g} on every factor",
         package="curvlinops-for-pytorch",
     ),
-    Method("SINGD (dense)", _singd, note="an inverse-free iteration from the identity: no truth", package="singd"),
+    BenchMethod("SINGD (dense)", _singd, note="an inverse-free iteration from the identity: no truth", package="singd"),
 )
 SHAMPOO_PEERS = (
-    Method(
+    BenchMethod(
         "pytorch_optimizer Shampoo",
-        _theirs("Shampoo", {"matrix_eps": MATRIX_EPS}),
-        truth=shampoo(lambda s: MATRIX_EPS),
+        _from_pytorch_optimizer("Shampoo", {"matrix_eps": MATRIX_EPS}),
+        reference_update=shampoo_update(lambda s: MATRIX_EPS),
         package="pytorch_optimizer",
     ),
-    Method(
-        f"pytorch_optimizer ScalableShampoo, every {EVERY}",
-        _theirs("ScalableShampoo", _SCALABLE),
-        period=EVERY,
+    BenchMethod(
+        f"pytorch_optimizer ScalableShampoo, every {REFRESH_EVERY}",
+        _from_pytorch_optimizer("ScalableShampoo", _SCALABLE),
+        period=REFRESH_EVERY,
         note="blocks of 512, grafted: no truth",
         package="pytorch_optimizer",
     ),
-    Method(
-        f"pytorch_optimizer SOAP, every {EVERY}",
-        _theirs("SOAP", _SOAP),
-        period=EVERY,
+    BenchMethod(
+        f"pytorch_optimizer SOAP, every {REFRESH_EVERY}",
+        _from_pytorch_optimizer("SOAP", _SOAP),
+        period=REFRESH_EVERY,
         note="Adam in Shampoo's eigenbasis; its first step only sets that: no truth",
         package="pytorch_optimizer",
     ),
-    Method(
-        f"heavyball SOAP, every {EVERY}",
+    BenchMethod(
+        f"heavyball SOAP, every {REFRESH_EVERY}",
         partial(_heavyball, "SOAP", _HEAVY),
-        period=EVERY,
+        period=REFRESH_EVERY,
         note="Adam in Shampoo's eigenbasis; compiled on a GPU alone: no truth",
         package="heavyball",
     ),
 )
 
 
-def installed(package: str) -> str | None:
-    """Its version."""
+def installed_version(package: str) -> str | None:
+    """Returns the version of an installed package.
+
+    Args:
+        package: Its name on PyPI.
+
+    Returns:
+        The version, or None if the package is not installed.
+
+    Example:
+        >>> installed_version("no-such-package") is None
+        True
+    """
     try:
         return version(package)
     except PackageNotFoundError:
         return None
 
 
-def choose(peers: Sequence[Method], against: str) -> tuple[tuple[Method, ...], tuple[str, ...]]:
-    """The peers to run, and the packages that are missing. against: "all" that are installed, "none", or packages."""
+def choose_peers(peers: Sequence[BenchMethod], against: str) -> tuple[tuple[BenchMethod, ...], tuple[str, ...]]:
+    """Chooses the other libraries' optimizers to time.
+
+    Args:
+        peers: The candidates.
+        against: "all" that are installed, "none", or names on PyPI separated by commas.
+
+    Returns:
+        The optimizers to time, and the names of the packages that are not installed.
+
+    Raises:
+        ValueError: If a named package is unknown to the benchmark or not installed.
+
+    Example:
+        >>> choose_peers(KFAC_PEERS, "none")
+        ((), ())
+    """
     packages = list(dict.fromkeys(peer.package for peer in peers if peer.package is not None))
     if against == "none":
         return (), ()
-    missing = tuple(package for package in packages if installed(package) is None)
+    missing = tuple(package for package in packages if installed_version(package) is None)
     if against == "all":
         return tuple(peer for peer in peers if peer.package not in missing), missing
-    wanted = [name.strip() for name in against.split(",")]
-    for name in wanted:
+    names = [name.strip() for name in against.split(",")]
+    for name in names:
         if name not in packages:
             known = f"this benchmark knows {', '.join(packages)}" if packages else "this benchmark has no peers"
             raise ValueError(f"unknown peer {name!r}; {known}; or all, or none")
         if name in missing:
             raise ValueError(f"peer {name!r} is not installed: pip install 'mukron[peers]'")
-    return tuple(peer for peer in peers if peer.package in wanted), ()
+    return tuple(peer for peer in peers if peer.package in names), ()

@@ -1,4 +1,4 @@
-"""What a benchmark found, as it is kept: every time, and where and how it was measured."""
+"""The stored result of a benchmark: every measured time, and where and how it was measured."""
 
 from __future__ import annotations
 
@@ -16,59 +16,103 @@ import torch
 
 from mukron import __version__
 from mukron.bench.measure import Options
-from mukron.bench.peers import installed
+from mukron.bench.peers import installed_version
 from mukron.params.storage import write_json
 from mukron.table import Table
 
-WHOLE = ("forward", "backward", "step")  # what a training step is made of
+STEP_PHASES = ("forward", "backward", "step")  # the labels that together cover a training step
 
 
 @dataclass(frozen=True)
-class Row:
-    """One method at one width."""
+class Measurement:
+    """What was measured of one method at one width.
+
+    Attributes:
+        method: The method's name.
+        width: The network's width.
+        milliseconds: Time per step, one number per round.
+        memory: Peak memory in MiB, if it was measured.
+        differs: Relative difference of the first update from float64, if it was measured.
+        note: A remark below the table.
+        failed: Why there are no times; empty if there are.
+        parts: Milliseconds per step by label, if the steps were profiled.
+
+    Example:
+        >>> Measurement("SGD", 256, (1.0, 3.0, 2.0)).median
+        2.0
+    """
 
     method: str
     width: int
-    milliseconds: tuple[float, ...] = ()  # a step, one number a round
-    memory: float | None = None  # MiB at the peak
-    differs: float | None = None  # from float64, relative
+    milliseconds: tuple[float, ...] = ()
+    memory: float | None = None
+    differs: float | None = None
     note: str = ""
-    failed: str = ""  # why there are no times
-    parts: Mapping[str, float] | None = None  # milliseconds of a step by label
+    failed: str = ""
+    parts: Mapping[str, float] | None = None
 
     @property
     def median(self) -> float:
+        """The median time per step in milliseconds."""
         return statistics.median(self.milliseconds)
 
     @property
     def quartiles(self) -> tuple[float, float]:
+        """The lower and upper quartile of the time per step in milliseconds."""
         if len(self.milliseconds) < 2:
             return self.median, self.median
         low, _, high = statistics.quantiles(self.milliseconds, n=4, method="inclusive")
         return low, high
 
     def to_dict(self) -> dict[str, Any]:
-        found = asdict(self)
+        """Returns the fields, and the statistics of the times, as data for JSON."""
+        data = asdict(self)
         if self.milliseconds:
             mean = statistics.fmean(self.milliseconds)
-            found |= {"median": self.median, "quartiles": self.quartiles, "mean": mean}
-        return found
+            data |= {"median": self.median, "quartiles": self.quartiles, "mean": mean}
+        return data
 
     @staticmethod
-    def from_dict(data: Mapping[str, Any]) -> Row:
+    def from_dict(data: Mapping[str, Any]) -> Measurement:
+        """Reads what ``to_dict`` returned.
+
+        Args:
+            data: The fields by name; statistics of the times are computed again.
+
+        Returns:
+            The measurement.
+        """
         derived = ("median", "quartiles", "mean")
-        own = {name: value for name, value in data.items() if name not in derived}
-        return Row(**{**own, "milliseconds": tuple(own["milliseconds"])})
+        fields = {name: value for name, value in data.items() if name not in derived}
+        return Measurement(**{**fields, "milliseconds": tuple(fields["milliseconds"])})
 
 
 @dataclass(frozen=True)
-class Result:
-    """A benchmark's rows. ``base`` is the method that others are measured in, "" for none."""
+class BenchResult:
+    """The result of a benchmark.
+
+    Attributes:
+        bench: The benchmark's name.
+        title: What was measured, in words.
+        base: The method that others are compared with; empty for none.
+        rows: The measurements.
+        notes: Remarks below the table.
+        settings: The options the benchmark was run with.
+        machine: Names of processor and GPU, numbers of cores and threads.
+        versions: Versions by package.
+        date: The day it was started.
+        command: The command that runs it again.
+
+    Example:
+        >>> result = new_result("kfac-step", "One step", "SGD", (), Options((256,)), "mukron bench kfac-step")
+        >>> result.with_rows([Measurement("SGD", 256, (1.0, 2.0, 3.0))]).table().columns
+        ('width', 'method', 'ms', 'quartiles', 'mean', 'x SGD')
+    """
 
     bench: str
     title: str
     base: str
-    rows: tuple[Row, ...]
+    rows: tuple[Measurement, ...]
     notes: tuple[str, ...]
     settings: Mapping[str, Any]
     machine: Mapping[str, Any]
@@ -78,25 +122,57 @@ class Result:
 
     @property
     def name(self) -> str:
-        """Of its files, without ending."""
+        """The name of its files, without ending."""
         tf32 = "-tf32" if self.settings["precision"] == "tf32" else ""
         return f"{self.bench}-{self.settings['device']}{tf32}"
 
     @property
     def widths(self) -> list[int]:
+        """The measured widths, in rising order."""
         return sorted({row.width for row in self.rows})
 
-    def at(self, width: int) -> list[Row]:
+    def at(self, width: int) -> list[Measurement]:
+        """Returns the measurements at one width.
+
+        Args:
+            width: The width.
+
+        Returns:
+            One measurement per method.
+        """
         return [row for row in self.rows if row.width == width]
 
-    def base_at(self, width: int) -> Row | None:
-        """The base's row, if it has times."""
+    def base_at(self, width: int) -> Measurement | None:
+        """Returns the base method's measurement.
+
+        Args:
+            width: The width.
+
+        Returns:
+            The measurement, or None if the base has no times at that width.
+        """
         return next((row for row in self.at(width) if row.method == self.base and row.milliseconds), None)
 
-    def with_rows(self, rows: Iterable[Row]) -> Result:
+    def with_rows(self, rows: Iterable[Measurement]) -> BenchResult:
+        """Returns the result with more measurements.
+
+        Args:
+            rows: The measurements to append.
+
+        Returns:
+            A new result.
+        """
         return replace(self, rows=(*self.rows, *rows))
 
     def save(self, folder: Path) -> Path:
+        """Writes the result to a JSON file.
+
+        Args:
+            folder: Where to write; created if missing.
+
+        Returns:
+            The file, NAME.json.
+        """
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{self.name}.json"
         data = {**asdict(self), "rows": [row.to_dict() for row in self.rows]}
@@ -104,19 +180,29 @@ class Result:
         return path
 
     @staticmethod
-    def load(path: str | os.PathLike[str]) -> Result:
+    def load(path: str | os.PathLike[str]) -> BenchResult:
+        """Reads a result.
+
+        Args:
+            path: A file that ``save`` wrote.
+
+        Returns:
+            The result.
+
+        Raises:
+            ValueError: If the file cannot be read or holds something else.
+        """
         try:
             data = json.loads(Path(path).read_text(encoding="utf-8"))
-            rows = tuple(map(Row.from_dict, data["rows"]))
-            return Result(**{**data, "rows": rows, "notes": tuple(data["notes"])})
+            rows = tuple(map(Measurement.from_dict, data["rows"]))
+            return BenchResult(**{**data, "rows": rows, "notes": tuple(data["notes"])})
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ValueError(
                 f"{path}: no result of mukron bench could be read ({error}); name its .json file"
             ) from None
 
-    # As tables.
-
     def table(self) -> Table:
+        """Returns the table of all measurements."""
         memory = any(row.memory is not None for row in self.rows)
         differs = any(row.differs is not None for row in self.rows)
         rows = []
@@ -140,19 +226,19 @@ class Result:
         columns += [f"x {self.base}"] if self.base else []
         columns += ["MiB", f"MiB x {self.base}"] if memory else []
         columns += ["off by"] if differs else []
-        said = [f"{row.method} at width {row.width}: {row.failed}" for row in self.rows if row.failed]
-        said += dict.fromkeys(f"{row.method}: {row.note}" for row in self.rows if row.note)
-        return Table(self.title, tuple(columns), tuple(rows), (*self.notes, *said))
+        remarks = [f"{row.method} at width {row.width}: {row.failed}" for row in self.rows if row.failed]
+        remarks += dict.fromkeys(f"{row.method}: {row.note}" for row in self.rows if row.note)
+        return Table(self.title, tuple(columns), tuple(rows), (*self.notes, *remarks))
 
     def parts_table(self) -> Table | None:
-        """Where the time goes, if that was looked at: milliseconds a step by part."""
-        looked = [row for row in self.rows if row.parts]
-        if not looked:
+        """Returns the table of milliseconds per step by part, or None if no method was profiled."""
+        profiled = [row for row in self.rows if row.parts]
+        if not profiled:
             return None
-        names = list(dict.fromkeys([*WHOLE, *(name for row in looked for name in row.parts or {})]))
+        names = list(dict.fromkeys([*STEP_PHASES, *(name for row in profiled for name in row.parts or {})]))
         on_gpu = self.settings["device"] == "cuda"
         rows = []
-        for row in looked:
+        for row in profiled:
             parts = row.parts or {}
             cells = [
                 str(row.width),
@@ -160,8 +246,8 @@ class Result:
                 _ms(row.median),
                 *(_ms(parts[n]) if n in parts else "-" for n in names),
             ]
-            unseen = row.median - _whole(parts)
-            rows.append((*cells, *([_ms(unseen) if unseen > 0 else "-"] if on_gpu else [])))
+            unlabelled = row.median - _total(parts)
+            rows.append((*cells, *([_ms(unlabelled) if unlabelled > 0 else "-"] if on_gpu else [])))
         notes = ["all: as measured above; parts named mukron:: lie within forward, backward and step"]
         if on_gpu:
             notes.append(
@@ -172,7 +258,7 @@ class Result:
         return Table("Where the time goes, in ms a step", columns, tuple(rows), tuple(notes))
 
 
-def begun(
+def new_result(
     bench: str,
     title: str,
     base: str,
@@ -180,18 +266,35 @@ def begun(
     options: Options,
     command: str,
     packages: Iterable[str] = (),
-) -> Result:
-    """A result without rows yet, of this machine and today."""
+) -> BenchResult:
+    """Returns a result without measurements, with this machine and today's date.
+
+    Args:
+        bench: The benchmark's name.
+        title: What is measured, in words.
+        base: The method that others are compared with; empty for none.
+        notes: Remarks below the table.
+        options: The options of the benchmark.
+        command: The command that runs it again.
+        packages: Other libraries whose versions are recorded, by their names on PyPI.
+
+    Returns:
+        The result.
+
+    Example:
+        >>> new_result("kfac-step", "One step", "SGD", (), Options((256,)), "mukron bench kfac-step").name
+        'kfac-step-cpu'
+    """
     versions = {"mukron": __version__, "torch": torch.__version__, "python": platform.python_version()}
-    theirs = {package: found for package in packages if (found := installed(package))}
-    return Result(
+    peer_versions = {package: version for package in packages if (version := installed_version(package))}
+    return BenchResult(
         *(bench, title, base, (), tuple(notes), asdict(options)),
-        *(_machine(options.device), versions | theirs, datetime.now(timezone.utc).date().isoformat(), command),
+        *(_machine(options.device), versions | peer_versions, datetime.now(timezone.utc).date().isoformat(), command),
     )
 
 
-def _whole(parts: Mapping[str, float]) -> float:
-    return sum(parts.get(name, 0.0) for name in WHOLE)
+def _total(parts: Mapping[str, float]) -> float:
+    return sum(parts.get(name, 0.0) for name in STEP_PHASES)
 
 
 def _ms(number: float) -> str:
@@ -199,9 +302,9 @@ def _ms(number: float) -> str:
 
 
 def _machine(device: str) -> dict[str, Any]:
-    """The processor's name, and how many cores and threads there are."""
-    found = {"cpu": _cpu(), "cores": os.cpu_count(), "threads": torch.get_num_threads()}
-    return {"gpu": torch.cuda.get_device_name(), **found} if device == "cuda" else found
+    """Returns the processor's name and the numbers of cores and threads."""
+    cpu = {"cpu": _cpu(), "cores": os.cpu_count(), "threads": torch.get_num_threads()}
+    return {"gpu": torch.cuda.get_device_name(), **cpu} if device == "cuda" else cpu
 
 
 def _cpu() -> str:

@@ -1,4 +1,4 @@
-"""Shampoo by every solver it knows, refreshed at every step and at every tenth."""
+"""The benchmark of Shampoo on an MLP with every solver, refreshed at every step and at every tenth step."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from itertools import islice
 
 from torch import Tensor, nn
 
-from mukron.bench.agreement import shampoo
-from mukron.bench.methods import ADAMW, SGD, Method, Trainer, by
-from mukron.bench.peers import EVERY, SHAMPOO_PEERS
+from mukron.bench.agreement import shampoo_update
+from mukron.bench.methods import REFRESH_EVERY, TORCH_ADAMW, TORCH_SGD, BenchMethod, Trainer, trained_by
+from mukron.bench.peers import SHAMPOO_PEERS
 from mukron.bench.steps import Bench
-from mukron.bench.tasks import mlp
+from mukron.bench.tasks import mlp_task
 from mukron.optim import Shampoo
 from mukron.optim.shampoo import SOLVERS
 
-REFRESHES = 300  # before a kept basis is measured: a run has thousands
-DAMPING = 1e-6  # of the largest eigenvalue: Shampoo's own
+REFRESHES = 300  # before a tracked basis is timed: a training run has thousands
+SHAMPOO_DAMPING = 1e-6  # relative to the largest eigenvalue: the default of mukron.Shampoo
 
 
-def _shampoo(solver: str, every: int, fused: bool = False) -> Method:
+def _shampoo(solver: str, every: int, fused: bool = False) -> BenchMethod:
     def make(model: nn.Module, lr: float) -> Shampoo:
         return Shampoo(
             model,
             lr=lr,
             momentum=0.9,
-            damping=DAMPING,
+            damping=SHAMPOO_DAMPING,
             solver=solver,
             fused=fused,
             factor_every=every,
@@ -34,16 +34,25 @@ def _shampoo(solver: str, every: int, fused: bool = False) -> Method:
         )
 
     name = f"Shampoo ({solver})" + (", fused" if fused else "") + (f", every {every}" if every > 1 else "")
-    kept = solver == "tracked"
+    tracked = solver == "tracked"
     note = (
-        f"after {REFRESHES} refreshes; in the first tens most renew their bases, at the price of eigh" if kept else ""
+        f"after {REFRESHES} refreshes; in the first tens most renew their bases, at the price of eigh"
+        if tracked
+        else ""
     )
-    truth = shampoo(lambda s: DAMPING * s[0].square())
-    return Method(name, by(make), period=every, truth=truth, note=note, prime=_refreshed if kept else None)
+    reference_update = shampoo_update(lambda s: SHAMPOO_DAMPING * s[0].square())
+    return BenchMethod(
+        name,
+        trained_by(make),
+        period=every,
+        reference_update=reference_update,
+        note=note,
+        warm_start=_refresh_many_times if tracked else None,
+    )
 
 
-def _refreshed(trainer: Trainer, batches: Iterator[tuple[Tensor, Tensor]]) -> None:
-    """So many refreshes later: every step adds to the factors, few make roots of them, and no weight is moved."""
+def _refresh_many_times(trainer: Trainer, batches: Iterator[tuple[Tensor, Tensor]]) -> None:
+    """Brings a tracked basis to the state after many refreshes: every step updates the factors, no weight changes."""
     optimizer = trainer.optimizer
     assert isinstance(optimizer, Shampoo)
     settings, (group,) = optimizer.settings, optimizer.param_groups
@@ -56,6 +65,6 @@ def _refreshed(trainer: Trainer, batches: Iterator[tuple[Tensor, Tensor]]) -> No
     optimizer.settings, group["lr"] = settings, lr
 
 
-PLAIN = tuple(_shampoo(solver, every) for solver in SOLVERS for every in (1, EVERY))
-OURS = (*PLAIN, *(_shampoo("tracked", every, fused=True) for every in (1, EVERY)))
-SHAMPOO_STEP = Bench("shampoo-step", mlp(), (SGD, ADAMW, *OURS), SHAMPOO_PEERS)
+UNFUSED = tuple(_shampoo(solver, every) for solver in SOLVERS for every in (1, REFRESH_EVERY))
+SHAMPOO_METHODS = (*UNFUSED, *(_shampoo("tracked", every, fused=True) for every in (1, REFRESH_EVERY)))
+SHAMPOO_STEP = Bench("shampoo-step", mlp_task(), (TORCH_SGD, TORCH_ADAMW, *SHAMPOO_METHODS), SHAMPOO_PEERS)

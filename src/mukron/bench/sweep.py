@@ -1,75 +1,101 @@
-"""A grid of short runs of a narrow network: one at a time, and as one stack."""
+"""The benchmark of a grid of short runs of a narrow network: trained one at a time, and as stacks."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from mukron.bench.measure import Options, Track, products, release, synchronize
-from mukron.bench.result import Row, begun
+from mukron.bench.measure import Options, ProgressTracker, product_precision, release_memory, synchronize
+from mukron.bench.result import Measurement, new_result
 from mukron.data import Dataset, load
 from mukron.train import Run, RunConfig, stack_size, train, train_stack
 
-RATES, SEEDS, EPOCHS, SAMPLES = 8, 8, 2, 1024
-ALONE, STACKED = "one at a time", "stacked"
-SAMPLE = 8  # every eighth run is trained alone too
+LR_COUNT, SEED_COUNT, RUN_EPOCHS, TRAIN_SAMPLES = 8, 8, 2, 1024
+ONE_AT_A_TIME, AS_STACKS = "one at a time", "stacked"
+SEPARATE_EVERY = 8  # every eighth run is trained on its own too
 
 
-def grid(width: int, options: Options) -> list[RunConfig]:
-    """Learning rates times seeds of an MLP with K-FAC, on digits."""
+def sweep_configs(width: int, options: Options) -> list[RunConfig]:
+    """Returns the grid of runs: learning rates times seeds of an MLP with K-FAC on digits.
+
+    Args:
+        width: The network's width.
+        options: The benchmark's options.
+
+    Returns:
+        The configurations.
+
+    Example:
+        >>> len(sweep_configs(128, Options((128,), batch=64)))
+        64
+    """
     base = RunConfig(
         width=width,
         base_width=width,
-        samples=SAMPLES,
+        samples=TRAIN_SAMPLES,
         loss="mse",
         method="kfac",
-        epochs=EPOCHS,
+        epochs=RUN_EPOCHS,
         batch=options.batch,
         momentum=0.9,
         device=options.device,
         dtype="tf32" if options.precision == "tf32" else "float32",
     )
-    return [base.replace(lr=2.0**-z, seed=seed) for z in range(5, 5 + RATES) for seed in range(SEEDS)]
+    return [base.replace(lr=2.0**-z, seed=seed) for z in range(5, 5 + LR_COUNT) for seed in range(SEED_COUNT)]
 
 
 class SweepRun:
-    """One run of the benchmark; ``rows`` come width by width."""
+    """A run of the benchmark of sweeps.
+
+    Args:
+        options: The options.
+        command: The command that runs it again.
+    """
 
     def __init__(self, options: Options, command: str) -> None:
         self.options, self.data = options, load("digits")
         title = (
-            f"A run of {EPOCHS} epochs with K-FAC of an MLP on {SAMPLES} digits, batch {options.batch}, "
-            f"{options.precision}: of {RATES * SEEDS} that differ in learning rate and seed"
+            f"A run of {RUN_EPOCHS} epochs with K-FAC of an MLP on {TRAIN_SAMPLES} digits, batch {options.batch}, "
+            f"{options.precision}: of {LR_COUNT * SEED_COUNT} that differ in learning rate and seed"
         )
         notes = (
-            f"median of {options.rounds} rounds, each of all {RATES * SEEDS} runs as stacks, and of every {SAMPLE}th "
-            "alone; evaluation and building the networks are part of a run",
+            f"median of {options.rounds} rounds, each of all {LR_COUNT * SEED_COUNT} runs as stacks, and of every "
+            f"{SEPARATE_EVERY}th alone; evaluation and building the networks are part of a run",
             "off by: the test loss in the end, of the same runs in float64, |stacked - alone| / |alone| at its largest",
         )
-        self.result = begun("sweep", title, ALONE, notes, options, command)
+        self.result = new_result("sweep", title, ONE_AT_A_TIME, notes, options, command)
 
-    def rows(self, track: Track[RunConfig], rounds: Track[int]) -> Iterator[list[Row]]:
-        with products(self.options.precision):
+    def rows(self, track: ProgressTracker[RunConfig], rounds: ProgressTracker[int]) -> Iterator[list[Measurement]]:
+        """Measures one width after the other.
+
+        Args:
+            track: Not used; the other benchmarks show progress over their methods by it.
+            rounds: Shows progress over the rounds.
+
+        Yields:
+            The measurements at one width.
+        """
+        with product_precision(self.options.precision):
             for width in self.options.widths:
-                yield self._at(width, rounds)
+                yield self._measure_width(width, rounds)
 
-    def _at(self, width: int, rounds: Track[int]) -> list[Row]:
-        configs = grid(width, self.options)
+    def _measure_width(self, width: int, rounds: ProgressTracker[int]) -> list[Measurement]:
+        configs = sweep_configs(width, self.options)
         size = max(1, stack_size(configs[0], self.data))
-        some = configs[:: SAMPLE + 1]  # all rates and all seeds
-        _stacks(configs[:size], size, self.data)  # both are warmed up
-        _alone(some[:1], self.data)
-        times: dict[str, list[float]] = {ALONE: [], STACKED: []}
+        subset = configs[:: SEPARATE_EVERY + 1]  # covers all learning rates and all seeds
+        _stacks(configs[:size], size, self.data)  # warm-up of both
+        _one_by_one(subset[:1], self.data)
+        times: dict[str, list[float]] = {ONE_AT_A_TIME: [], AS_STACKS: []}
         for _ in rounds(range(self.options.rounds), f"width {width}: in turns"):
-            times[STACKED].append(1e3 * self._timed(lambda: _stacks(configs, size, self.data)) / len(configs))
-            times[ALONE].append(1e3 * self._timed(lambda: _alone(some, self.data)) / len(some))
-        precise = [config.replace(dtype="float64") for config in some]
-        both = zip(_stacks(precise, size, self.data), _alone(precise, self.data), strict=True)
-        differs = max(_difference(ours, theirs) for ours, theirs in both)
-        release(self.options.device)
+            times[AS_STACKS].append(1e3 * self._timed(lambda: _stacks(configs, size, self.data)) / len(configs))
+            times[ONE_AT_A_TIME].append(1e3 * self._timed(lambda: _one_by_one(subset, self.data)) / len(subset))
+        precise = [config.replace(dtype="float64") for config in subset]
+        pairs = zip(_stacks(precise, size, self.data), _one_by_one(precise, self.data), strict=True)
+        differs = max(_difference(stacked, single) for stacked, single in pairs)
+        release_memory(self.options.device)
         return [
-            Row(ALONE, width, tuple(times[ALONE])),
-            Row(STACKED, width, tuple(times[STACKED]), differs=differs, note=f"{size} runs a stack"),
+            Measurement(ONE_AT_A_TIME, width, tuple(times[ONE_AT_A_TIME])),
+            Measurement(AS_STACKS, width, tuple(times[AS_STACKS]), differs=differs, note=f"{size} runs a stack"),
         ]
 
     def _timed(self, work: Callable[[], list[Run]]) -> float:
@@ -80,7 +106,7 @@ class SweepRun:
         return time.perf_counter() - start
 
 
-def _alone(configs: Sequence[RunConfig], data: Dataset) -> list[Run]:
+def _one_by_one(configs: Sequence[RunConfig], data: Dataset) -> list[Run]:
     return [train(config, dataset=data) for config in configs]
 
 
@@ -89,10 +115,11 @@ def _stacks(configs: Sequence[RunConfig], size: int, data: Dataset) -> list[Run]
     return [run for part in parts for run in train_stack(part, dataset=data)]
 
 
-def _difference(ours: Run, theirs: Run) -> float:
-    if ours.status != theirs.status:
+def _difference(stacked: Run, single: Run) -> float:
+    """Returns the relative difference of the final test losses; infinite if only one of the runs finished."""
+    if stacked.status != single.status:
         return float("inf")
-    if ours.status != "finished":
+    if stacked.status != "finished":
         return 0.0
-    a, b = ours.final["test_loss"], theirs.final["test_loss"]
+    a, b = stacked.final["test_loss"], single.final["test_loss"]
     return float(abs(a - b) / abs(b))

@@ -1,4 +1,4 @@
-"""The command line: parse, call, print. One file a command."""
+"""The command line: each command parses its options, calls the library and prints the result. One file per command."""
 
 from __future__ import annotations
 

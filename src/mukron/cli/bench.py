@@ -1,4 +1,4 @@
-"""``mukron bench``: what a step costs."""
+"""``mukron bench``: the time and memory of a training step."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from mukron.cli.common import errors, show
 from mukron.cli.numbers import read_numbers
 
 if TYPE_CHECKING:
-    from mukron.bench.result import Result, Row
+    from mukron.bench.result import BenchResult, Measurement
 
-    class Run(Protocol):
-        """A benchmark that is about to run."""
+    class BenchRun(Protocol):
+        """A run of a benchmark."""
 
-        result: Result
+        result: BenchResult
 
-        def rows(self, track: Any, rounds: Any) -> Iterator[list[Row]]: ...
+        def rows(self, track: Any, rounds: Any) -> Iterator[list[Measurement]]: ...
 
 
 T = TypeVar("T")
@@ -30,33 +30,35 @@ bench_app = typer.Typer(
     no_args_is_help=True, help="Measure steps of this library beside torch's own and other libraries'."
 )
 
-Widths = Annotated[str, typer.Option(help="Hidden widths, as in 256,1024 or 256:4096.")]
-Batch = Annotated[int, typer.Option(min=2, help="Samples a step.")]
-Rounds = Annotated[int, typer.Option(min=1, help="Turns of each method.")]
-Device = Annotated[str, typer.Option(help="cpu or cuda.")]
-Precision = Annotated[str, typer.Option(help="Of float32 products on a GPU: float32 or tf32.")]
-Against = Annotated[str, typer.Option(help="Other libraries: all that are installed, none, or their names on PyPI.")]
-Patience = Annotated[float, typer.Option(min=0, help="Seconds a turn; what is slower gets 3 rounds.")]
-Memory = Annotated[bool, typer.Option(help="Measure the peak of memory too.")]
-Profile = Annotated[bool, typer.Option(help="Say where the time of this library's steps goes.")]
-Out = Annotated[Path, typer.Option(help="Folder for the numbers and the figure.")]
-Classes = Annotated[int, typer.Option(help="10 or 100.")]
-OUT = Path("bench")
+BenchWidthsOption = Annotated[str, typer.Option(help="Hidden widths, as in 256,1024 or 256:4096.")]
+BenchBatchOption = Annotated[int, typer.Option(min=2, help="Samples a step.")]
+RoundsOption = Annotated[int, typer.Option(min=1, help="Turns of each method.")]
+BenchDeviceOption = Annotated[str, typer.Option(help="cpu or cuda.")]
+PrecisionOption = Annotated[str, typer.Option(help="Of float32 products on a GPU: float32 or tf32.")]
+AgainstOption = Annotated[
+    str, typer.Option(help="Other libraries: all that are installed, none, or their names on PyPI.")
+]
+PatienceOption = Annotated[float, typer.Option(min=0, help="Seconds a turn; what is slower gets 3 rounds.")]
+MemoryOption = Annotated[bool, typer.Option(help="Measure the peak of memory too.")]
+ProfileOption = Annotated[bool, typer.Option(help="Say where the time of this library's steps goes.")]
+BenchOutOption = Annotated[Path, typer.Option(help="Folder for the numbers and the figure.")]
+ClassesOption = Annotated[int, typer.Option(help="10 or 100.")]
+BENCH_FOLDER = Path("bench")
 
 
 @bench_app.command("kfac-step")
 def kfac_step(
     context: typer.Context,
-    widths: Widths = "1024",
-    batch: Batch = 256,
-    rounds: Rounds = 20,
-    device: Device = "cpu",
-    precision: Precision = "float32",
-    against: Against = "all",
-    patience: Patience = 20.0,
-    memory: Memory = True,
-    profile: Profile = False,
-    out: Out = OUT,
+    widths: BenchWidthsOption = "1024",
+    batch: BenchBatchOption = 256,
+    rounds: RoundsOption = 20,
+    device: BenchDeviceOption = "cpu",
+    precision: PrecisionOption = "float32",
+    against: AgainstOption = "all",
+    patience: PatienceOption = 20.0,
+    memory: MemoryOption = True,
+    profile: ProfileOption = False,
+    out: BenchOutOption = BENCH_FOLDER,
 ) -> None:
     """K-FAC and FOOF on a 784-M-M-10 MLP, everything refreshed at every step, beside SGD and AdamW."""
     with errors():
@@ -64,23 +66,23 @@ def kfac_step(
         from mukron.bench.measure import Options
         from mukron.bench.steps import StepsRun
 
-        options = Options(_whole(widths), batch, rounds, device, precision, against, patience, memory, profile)
+        options = Options(_whole_numbers(widths), batch, rounds, device, precision, against, patience, memory, profile)
         _run(StepsRun(KFAC_STEP, options, _command(context)), out)
 
 
 @bench_app.command("shampoo-step")
 def shampoo_step(
     context: typer.Context,
-    widths: Widths = "256",
-    batch: Batch = 256,
-    rounds: Rounds = 10,
-    device: Device = "cpu",
-    precision: Precision = "float32",
-    against: Against = "all",
-    patience: Patience = 20.0,
-    memory: Memory = True,
-    profile: Profile = False,
-    out: Out = OUT,
+    widths: BenchWidthsOption = "256",
+    batch: BenchBatchOption = 256,
+    rounds: RoundsOption = 10,
+    device: BenchDeviceOption = "cpu",
+    precision: PrecisionOption = "float32",
+    against: AgainstOption = "all",
+    patience: PatienceOption = 20.0,
+    memory: MemoryOption = True,
+    profile: ProfileOption = False,
+    out: BenchOutOption = BENCH_FOLDER,
 ) -> None:
     """Shampoo on a 784-M-M-10 MLP by every solver, refreshed at every step or every tenth, beside SGD and AdamW."""
     with errors():
@@ -88,7 +90,7 @@ def shampoo_step(
         from mukron.bench.shampoo_step import SHAMPOO_STEP
         from mukron.bench.steps import StepsRun
 
-        options = Options(_whole(widths), batch, rounds, device, precision, against, patience, memory, profile)
+        options = Options(_whole_numbers(widths), batch, rounds, device, precision, against, patience, memory, profile)
         _run(StepsRun(SHAMPOO_STEP, options, _command(context)), out)
 
 
@@ -96,37 +98,37 @@ def shampoo_step(
 def conv(
     context: typer.Context,
     widths: Annotated[str, typer.Option("--widths", "--width", help="1 has 16 channels first; 4 is usual.")] = "4",
-    batch: Batch = 128,
-    classes: Classes = 10,
-    rounds: Rounds = 3,
-    device: Device = "cpu",
-    precision: Precision = "float32",
-    patience: Patience = 20.0,
-    memory: Memory = True,
-    profile: Profile = False,
-    out: Out = OUT,
+    batch: BenchBatchOption = 128,
+    classes: ClassesOption = 10,
+    rounds: RoundsOption = 3,
+    device: BenchDeviceOption = "cpu",
+    precision: PrecisionOption = "float32",
+    patience: PatienceOption = 20.0,
+    memory: MemoryOption = True,
+    profile: ProfileOption = False,
+    out: BenchOutOption = BENCH_FOLDER,
 ) -> None:
     """K-FAC on ResNet-18 and 32 x 32 images, refreshed at every tenth step, beside SGD."""
     with errors():
-        from mukron.bench.conv import conv as bench
+        from mukron.bench.conv import conv_bench
         from mukron.bench.measure import Options
         from mukron.bench.steps import StepsRun
 
         if classes not in (10, 100):
             raise ValueError(f"--classes {classes}: choose 10 or 100")
-        options = Options(_whole(widths), batch, rounds, device, precision, "none", patience, memory, profile)
-        _run(StepsRun(bench(classes), options, _command(context)), out)
+        options = Options(_whole_numbers(widths), batch, rounds, device, precision, "none", patience, memory, profile)
+        _run(StepsRun(conv_bench(classes), options, _command(context)), out)
 
 
 @bench_app.command("roots")
-def roots(
+def roots_command(
     context: typer.Context,
     widths: Annotated[str, typer.Option(help="Sizes of the matrices, as in 256,1024 or 256:4096.")] = "256,512",
-    rounds: Rounds = 10,
-    device: Device = "cpu",
-    precision: Precision = "float32",
-    patience: Patience = 20.0,
-    out: Out = OUT,
+    rounds: RoundsOption = 10,
+    device: BenchDeviceOption = "cpu",
+    precision: PrecisionOption = "float32",
+    patience: PatienceOption = 20.0,
+    out: BenchOutOption = BENCH_FOLDER,
 ) -> None:
     """Damped inverse roots of covariance matrices by every solver: time, and what float32 loses."""
     with errors():
@@ -134,7 +136,7 @@ def roots(
         from mukron.bench.roots import RootsRun
 
         options = Options(
-            _whole(widths),
+            _whole_numbers(widths),
             rounds=rounds,
             device=device,
             precision=precision,
@@ -148,19 +150,19 @@ def roots(
 @bench_app.command("sweep")
 def sweep(
     context: typer.Context,
-    widths: Widths = "128",
-    batch: Batch = 64,
-    rounds: Rounds = 3,
-    device: Device = "cpu",
-    precision: Precision = "float32",
-    out: Out = OUT,
+    widths: BenchWidthsOption = "128",
+    batch: BenchBatchOption = 64,
+    rounds: RoundsOption = 3,
+    device: BenchDeviceOption = "cpu",
+    precision: PrecisionOption = "float32",
+    out: BenchOutOption = BENCH_FOLDER,
 ) -> None:
     """64 short runs of an MLP with K-FAC that differ in learning rate and seed: one at a time, and as stacks."""
     with errors():
         from mukron.bench.measure import Options
         from mukron.bench.sweep import SweepRun
 
-        options = Options(_whole(widths), batch, rounds, device, precision, "none", memory=False)
+        options = Options(_whole_numbers(widths), batch, rounds, device, precision, "none", memory=False)
         _run(SweepRun(options, _command(context)), out)
 
 
@@ -171,15 +173,15 @@ def page(
 ) -> None:
     """Write a page from results, a section each: table, figure, how to run it again."""
     with errors():
-        from mukron.bench.page import write_page
+        from mukron.bench.page import write_performance_page
 
-        print(f"wrote {write_page(files, out)}")
+        print(f"wrote {write_performance_page(files, out)}")
 
 
-def _run(run: Run, out: Path) -> None:
-    """Measure, keep every width as it comes, and show what there is, also after Ctrl-C."""
+def _run(run: BenchRun, out: Path) -> None:
+    """Measures, stores every width when it is done, and shows what was measured, also after Ctrl-C."""
     from mukron import figures
-    from mukron.bench.drawing import draw
+    from mukron.bench.drawing import draw_result
 
     result, written = run.result, list[Path]()
     try:
@@ -193,7 +195,7 @@ def _run(run: Run, out: Path) -> None:
             if parts is not None:
                 show(parts)
             if figures.available():
-                written += draw(result, written[0])
+                written += draw_result(result, written[0])
             print(f"wrote {', '.join(map(str, written))}")
 
 
@@ -203,7 +205,7 @@ def _track(work: Sequence[T], description: str) -> Iterable[T]:
     return track(work, description=description, console=Console(stderr=True))
 
 
-def _whole(text: str) -> tuple[int, ...]:
+def _whole_numbers(text: str) -> tuple[int, ...]:
     numbers = read_numbers(text, "--widths")
     if any(number != int(number) for number in numbers):
         raise ValueError(f"--widths {text!r}: expected whole numbers, as in 256,1024")
@@ -211,8 +213,8 @@ def _whole(text: str) -> tuple[int, ...]:
 
 
 def _command(context: typer.Context) -> str:
-    """As it was typed; a path that is not of this folder is nobody else's business."""
-    words = ["mukron", "bench", str(context.info_name)]
+    """Returns the command as it was typed, without an absolute --out, which would show the user's folders."""
+    arguments = ["mukron", "bench", str(context.info_name)]
     for parameter in context.command.params:
         name = parameter.name or ""
         source = context.get_parameter_source(name)
@@ -223,7 +225,7 @@ def _command(context: typer.Context) -> str:
             continue
         flag = parameter.opts[0]
         if isinstance(value, bool):
-            words.append(flag if value else flag.replace("--", "--no-"))
+            arguments.append(flag if value else flag.replace("--", "--no-"))
         else:
-            words += [flag, str(value)]
-    return shlex.join(words)
+            arguments += [flag, str(value)]
+    return shlex.join(arguments)

@@ -1,4 +1,4 @@
-"""``mukron check``: are features learned at every width?"""
+"""``mukron check``: tests whether features are learned at every width."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import typer
 from rich.console import Console
 
 from mukron.cli.common import BUILT_IN, errors, show, split
-from mukron.cli.train import describe, own_width
+from mukron.cli.train import default_width, describe
 from mukron.imports import import_function
 
 check_app = typer.Typer(invoke_without_command=True)
-BASE_WIDTH = 64  # of a factory that does not say
-OWN = ("width", "seed", "epochs")
+FACTORY_BASE_WIDTH = 64  # base width of a factory whose width has no default
+FIELDS_SET_BY_CHECK = ("width", "seed", "epochs")  # fields of a run that --set may not change
 TABLES = {
     "features": "table",
     "damping": "damping_table",
@@ -69,17 +69,17 @@ def check(
         if model is not None and factory is not None:
             raise ValueError("give --model or --factory, not both")
         for path in (out, json_file):
-            _check_place(path)
+            _create_folder(path)
         tables = list(TABLES) if show_ == "all" else show_.split(",")
         for name in tables:
             if name not in TABLES:
                 raise ValueError(f"--show {show_!r}: known: {', '.join(TABLES)}, all")
         if factory is not None:
-            own = own_width(import_function(factory, "--factory")) or BASE_WIDTH
-            base_width = own if base_width is None else base_width
-        roles = dict(split(each, "=", "--role", "NAME=ROLE, as in position=input") for each in role or [])
+            factory_width = default_width(import_function(factory, "--factory")) or FACTORY_BASE_WIDTH
+            base_width = factory_width if base_width is None else base_width
+        roles = dict(split(text, "=", "--role", "NAME=ROLE, as in position=input") for text in role or [])
         for setting in settings or []:
-            if setting.partition("=")[0] in OWN:
+            if setting.partition("=")[0] in FIELDS_SET_BY_CHECK:
                 raise ValueError(f"--set {setting}: a check has its own; say --widths, --seeds, --steps")
         given = {
             **{"model": factory or model or "mlp", "base_width": base_width, "method": method, "scheme": scheme},
@@ -87,11 +87,11 @@ def check(
             **{"output_exponent": output_exponent, "device": device, "roles": roles or None},
         }
         if method.startswith("adam"):
-            del given["momentum"]  # its beta1
+            del given["momentum"]  # Adam keeps its beta1
         given["lr"] = usual_rate(method, scheme) if lr is None else lr
         chosen = {name: value for name, value in given.items() if value is not None}
         config = describe(None, chosen, settings or [])
-        with progress_shown() as progress:
+        with check_progress() as progress:
             result = check_run(
                 config,
                 widths=None if widths is None else _numbers(widths),
@@ -102,12 +102,12 @@ def check(
                 progress=progress,
             )
         for name in tables:
-            if result.damping or name not in ("damping", "spectra"):  # which a first-order method does not have
+            if result.damping or name not in ("damping", "spectra"):  # absent for first-order methods
                 show(getattr(result, TABLES[name])())
         if json_file is not None:
             write_json(json_file, result.to_dict())
         if out is not None:
-            _say_files(result.save(out), out)
+            _print_files(result.save(out), out)
     raise typer.Exit(result.exit_code)
 
 
@@ -128,14 +128,14 @@ def nngp(
         from mukron.train import RunConfig, dataset_of
 
         dataset = dataset_of(RunConfig(data=data, samples=samples), None, data_dir)
-        with progress_shown() as progress:
+        with check_progress() as progress:
             result = landing(dataset, width=width, steps=steps, seed=seed, activation=activation, progress=progress)
         show(result.table())
         if out is not None:
-            _say_files(result.save(out), out)
+            _print_files(result.save(out), out)
 
 
-def _say_files(written: list[Path], folder: Path) -> None:
+def _print_files(written: list[Path], folder: Path) -> None:
     from mukron.figures import available
 
     missing = "" if available() else "; figures need matplotlib"
@@ -143,8 +143,8 @@ def _say_files(written: list[Path], folder: Path) -> None:
 
 
 @contextmanager
-def progress_shown() -> Iterator[Callable[[int, int, str], None]]:
-    """A bar on the terminal, nothing elsewhere."""
+def check_progress() -> Iterator[Callable[[int, int, str], None]]:
+    """Yields a callback that moves a progress bar on a terminal, and does nothing elsewhere."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
@@ -154,8 +154,8 @@ def progress_shown() -> Iterator[Callable[[int, int, str], None]]:
         yield lambda done, total, what: bar.update(task, completed=done, total=total, description=what)
 
 
-def _check_place(path: Path | None) -> None:
-    """Said before the work is done, not after."""
+def _create_folder(path: Path | None) -> None:
+    """Creates the folder of an output, so that a wrong path is reported before the work is done."""
     if path is None:
         return
     folder = path.parent if path.suffix == ".json" else path

@@ -1,4 +1,4 @@
-"""What all commands share: errors in one line, tables that fit the terminal."""
+"""What all commands share: errors on one line, tables that fit the terminal."""
 
 from __future__ import annotations
 
@@ -16,12 +16,16 @@ from rich.table import Table as RichTable
 
 from mukron.table import Table
 
-BUILT_IN = "mlp, cnn, myrtle5, resnet18, resnet50, vgg19, cbow"  # said in help without loading torch
+BUILT_IN = "mlp, cnn, myrtle5, resnet18, resnet50, vgg19, cbow"  # for help texts, without loading torch
 
 
 @contextmanager
 def errors() -> Iterator[None]:
-    """A wrong request ends in one line that says what to do and exit code 2; what breaks, in a traceback and 3."""
+    """Turns errors into exit codes: 2 with a one-line message for an invalid request, 3 with a traceback for a bug.
+
+    Raises:
+        typer.Exit: With that exit code; 130 after Ctrl-C.
+    """
     try:
         yield
     except ValueError as error:
@@ -32,29 +36,43 @@ def errors() -> Iterator[None]:
         raise typer.Exit(130) from None
     except (typer.Exit, typer.Abort):
         raise
-    except BrokenPipeError:  # "| head" has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left to flush goes nowhere
+    except BrokenPipeError:  # the reader, as in "| head", has closed the pipe
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # discard what is left to flush
         raise typer.Exit(141) from None
-    except Exception:  # of the user's own code, or ours: 1 and 2 mean other things
+    except Exception:  # in the user's code or in ours; exit codes 1 and 2 have other meanings
         traceback.print_exc()
         raise typer.Exit(3) from None
 
 
 def show(table: Table) -> None:
+    """Prints a table, fitted to the terminal.
+
+    Args:
+        table: The table.
+
+    Example:
+        >>> show(Table("Runs", ("name", "loss"), (("a", "0.5"),)))
+        Runs
+        <BLANKLINE>
+        name  loss
+        ----  ----
+        a     0.5
+        <BLANKLINE>
+    """
     console = Console()
-    if not console.is_terminal:  # a file or a pipe gets whole lines
+    if not console.is_terminal:  # a file or a pipe gets lines of any length
         print(f"{table}\n")
         return
     notes = list(table.notes)
     columns, rows = table.columns, table.rows
-    if columns[-1] == "why" and table.width > console.width:  # reasons go by role: say each once, below
+    if columns[-1] == "why" and table.width > console.width:  # reasons depend on the role: print each once, below
         role = columns.index("role")
         notes = [*dict.fromkeys(f"{row[role]}: {row[-1]}" for row in rows), "", *notes]
         columns, rows = columns[:-1], tuple(row[:-1] for row in rows)
     tight = {"box": box.SIMPLE_HEAD, "padding": (0, 1, 0, 0), "pad_edge": False}
     drawn = RichTable(title=table.title, title_justify="left", **tight)  # type: ignore[arg-type]
     for number, column in enumerate(columns):
-        drawn.add_column(column, overflow="fold", no_wrap=number < 2)  # names and roles stay whole
+        drawn.add_column(column, overflow="fold", no_wrap=number < 2)  # names and roles are not wrapped
     for row in rows:
         drawn.add_row(*map(escape, row))
     console.print(drawn, highlight=False)
@@ -62,7 +80,25 @@ def show(table: Table) -> None:
 
 
 def split(text: str, separator: str, option: str, form: str) -> tuple[str, str]:
-    before, found, after = text.partition(separator)
-    if not (before and found and after):
+    """Splits an option's value in two.
+
+    Args:
+        text: The value.
+        separator: What separates the two parts.
+        option: The option's name, for the error message.
+        form: The expected form, for the error message.
+
+    Returns:
+        The two parts.
+
+    Raises:
+        ValueError: If a part is missing.
+
+    Example:
+        >>> split("lr=0.1", "=", "--set", "FIELD=VALUE")
+        ('lr', '0.1')
+    """
+    before, separated, after = text.partition(separator)
+    if not (before and separated and after):
         raise ValueError(f"{option} {text!r}: expected {form}")
     return before, after

@@ -1,4 +1,4 @@
-"""``mukron data``: which data sets there are, getting them, checking them."""
+"""``mukron data``: lists, downloads and verifies data sets."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 data_app = typer.Typer(no_args_is_help=True, help="Data sets by name: list them, download them, check their files.")
 
-DataDir = Annotated[
+DataFolderOption = Annotated[
     Path | None, typer.Option(help="The folder of all data sets; else $MUKRON_DATA, else a cache folder.")
 ]
 
 
 @data_app.command("list")
-def list_(data_dir: DataDir = None) -> None:
+def list_(data_dir: DataFolderOption = None) -> None:
     """All data sets, and which of them are on this machine."""
     from mukron.data import DATASETS, data_folder, where
 
@@ -48,7 +48,7 @@ def list_(data_dir: DataDir = None) -> None:
 @data_app.command()
 def fetch(
     names: Annotated[list[str], typer.Argument(metavar="NAME...", help="One or more of 'mukron data list'.")],
-    data_dir: DataDir = None,
+    data_dir: DataFolderOption = None,
     force: Annotated[bool, typer.Option("--force", help="Download again, in place of what is there.")] = False,
 ) -> None:
     """Download data sets, unless they are here already; either way their checksums are checked."""
@@ -58,55 +58,63 @@ def fetch(
 
     with errors():
         for name in names:
-            get_source(name)  # a wrong name is said before the first download
+            get_source(name)  # reports a wrong name before the first download
         console = Console(stderr=True)
         columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
         with Progress(*columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal) as progress:
-            bar = None if progress.disable else partial(Bar, progress)  # without a bar pooch says a line a file
+            # Without a bar, pooch prints a line per file.
+            bar = None if progress.disable else partial(DownloadBar, progress)
             for name in names:
-                found = fetch(name, data_dir, force=force, progress=bar)
-                print(f"{name}: {_place(found)}")
+                files = fetch(name, data_dir, force=force, progress=bar)
+                print(f"{name}: {_place(files)}")
 
 
 @data_app.command()
 def verify(
     names: Annotated[list[str] | None, typer.Argument(metavar="[NAME...]", help="All that are here, if none.")] = None,
-    data_dir: DataDir = None,
+    data_dir: DataFolderOption = None,
 ) -> None:
     """Compute the checksums of data sets on this machine anew; exit code 1 if anything is wrong."""
     from mukron.data import DATASETS, data_folder, problems, where
 
     with errors():
-        found = [where(name, data_dir) for name in names or DATASETS]
+        present = [where(name, data_dir) for name in names or DATASETS]
         if not names:
-            found = [each for each in found if each.files]
-        wrong = {each.source.name: problems(each) for each in found}
-    for each in found:
-        checked = "right" if any(file.sha256 for file in each.source.files) else "has no checksums"
-        for problem in wrong[each.source.name] or [f"{checked}, {_place(each)}"]:
-            print(f"{each.source.name}: {problem}")
-    if not found:
+            present = [dataset_files for dataset_files in present if dataset_files.files]
+        wrong = {dataset_files.source.name: problems(dataset_files) for dataset_files in present}
+    for dataset_files in present:
+        checked = "right" if any(file.sha256 for file in dataset_files.source.files) else "has no checksums"
+        for problem in wrong[dataset_files.source.name] or [f"{checked}, {_place(dataset_files)}"]:
+            print(f"{dataset_files.source.name}: {problem}")
+    if not present:
         print(f"no data sets in {data_folder(data_dir)}")
     if any(wrong.values()):
         raise typer.Exit(1)
 
 
-class Bar:
-    """A Rich bar that pooch can move."""
+class DownloadBar:
+    """A Rich progress bar with the interface that pooch expects.
+
+    Args:
+        progress: The display that the bar is added to.
+        download: What is downloaded.
+    """
 
     def __init__(self, progress: Progress, download: Download) -> None:
         self._progress = progress
         self._task = progress.add_task(download.name, total=download.size)
-        self.total: Any = download.size  # pooch writes what the server says here; the size is known already
+        self.total: Any = download.size  # pooch overwrites it with the server's answer
 
     def update(self, amount: int) -> None:
+        """Advances the bar by a number of bytes."""
         self._progress.update(self._task, advance=amount)
 
     def reset(self) -> None:
+        """Sets the bar to its start."""
         self._progress.update(self._task, completed=0)
 
     def close(self) -> None:
-        pass
+        """Does nothing: the display removes its bars."""
 
 
 def _bytes(size: int) -> str:
@@ -115,9 +123,13 @@ def _bytes(size: int) -> str:
     return f"{size / 1e6:,.1f} MB" if size >= 1e5 else f"{size / 1e3:,.1f} kB"
 
 
-def _place(found: StoredDataset) -> str:
-    if not found.source.files:
+def _place(dataset_files: StoredDataset) -> str:
+    if not dataset_files.source.files:
         return "built in"
-    if not found.files:
+    if not dataset_files.files:
         return "no"
-    return f"{found.folder} without {', '.join(found.missing)}" if found.missing else str(found.folder)
+    return (
+        f"{dataset_files.folder} without {', '.join(dataset_files.missing)}"
+        if dataset_files.missing
+        else str(dataset_files.folder)
+    )

@@ -1,4 +1,4 @@
-"""``mukron explain``: the theory, or the plan of a network."""
+"""``mukron explain``: prints the theory, or the parametrization of a network."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def explain(
             show(comparison_table(scheme) if method == "all" else method_table(method, scheme))
             return
         methods = list(METHODS) if method == "all" else [get_method(method).name]
-        get_scheme(scheme)  # a wrong name is said before a network is built
+        get_scheme(scheme)  # reports a wrong name before a network is built
         plan = _plan(model, factory, width, base_width, scheme, output_exponent, role or [])
         for name in methods:
             show(plan.explain(name))
@@ -56,7 +56,7 @@ def _plan(
     exponent: str | None,
     roles: list[str],
 ) -> Parametrization:
-    """The plan of a network that is built on the meta device: no width is too large to explain."""
+    """Parametrizes a network that is built on the meta device, so that any width can be explained."""
     from mukron.models import get_model
     from mukron.params import base_shapes, build_without_memory, parametrize, plain_width
 

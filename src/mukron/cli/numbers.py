@@ -1,18 +1,34 @@
-"""Lists of numbers as people type them: 0.01,0.03  2^-9:2^-2  64:1024  1:1000:10."""
+"""Parsing of lists of numbers in options: 0.01,0.03  2^-9:2^-2  64:1024  1:1000:10."""
 
 from __future__ import annotations
 
-MOST = 1000  # more is a slip
+MAX_NUMBERS = 1000  # more are taken for a mistake
 
 
 def read_numbers(text: str, option: str, ends: bool = False) -> list[float]:
-    """Numbers separated by commas; FROM:TO counts by doubling, FROM:TO:TIMES by another factor; or only its ends."""
+    """Reads numbers separated by commas; FROM:TO goes up by doubling, FROM:TO:TIMES by another factor.
+
+    Args:
+        text: The option's value.
+        option: The option's name, for the error message.
+        ends: Whether to return only the two ends of a range.
+
+    Returns:
+        The numbers.
+
+    Raises:
+        ValueError: If the text cannot be read or gives too many numbers.
+
+    Example:
+        >>> read_numbers("2^-2:1,10", "--lr")
+        [0.25, 0.5, 1.0, 10.0]
+    """
     try:
         return [number for part in text.split(",") for number in _range(part, ends)]
     except (ValueError, OverflowError, ZeroDivisionError) as error:
-        said = f" ({error})" if str(error).startswith("from") else ""
+        reason = f" ({error})" if str(error).startswith("from") else ""
         raise ValueError(
-            f"{option} {text!r}: expected numbers, as in 0.01,0.03 or 2^-9:2^-2 or 1:1000:10{said}"
+            f"{option} {text!r}: expected numbers, as in 0.01,0.03 or 2^-9:2^-2 or 1:1000:10{reason}"
         ) from None
 
 
@@ -28,8 +44,8 @@ def _range(text: str, ends: bool) -> list[float]:
     numbers = [low]
     while numbers[-1] * times <= high * (1 + 1e-9):
         numbers.append(numbers[-1] * times)
-        if len(numbers) > MOST:
-            raise ValueError(f"from {low:g} to {high:g} by factors of {times:g} are more than {MOST}")
+        if len(numbers) > MAX_NUMBERS:
+            raise ValueError(f"from {low:g} to {high:g} by factors of {times:g} are more than {MAX_NUMBERS}")
     if numbers[-1] < high * (1 - 1e-9):
         raise ValueError(f"from {low:g} by factors of {times:g} one comes to {numbers[-1]:g}, not to {high:g}")
     return numbers

@@ -1,4 +1,4 @@
-"""``mukron plan``: from what was tuned at a narrow width to a wide network."""
+"""``mukron plan``: turns settings tuned at a narrow width into those of a wide network."""
 
 from __future__ import annotations
 
@@ -45,37 +45,37 @@ def plan(
         from mukron.study.planning import plan_for
         from mukron.train import RunConfig
 
-        for path in (json_file, code):  # said before the work is done, not after
+        for path in (json_file, code):  # reports a wrong path before the work is done
             if path is not None:
-                with _writing(path):
+                with _reported_write(path):
                     pass
         if config is not None:
             if scheme is not None or tuned_at is not None:
                 raise ValueError("--scheme and --tuned-at choose a run of a study; --config is one already")
-            said = [f"Settings of {config}."]
+            lines = [f"Settings of {config}."]
             tuned = RunConfig.load(config)
         else:
-            tuned, said = _best(_study(folder), scheme, tuned_at)
+            tuned, lines = _best_run(_load_study(folder), scheme, tuned_at)
         tuned = tuned if device is None else tuned.replace(device=device)
-        with _waiting(f"measuring a step at width {width:g} (--no-measure goes without)", measure):
+        with _spinner(f"measuring a step at width {width:g} (--no-measure goes without)", measure):
             planned = plan_for(tuned, width, data_dir=data_dir, steps=3 if measure else 0)
-        print("\n".join([*said, _settings(tuned), ""]))
+        print("\n".join([*lines, _describe_settings(tuned), ""]))
         show(planned.layers())
         show(planned.cost())
         if planned.by_layer is not None:
             show(planned.by_layer)
         if json_file is not None:
-            with _writing(json_file):
+            with _reported_write(json_file):
                 write_json(json_file, planned.to_dict())
         if code is None:
             print(planned.code())
         else:
-            with _writing(code):
+            with _reported_write(code):
                 code.write_text(planned.code())
             Console(stderr=True).print(f"wrote {code}", highlight=False, markup=False, soft_wrap=True)
 
 
-def _study(folder: Path) -> StudyRecord:
+def _load_study(folder: Path) -> StudyRecord:
     from mukron.study import StudyRecord
 
     path = folder / "study.json"
@@ -86,53 +86,59 @@ def _study(folder: Path) -> StudyRecord:
     return StudyRecord.load(path)
 
 
-def _best(record: StudyRecord, wanted: str | None, width: float | None) -> tuple[RunConfig, list[str]]:
-    """The run to go by, and where it comes from, in words."""
+def _best_run(record: StudyRecord, wanted: str | None, width: float | None) -> tuple[RunConfig, list[str]]:
+    """Returns the best run of a scheme and width, and lines that say where it comes from."""
     from mukron.study.certificate import MOVES
 
-    scheme = _scheme(record, wanted)
+    scheme = _choose_scheme(record, wanted)
     widths = sorted({result.point.width for result in record.results if result.point.scheme == scheme})
     width = widths[0] if width is None else width
     if width not in widths:
-        raise ValueError(f"--tuned-at {width:g}: the study has widths {', '.join(f'{each:g}' for each in widths)}")
+        raise ValueError(
+            f"--tuned-at {width:g}: the study has widths {', '.join(f'{known_width:g}' for known_width in widths)}"
+        )
     best = record.best(scheme, width)
-    here = [result for result in record.results if (result.point.scheme, result.point.width) == (scheme, width)]
-    found = [result for result in here if result.point.config(record.config).replace(seed=best.seed) == best]
-    value = statistics.fmean(value for result in found if (value := result.value(record.metric)) is not None)
-    seeds = f", mean of {len(found)} seeds" if len(found) > 1 else ""
-    said = [f"Best of {len(here)} runs at width {width:g}: {record.metric} {value:.4g}{seeds}."]
+    runs = [result for result in record.results if (result.point.scheme, result.point.width) == (scheme, width)]
+    seeds_of_best = [result for result in runs if result.point.config(record.config).replace(seed=best.seed) == best]
+    value = statistics.fmean(value for result in seeds_of_best if (value := result.value(record.metric)) is not None)
+    seeds = f", mean of {len(seeds_of_best)} seeds" if len(seeds_of_best) > 1 else ""
+    lines = [f"Best of {len(runs)} runs at width {width:g}: {record.metric} {value:.4g}{seeds}."]
     for judgement in record.certificate.judgements if record.certificate is not None else ():
         if judgement.scheme == scheme:
-            said.append(f"Transfer of {judgement.axis}: {judgement.verdict}. {'; '.join(judgement.reasons)}".rstrip())
+            lines.append(f"Transfer of {judgement.axis}: {judgement.verdict}. {'; '.join(judgement.reasons)}".rstrip())
             if judgement.verdict == MOVES:
-                said.append(
+                lines.append(
                     f"WARNING: by this study the best {judgement.axis} moves with the width; do not rely on it."
                 )
-    return best, said
+    return best, lines
 
 
-def _scheme(record: StudyRecord, wanted: str | None) -> str:
-    """One of the study's schemes; unless told otherwise, the one that can transfer."""
+def _choose_scheme(record: StudyRecord, wanted: str | None) -> str:
+    """Returns one of the study's schemes; by default the only one besides SP, which does not transfer."""
     known = ", ".join(record.schemes)
     if not record.schemes:
         raise ValueError(f"{record.name}: nothing was run yet; run 'mukron tune' to its end")
     if wanted is None:
-        found = [each for each in record.schemes if each.partition("/")[0] != "sp"] or list(record.schemes)
+        candidates = [name for name in record.schemes if name.partition("/")[0] != "sp"] or list(record.schemes)
     else:
-        found = [each for each in record.schemes if each == wanted or each.startswith((f"{wanted}/", f"{wanted}:"))]
-    if len(found) != 1:
-        said = "several schemes" if wanted is None else f"--scheme {wanted}: {len(found)} of the study's schemes"
-        raise ValueError(f"{said}; say which with --scheme: {known}")
-    return found[0]
+        candidates = [
+            name for name in record.schemes if name == wanted or name.startswith((f"{wanted}/", f"{wanted}:"))
+        ]
+    if len(candidates) != 1:
+        problem = (
+            "several schemes" if wanted is None else f"--scheme {wanted}: {len(candidates)} of the study's schemes"
+        )
+        raise ValueError(f"{problem}; say which with --scheme: {known}")
+    return candidates[0]
 
 
-def _settings(tuned: RunConfig) -> str:
+def _describe_settings(tuned: RunConfig) -> str:
     damping = "" if tuned.damping is None else f", damping {tuned.damping.text()}"
     return f"{tuned.model} on {tuned.data}, {tuned.method}, {tuned.scheme}: lr {tuned.lr:.4g}{damping}."
 
 
 @contextmanager
-def _writing(path: Path) -> Iterator[None]:
+def _reported_write(path: Path) -> Iterator[None]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield
@@ -141,8 +147,8 @@ def _writing(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _waiting(text: str, measure: bool) -> Iterator[None]:
-    """Something that turns, on a terminal."""
+def _spinner(text: str, measure: bool) -> Iterator[None]:
+    """Shows a spinner on a terminal while a step is measured."""
     console = Console(stderr=True)
     if not (measure and console.is_terminal):
         yield

@@ -1,4 +1,4 @@
-"""``mukron reproduce``: the paper, figure by figure."""
+"""``mukron reproduce``: runs the recipes of the paper's figures and tables."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ def reproduce(
         from mukron.paper.recipe import FAILS, IN_PART, UNTOLD
 
         folder = out if out is not None else Path("reproduction") / scale
-        if scale not in {each.value for each in Scale}:
-            raise ValueError(f"--scale {scale!r}: known: {', '.join(each.value for each in Scale)}")
+        if scale not in {known_scale.value for known_scale in Scale}:
+            raise ValueError(f"--scale {scale!r}: known: {', '.join(known_scale.value for known_scale in Scale)}")
         if list_:
-            show(_listed(folder))
+            show(_recipe_table(folder))
             return
         if page:
             if names or all_:
@@ -71,28 +71,28 @@ def reproduce(
         chosen = tuple(RECIPES) if all_ else tuple(dict.fromkeys(names or ()))
         less = Less(epochs, None if widths is None else tuple(read_numbers(widths, "--widths")), seeds)
         request = Request(chosen, Scale(scale), str(folder), less, device, None if data_dir is None else str(data_dir))
-        with _shown() as (progress, concluded):
-            found = run(request, workers=workers, progress=progress, concluded=concluded)
+        with _progress_and_outcomes() as (progress, concluded):
+            results = run(request, workers=workers, progress=progress, concluded=concluded)
         print(write_page(folder))
-    verdicts = {judged.verdict for outcome in found.values() for judged in outcome.claims}
+    verdicts = {judged.verdict for outcome in results.values() for judged in outcome.claims}
     code = 1 if verdicts & {FAILS, IN_PART} else 4 if UNTOLD in verdicts else 0
     raise typer.Exit(0 if scale == "smoke" else code)
 
 
-def _listed(folder: Path) -> Table:
+def _recipe_table(folder: Path) -> Table:
     from mukron.paper import RECIPES, outcomes
 
-    kept = outcomes(folder) if folder.exists() else {}
+    stored = outcomes(folder) if folder.exists() else {}
     rows = [
-        (name, recipe.where, recipe.title, f"{kept[name].verdict} ({kept[name].scale})" if name in kept else "-")
+        (name, recipe.where, recipe.title, f"{stored[name].verdict} ({stored[name].scale})" if name in stored else "-")
         for name, recipe in RECIPES.items()
     ]
     return Table("The paper, figure by figure", ("name", "where", "what", f"in {folder}"), tuple(rows))
 
 
 @contextmanager
-def _shown() -> Iterator[tuple[Callable[[Progress], None], Callable[[Outcome, list[Path]], None]]]:
-    """A bar on a terminal; each outcome as it comes, everywhere."""
+def _progress_and_outcomes() -> Iterator[tuple[Callable[[Progress], None], Callable[[Outcome, list[Path]], None]]]:
+    """Yields two callbacks: one moves a progress bar on a terminal, the other prints each outcome."""
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
 
@@ -101,15 +101,15 @@ def _shown() -> Iterator[tuple[Callable[[Progress], None], Callable[[Outcome, li
     with Bar(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("reproduce", total=None)
 
-        told = time.monotonic()
+        last_report = time.monotonic()
 
         def progress(at: Progress) -> None:
-            nonlocal told
-            said = f"part {min(at.parts + 1, at.of_parts)} of {at.of_parts}: {at.now or 'all run'}"
-            bar.update(task, completed=at.runs, total=at.of_runs, description=said)
-            if not console.is_terminal and time.monotonic() - told > MINUTE:  # for who reads a log
-                told = time.monotonic()
-                print(f"{at.runs} of {at.of_runs} runs; {said}", file=sys.stderr, flush=True)
+            nonlocal last_report
+            status = f"part {min(at.parts + 1, at.of_parts)} of {at.of_parts}: {at.now or 'all run'}"
+            bar.update(task, completed=at.runs, total=at.of_runs, description=status)
+            if not console.is_terminal and time.monotonic() - last_report > MINUTE:  # for a log file
+                last_report = time.monotonic()
+                print(f"{at.runs} of {at.of_runs} runs; {status}", file=sys.stderr, flush=True)
 
         def concluded(outcome: Outcome, written: list[Path]) -> None:
             bar.console.print(f"[bold]{outcome.name}[/]: {outcome.verdict}", highlight=False)

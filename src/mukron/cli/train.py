@@ -1,4 +1,4 @@
-"""``mukron train``: one run, recorded in a folder."""
+"""``mukron train``: trains one run and records it in a folder."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from mukron.table import Table
 if TYPE_CHECKING:
     from mukron.train import Progress, Run, RunConfig
 
-EXIT = {"finished": 0, "diverged": 1, "interrupted": 130}
-LISTS = ("augment", "record", "method_options.exclude")  # names with commas
-DEFAULTS: dict[str, Any] = {  # of RunConfig, said in help without loading torch
+EXIT_CODES = {"finished": 0, "diverged": 1, "interrupted": 130}
+LIST_FIELDS = ("augment", "record", "method_options.exclude")  # lists of names, separated by commas in --set
+DEFAULTS: dict[str, Any] = {  # of RunConfig, for help texts, without loading torch
     **{"model": "mlp", "width": 256, "data": "digits", "loss": "cross-entropy", "method": "kfac", "scheme": "mup"},
     **{"lr": 0.01, "schedule": "constant", "momentum": 0.9, "weight_decay": 0.0, "epochs": 20, "seed": 0},
     **{"dtype": "float32", "device": "cpu"},
@@ -30,7 +30,7 @@ DEFAULTS: dict[str, Any] = {  # of RunConfig, said in help without loading torch
 
 
 def _field(name: str, text: str) -> Any:
-    """The option of a config's field."""
+    """Returns the option of a configuration's field."""
     return typer.Option(help=text, show_default=str(DEFAULTS[name]))
 
 
@@ -96,30 +96,46 @@ def train(
             raise ValueError("give --model or --factory, not both")
         given["model"] = factory or model
         if factory is not None and base_width is None and config is None:
-            given["base_width"] = own_width(import_function(factory, "--factory"))
+            given["base_width"] = default_width(import_function(factory, "--factory"))
         chosen = {name: value for name, value in given.items() if value is not None}
         described = describe(config, chosen, settings or [])
-        folder = out if out is not None else Path("runs") / name_of(described)
+        folder = out if out is not None else Path("runs") / run_name(described)
         try:
             run = _run(described, folder, data_dir, tensorboard, restart)
         except KeyboardInterrupt:
-            _say("stopped at once; the same command continues from the last checkpoint")
+            _print_note("stopped at once; the same command continues from the last checkpoint")
             raise typer.Exit(130) from None
     show(summary(run, folder))
     if run.status == "interrupted":
-        _say(f"{run.reason}; the same command continues it")
-    raise typer.Exit(EXIT[run.status])
+        _print_note(f"{run.reason}; the same command continues it")
+    raise typer.Exit(EXIT_CODES[run.status])
 
 
 def _run(config: RunConfig, folder: Path, data_dir: Path | None, tensorboard: bool, restart: bool) -> Run:
     from mukron.train import train as train_
 
-    with progress_shown() as progress:
+    with run_progress() as progress:
         return train_(config, folder, data_dir=data_dir, resume=not restart, progress=progress, tensorboard=tensorboard)
 
 
 def describe(file: Path | None, given: Mapping[str, Any], settings: list[str]) -> RunConfig:
-    """The config that file, options and --set make together, each over the one before."""
+    """Builds the configuration of a run; options have priority over the file, and --set over both.
+
+    Args:
+        file: A run's JSON file to start from; None for the defaults.
+        given: Fields from options.
+        settings: The values of --set, FIELD=VALUE.
+
+    Returns:
+        The configuration.
+
+    Raises:
+        ValueError: If a field is unknown or its value invalid.
+
+    Example:
+        >>> describe(None, {"lr": 0.1}, ["clip_norm=1"]).clip_norm
+        1.0
+    """
     from mukron.train import RunConfig
 
     start = RunConfig() if file is None else RunConfig.load(file)
@@ -130,7 +146,7 @@ def describe(file: Path | None, given: Mapping[str, Any], settings: list[str]) -
             value = json.loads(text)
         except json.JSONDecodeError:
             value = text
-        if name in LISTS and isinstance(value, str):
+        if name in LIST_FIELDS and isinstance(value, str):
             value = value.split(",")
         field, dot, option = name.partition(".")
         if dot and field in fields:
@@ -141,16 +157,39 @@ def describe(file: Path | None, given: Mapping[str, Any], settings: list[str]) -
     return RunConfig.from_dict(fields, "command line")
 
 
-def own_width(factory: Callable[..., Any]) -> float | None:
-    """The default of the factory's width, if it has one."""
+def default_width(factory: Callable[..., Any]) -> float | None:
+    """Returns the default of a factory's width, or None if it has none.
+
+    Args:
+        factory: A function of the width.
+
+    Returns:
+        The default.
+
+    Example:
+        >>> default_width(lambda width=64: None)
+        64
+    """
     parameters = inspect.signature(factory).parameters
     width = parameters.get("width") or (next(iter(parameters.values())) if len(parameters) == 1 else None)
     default = width.default if width is not None else None
     return default if isinstance(default, (int, float)) and not isinstance(default, bool) else None
 
 
-def name_of(config: RunConfig) -> str:
-    """A folder for the run, and for the same with more epochs where that goes on with it."""
+def run_name(config: RunConfig) -> str:
+    """Returns the name of a run's folder; more epochs keep it if the schedule allows the run to be continued.
+
+    Args:
+        config: The run.
+
+    Returns:
+        The name.
+
+    Example:
+        >>> from mukron.train import RunConfig
+        >>> run_name(RunConfig(width=64)).startswith("mlp-w64-kfac-mup-")
+        True
+    """
     from mukron.train.schedules import Schedule
 
     key = config.key() if Schedule.parse(config.schedule).knows_its_end else config.key(without=["epochs"])
@@ -159,11 +198,11 @@ def name_of(config: RunConfig) -> str:
 
 
 @contextmanager
-def progress_shown() -> Iterator[Callable[[Progress], None]]:
-    """A bar on the terminal; elsewhere a line an epoch. On stderr: stdout is for the result."""
+def run_progress() -> Iterator[Callable[[Progress], None]]:
+    """Yields a callback that moves a progress bar on a terminal, and prints a line per epoch elsewhere, on stderr."""
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield lambda at: None if at.row is None else console.print(line(at), highlight=False, soft_wrap=True)
+        yield lambda at: None if at.row is None else console.print(epoch_line(at), highlight=False, soft_wrap=True)
         return
     from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
@@ -179,15 +218,37 @@ def progress_shown() -> Iterator[Callable[[Progress], None]]:
         yield update
 
 
-def line(at: Progress) -> str:
+def epoch_line(at: Progress) -> str:
+    """Returns a line with the metrics of an epoch that has ended.
+
+    Args:
+        at: The progress at the end of an epoch.
+
+    Returns:
+        The line.
+    """
     assert at.row is not None
     numbers = {name: at.row.get(name) for name in ("train_loss", "train_accuracy", "test_loss", "test_accuracy")}
-    shown = "  ".join(f"{name} {_short(value)}" for name, value in numbers.items() if name in at.row)
-    return f"epoch {at.epoch}/{at.epochs}  {shown}  {_time(at.seconds_left)} left"
+    shown = "  ".join(f"{name} {_formatted(value)}" for name, value in numbers.items() if name in at.row)
+    return f"epoch {at.epoch}/{at.epochs}  {shown}  {_clock(at.seconds_left)} left"
 
 
 def summary(run: Run, folder: Path) -> Table:
-    """How it ended, in a few lines."""
+    """Returns a table of how a run ended.
+
+    Args:
+        run: The run.
+        folder: Its folder.
+
+    Returns:
+        The table.
+
+    Example:
+        >>> from mukron.train import Run, RunConfig
+        >>> run = Run(RunConfig(), "finished", [{"epoch": 1, "test_loss": 0.5}])
+        >>> summary(run, Path("runs")).rows
+        (('test_loss', '0.5', '0.5', '1'),)
+    """
     names = ("train_loss", "train_accuracy", "test_loss", "test_accuracy")
     final = run.final
     rows = []
@@ -195,11 +256,11 @@ def summary(run: Run, folder: Path) -> Table:
         if name in final:
             has_best = any(row.get(name) is not None for row in run.epochs)
             best = run.best(name) if has_best else {}
-            rows.append((name, _short(final[name]), _short(best.get(name)), str(best.get("epoch", "-"))))
+            rows.append((name, _formatted(final[name]), _formatted(best.get(name)), str(best.get("epoch", "-"))))
     config = run.config
     title = (
         f"{config.model} of width {config.width:g} on {config.data}, {config.method}, {config.scheme}: {run.status} "
-        f"after {final.get('epoch', 0)} of {config.epochs} epochs, {_time(run.seconds)}"
+        f"after {final.get('epoch', 0)} of {config.epochs} epochs, {_clock(run.seconds)}"
     )
     notes = [run.reason] if run.status == "diverged" else []
     if run.stored:
@@ -212,15 +273,15 @@ def summary(run: Run, folder: Path) -> Table:
     )
 
 
-def _say(text: str) -> None:
+def _print_note(text: str) -> None:
     Console(stderr=True).print(text, highlight=False, markup=False)
 
 
-def _short(value: float | None) -> str:
+def _formatted(value: float | None) -> str:
     return "-" if value is None else f"{value:.4g}"
 
 
-def _time(seconds: float) -> str:
+def _clock(seconds: float) -> str:
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{seconds:02d}"

@@ -1,4 +1,4 @@
-"""``mukron transfer`` and ``mukron tune``: what is best narrow, and is it best wide?"""
+"""``mukron transfer`` and ``mukron tune``: test whether the best settings transfer, and search them at one width."""
 
 from __future__ import annotations
 
@@ -15,65 +15,67 @@ from rich.console import Console
 
 from mukron.cli.common import BUILT_IN, errors, show
 from mukron.cli.numbers import read_numbers
-from mukron.cli.train import describe, own_width
+from mukron.cli.train import default_width, describe
 from mukron.imports import import_function
 
 if TYPE_CHECKING:
     from mukron.study import StudyProgress, StudyRecord, TransferStudy
     from mukron.train import RunConfig
 
-OWN = ("width", "seed", "lr", "scheme", "damping")
-SHORT = {"epochs": 5, "batch": 128}  # of a study's runs, where a single run's defaults are longer
-USUAL_LR = {  # powers of two, by method; they suit the built-in networks
+FIELDS_SET_BY_STUDY = ("width", "seed", "lr", "scheme", "damping")  # fields of a run that --set may not change
+STUDY_DEFAULTS = {"epochs": 5, "batch": 128}  # shorter than the defaults of a single run
+USUAL_LR = {  # exponents of two by method, which suit the built-in networks
     **{"sgd": (-7, 1), "adamw": (-12, -3), "kfac": (-11, -2), "foof": (-9, 0), "shampoo": (-9, -1)},
     **{"gauss-newton": (-13, -6)},
 }
-USUAL_DAMPING = "2^-4:2^4"  # times the scheme's own
-SEARCHED_DAMPING = "2^-8:2^4"
-EDGE = 0.05  # of a range, by its logarithm: the best may lie beyond
+USUAL_DAMPING = "2^-4:2^4"  # factors on the scheme's damping, in a grid
+SEARCHED_DAMPING = "2^-8:2^4"  # the same in a search
+EDGE = 0.05  # share of a logarithmic range next to its ends; an optimum there may lie beyond
 
-Model = Annotated[str | None, typer.Option(help=f"A built-in network: {BUILT_IN}. mlp if not given.")]
-Factory = Annotated[str | None, typer.Option(help="Your own network: MODULE:FUNCTION, called with its width.")]
-Data = Annotated[str | None, typer.Option(help="A data set by name, or your own MODULE:FUNCTION. digits.")]
-Samples = Annotated[int | None, typer.Option(min=1, help="Train on that many; all if not given.")]
-Loss = Annotated[str | None, typer.Option(help="cross-entropy or mse. cross-entropy.")]
-Method = Annotated[str | None, typer.Option(help="sgd, adamw, kfac, foof, shampoo, shampoo:E, gauss-newton. kfac.")]
-Epochs = Annotated[int | None, typer.Option(min=1, help="Passes over the samples. 5.")]
-Batch = Annotated[int | None, typer.Option(min=1, help="Samples a step. 128.")]
-Device = Annotated[str | None, typer.Option(help="cpu or cuda. cpu.")]
-BaseWidth = Annotated[float | None, typer.Option(help="Where schemes are alike; the network's usual one.")]
-Lr = Annotated[str | None, typer.Option(help="As in 2^-9:2^-2 (doubling), 2^-8:1:4 (times 4) or 0.01,0.03.")]
-Damping = Annotated[str | None, typer.Option(help="Likewise, times each scheme's own number.")]
-Settings = Annotated[list[str] | None, typer.Option("--set", help="Any other field of a run, FIELD=VALUE.")]
-Config = Annotated[Path | None, typer.Option(help="A run's JSON file to start from; options change it.")]
-Metric = Annotated[str, typer.Option(help="train_loss, test_loss, test_accuracy, ...: what is best.")]
-Storage = Annotated[
+ModelOption = Annotated[str | None, typer.Option(help=f"A built-in network: {BUILT_IN}. mlp if not given.")]
+FactoryOption = Annotated[str | None, typer.Option(help="Your own network: MODULE:FUNCTION, called with its width.")]
+DataOption = Annotated[str | None, typer.Option(help="A data set by name, or your own MODULE:FUNCTION. digits.")]
+SamplesOption = Annotated[int | None, typer.Option(min=1, help="Train on that many; all if not given.")]
+LossOption = Annotated[str | None, typer.Option(help="cross-entropy or mse. cross-entropy.")]
+MethodOption = Annotated[
+    str | None, typer.Option(help="sgd, adamw, kfac, foof, shampoo, shampoo:E, gauss-newton. kfac.")
+]
+EpochsOption = Annotated[int | None, typer.Option(min=1, help="Passes over the samples. 5.")]
+BatchOption = Annotated[int | None, typer.Option(min=1, help="Samples a step. 128.")]
+DeviceOption = Annotated[str | None, typer.Option(help="cpu or cuda. cpu.")]
+BaseWidthOption = Annotated[float | None, typer.Option(help="Where schemes are alike; the network's usual one.")]
+LrOption = Annotated[str | None, typer.Option(help="As in 2^-9:2^-2 (doubling), 2^-8:1:4 (times 4) or 0.01,0.03.")]
+DampingOption = Annotated[str | None, typer.Option(help="Likewise, times each scheme's own number.")]
+SettingsOption = Annotated[list[str] | None, typer.Option("--set", help="Any other field of a run, FIELD=VALUE.")]
+ConfigOption = Annotated[Path | None, typer.Option(help="A run's JSON file to start from; options change it.")]
+MetricOption = Annotated[str, typer.Option(help="train_loss, test_loss, test_accuracy, ...: what is best.")]
+StorageOption = Annotated[
     str | None, typer.Option(help="postgresql://USER:PASSWORD@HOST/DATABASE, to share with other machines.")
 ]
-Name = Annotated[str | None, typer.Option(help="The study's name in --storage; made of its folder if not given.")]
-Workers = Annotated[int, typer.Option(min=1, help="Processes on this machine that train side by side.")]
-KeepRuns = Annotated[bool, typer.Option("--keep-runs", help="Keep every run's records and checkpoints too.")]
-OneByOne = Annotated[bool, typer.Option("--one-by-one", help="Do not train many narrow networks at once.")]
-DataDir = Annotated[Path | None, typer.Option(help="Where data sets are kept.")]
-Report = Annotated[bool, typer.Option("--report/--no-report", help="Figures and report.html in the folder.")]
+NameOption = Annotated[str | None, typer.Option(help="The study's name in --storage; made of its folder if not given.")]
+WorkersOption = Annotated[int, typer.Option(min=1, help="Processes on this machine that train side by side.")]
+KeepRunsOption = Annotated[bool, typer.Option("--keep-runs", help="Keep every run's records and checkpoints too.")]
+OneByOneOption = Annotated[bool, typer.Option("--one-by-one", help="Do not train many narrow networks at once.")]
+DataDirOption = Annotated[Path | None, typer.Option(help="Where data sets are kept.")]
+ReportOption = Annotated[bool, typer.Option("--report/--no-report", help="Figures and report.html in the folder.")]
 
 
 def transfer(
-    model: Model = None,
-    factory: Factory = None,
-    data: Data = None,
-    samples: Samples = None,
-    loss: Loss = None,
-    method: Method = None,
-    epochs: Epochs = None,
-    batch: Batch = None,
-    device: Device = None,
-    base_width: BaseWidth = None,
+    model: ModelOption = None,
+    factory: FactoryOption = None,
+    data: DataOption = None,
+    samples: SamplesOption = None,
+    loss: LossOption = None,
+    method: MethodOption = None,
+    epochs: EpochsOption = None,
+    batch: BatchOption = None,
+    device: DeviceOption = None,
+    base_width: BaseWidthOption = None,
     widths: Annotated[
         str | None, typer.Option(help="As in 64:1024 (doubling) or 64,256; 1 to 8 times the base.")
     ] = None,
-    lr: Lr = None,
-    damping: Damping = None,
+    lr: LrOption = None,
+    damping: DampingOption = None,
     over: Annotated[str, typer.Option(help="What is tuned: lr, damping or lr,damping.")] = "lr",
     scheme: Annotated[
         list[str] | None,
@@ -86,18 +88,18 @@ def transfer(
         int | None, typer.Option(min=1, help="That many settings a width by a sampler, instead of a grid.")
     ] = None,
     sampler: Annotated[str, typer.Option(help="Of --search: tpe or random.")] = "tpe",
-    metric: Metric = "train_loss",
-    settings: Settings = None,
-    config: Config = None,
+    metric: MetricOption = "train_loss",
+    settings: SettingsOption = None,
+    config: ConfigOption = None,
     out: Annotated[Path | None, typer.Option(help="The study's folder; studies/... if not given.")] = None,
-    storage: Storage = None,
-    name: Name = None,
-    workers: Workers = 1,
-    keep_runs: KeepRuns = False,
-    one_by_one: OneByOne = False,
-    report: Report = True,
+    storage: StorageOption = None,
+    name: NameOption = None,
+    workers: WorkersOption = 1,
+    keep_runs: KeepRunsOption = False,
+    one_by_one: OneByOneOption = False,
+    report: ReportOption = True,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the certificate there.")] = None,
-    data_dir: DataDir = None,
+    data_dir: DataDirOption = None,
 ) -> None:
     """Train at several widths and see whether the best learning rate (or damping) stays where it is.
 
@@ -111,7 +113,9 @@ def transfer(
         given = {"data": data, "samples": samples, "loss": loss, "method": method, "epochs": epochs}
         given |= {"batch": batch, "device": device}
         chosen_widths = None if widths is None else read_numbers(widths, "--widths")
-        described, own = _described(config, model, factory, given, settings or [], base_width, chosen_widths)
+        described, config_scheme = _describe_study(
+            config, model, factory, given, settings or [], base_width, chosen_widths
+        )
         base = described.base_width or 1.0
         lrs, dampings = _axes(over, lr, damping, described.family, search is not None)
         study = TransferStudy(
@@ -119,7 +123,7 @@ def transfer(
             widths=chosen_widths or [base * times for times in (1, 2, 4, 8)],
             lr=lrs,
             damping=dampings,
-            schemes=scheme or (usual_schemes(described.method) if config is None else [own]),
+            schemes=scheme or (usual_schemes(described.method) if config is None else [config_scheme]),
             seeds=seeds,
             search=None if search is None else Search(search, sampler),
             metric=metric,
@@ -146,16 +150,16 @@ def transfer(
 def tune(
     width: Annotated[float, typer.Option(help="The narrow width to tune at.")],
     trials: Annotated[int, typer.Option(min=1, help="Settings to try.")] = 50,
-    model: Model = None,
-    factory: Factory = None,
-    data: Data = None,
-    samples: Samples = None,
-    loss: Loss = None,
-    method: Method = None,
+    model: ModelOption = None,
+    factory: FactoryOption = None,
+    data: DataOption = None,
+    samples: SamplesOption = None,
+    loss: LossOption = None,
+    method: MethodOption = None,
     scheme: Annotated[str | None, typer.Option(help="SCHEME or SCHEME/DAMPING, to be transferred. mup.")] = None,
-    epochs: Epochs = None,
-    batch: Batch = None,
-    device: Device = None,
+    epochs: EpochsOption = None,
+    batch: BatchOption = None,
+    device: DeviceOption = None,
     lr: Annotated[str | None, typer.Option(help="The lowest and highest to try, as in 2^-10:1.")] = None,
     damping: Annotated[
         str | None, typer.Option(help="Likewise, times the scheme's own number; a single one leaves it there.")
@@ -163,16 +167,16 @@ def tune(
     seeds: Annotated[int, typer.Option(min=1, help="How many times each.")] = 1,
     sampler: Annotated[str, typer.Option(help="tpe or random.")] = "tpe",
     pruner: Annotated[str, typer.Option(help="Gives up runs that fall behind: median, halving or none.")] = "median",
-    metric: Metric = "train_loss",
-    settings: Settings = None,
-    config: Config = None,
+    metric: MetricOption = "train_loss",
+    settings: SettingsOption = None,
+    config: ConfigOption = None,
     out: Annotated[Path, typer.Option(help="The folder that 'mukron plan' reads.")] = Path("tuned"),
-    storage: Storage = None,
-    name: Name = None,
-    workers: Workers = 1,
-    keep_runs: KeepRuns = False,
-    report: Report = True,
-    data_dir: DataDir = None,
+    storage: StorageOption = None,
+    name: NameOption = None,
+    workers: WorkersOption = 1,
+    keep_runs: KeepRunsOption = False,
+    report: ReportOption = True,
+    data_dir: DataDirOption = None,
 ) -> None:
     """Search for the best learning rate and damping at a narrow width; 'mukron plan' then takes them to a wide one.
 
@@ -184,16 +188,16 @@ def tune(
 
         given = {"data": data, "samples": samples, "loss": loss, "method": method, "epochs": epochs}
         given |= {"batch": batch, "device": device}
-        described, own = _described(config, model, factory, given, settings or [], width)
-        both = own_damping(described.family) is not None
-        damping = damping or (SEARCHED_DAMPING if both else None)
-        lrs, dampings = _axes("lr,damping" if both else "lr", lr, damping, described.family, True)
+        described, config_scheme = _describe_study(config, model, factory, given, settings or [], width)
+        has_damping = own_damping(described.family) is not None
+        damping = damping or (SEARCHED_DAMPING if has_damping else None)
+        lrs, dampings = _axes("lr,damping" if has_damping else "lr", lr, damping, described.family, True)
         study = TransferStudy(
             described,
             widths=[width],
             lr=lrs,
             damping=dampings,
-            schemes=[scheme or own],
+            schemes=[scheme or config_scheme],
             seeds=seeds,
             search=Search(trials, sampler, pruner),
             metric=metric,
@@ -205,13 +209,13 @@ def tune(
         )
         record = _run(study, workers)
         show(record.ranking())
-        _say_edges(study, record)
+        _warn_of_edges(study, record)
         _finish(record, study.folder, report)
         where = "" if out == Path("tuned") else f" --from {out}"
-        _say(f"next: mukron plan{where} --width {64 * width:g}")
+        _print_note(f"next: mukron plan{where} --width {64 * width:g}")
 
 
-def _described(
+def _describe_study(
     config: Path | None,
     model: str | None,
     factory: str | None,
@@ -220,33 +224,35 @@ def _described(
     base_width: float | None,
     widths: list[float] | None = None,
 ) -> tuple[RunConfig, str]:
-    """What is trained, and its own scheme. The base width is always said: nothing changes when a default does."""
+    """Returns the run that a study varies, with an explicit base width, and its scheme."""
     from mukron.train import RunConfig, base_width_of
 
     if factory is not None and model is not None:
         raise ValueError("give --model or --factory, not both")
     for setting in settings:
-        if setting.partition("=")[0] in OWN:
+        if setting.partition("=")[0] in FIELDS_SET_BY_STUDY:
             raise ValueError(f"--set {setting}: a study has its own; say --widths, --seeds, --lr, --scheme, --damping")
     chosen = {name: value for name, value in given.items() if value is not None}
     if config is None:
-        chosen = {**SHORT, **chosen}
+        chosen = {**STUDY_DEFAULTS, **chosen}
     if factory is not None or model is not None:
         chosen["model"] = factory or model
     if base_width is None and factory is not None:
-        base_width = own_width(import_function(factory, "--factory")) or (min(widths) if widths else None)
+        base_width = default_width(import_function(factory, "--factory")) or (min(widths) if widths else None)
         if base_width is None:
             raise ValueError(f"--factory {factory!r}: its width has no default; give --widths or --base-width")
     if base_width is not None:
         chosen["base_width"] = base_width
     described = describe(config, chosen, settings)
     base = base_width_of(described)
-    own = described.scheme if described.damping is None else f"{described.scheme}/{described.damping.text()}"
-    return described.replace(base_width=base, width=base, seed=RunConfig().seed, scheme="mup", damping=None), own
+    config_scheme = described.scheme if described.damping is None else f"{described.scheme}/{described.damping.text()}"
+    return described.replace(
+        base_width=base, width=base, seed=RunConfig().seed, scheme="mup", damping=None
+    ), config_scheme
 
 
 def _axes(over: str, lr: str | None, damping: str | None, family: str, search: bool) -> tuple[list[float], list[float]]:
-    """The learning rates and the multiples of the damping; of a search the ends."""
+    """Returns the learning rates and the factors on the damping; for a search only the ends of their ranges."""
     axes = over.split(",")
     if not axes or any(axis not in ("lr", "damping") for axis in axes):
         raise ValueError(f"--over {over!r}: expected lr, damping or lr,damping")
@@ -266,15 +272,15 @@ def _axes(over: str, lr: str | None, damping: str | None, family: str, search: b
 def _run(study: TransferStudy, workers: int) -> StudyRecord:
     command = shlex.join(["mukron", *map(_without_password, sys.argv[1:])])
     try:
-        with progress_shown() as progress:
+        with study_progress() as progress:
             return study.run(workers, progress, command)
     except KeyboardInterrupt:
-        _say(f"stopped; what was done is kept in {study.folder}, and the same command goes on")
+        _print_note(f"stopped; what was done is kept in {study.folder}, and the same command goes on")
         raise typer.Exit(130) from None
 
 
-def _say_edges(study: TransferStudy, record: StudyRecord) -> None:
-    """The best of a search may lie beyond what was searched."""
+def _warn_of_edges(study: TransferStudy, record: StudyRecord) -> None:
+    """Warns if the best setting lies at an end of the range that was searched."""
     from math import log2
 
     for axis, (low, high) in study.design.ranges(record.schemes[0]).items():
@@ -282,18 +288,18 @@ def _say_edges(study: TransferStudy, record: StudyRecord) -> None:
         value = best.lr if axis == "lr" else best.damping.rho if best.damping is not None else low
         place = log2(value / low) / log2(high / low) if high > low else 0.5
         if not EDGE <= place <= 1 - EDGE:
-            _say(
+            _print_note(
                 f"the best {axis} is at the {'low' if place < EDGE else 'high'} end of its range: give a wider --{axis}"
             )
 
 
 def _without_password(argument: str) -> str:
-    """Commands are kept in files that people send to others."""
+    """Removes the password from a database address: commands are stored in files that may be shared."""
     return re.sub(r"(://[^:/@]*):[^@]*@", r"\1:***@", argument)
 
 
 def _folder(config: RunConfig) -> str:
-    """Of a study that is not told where to be: the same for the same question."""
+    """Returns the default folder of a study, the same for the same configuration."""
     from mukron.study import store
 
     key = config.key(without=(*store.OWN, *store.ANYWHERE))
@@ -307,28 +313,28 @@ def _finish(record: StudyRecord, folder: Path, report: bool) -> None:
 
         if available():
             write_report(record, folder)
-            _say(f"page: {folder / 'report.html'}")
+            _print_note(f"page: {folder / 'report.html'}")
         else:
-            _say("no figures and no page: they need matplotlib (pip install 'mukron[studies]')")
-    _say(f"study: {folder}")
+            _print_note("no figures and no page: they need matplotlib (pip install 'mukron[studies]')")
+    _print_note(f"study: {folder}")
 
 
 @contextmanager
-def progress_shown() -> Iterator[Callable[[StudyProgress], None]]:
-    """A bar on the terminal; elsewhere a line now and then. On stderr: stdout is for the result."""
+def study_progress() -> Iterator[Callable[[StudyProgress], None]]:
+    """Yields a callback that moves a progress bar on a terminal, and prints lines at intervals elsewhere, on stderr."""
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield _lines(console)
+        yield _progress_lines(console)
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
     columns = (BarColumn(), MofNCompleteColumn(), TextColumn("runs  {task.fields[more]}"))
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("", total=None, more="")
-        yield lambda at: bar.update(task, total=at.total, completed=at.done, more=_more(at))
+        yield lambda at: bar.update(task, total=at.total, completed=at.done, more=_counts(at))
 
 
-def _lines(console: Console) -> Callable[[StudyProgress], None]:
+def _progress_lines(console: Console) -> Callable[[StudyProgress], None]:
     import time
 
     last, done = 0.0, -1
@@ -337,21 +343,21 @@ def _lines(console: Console) -> Callable[[StudyProgress], None]:
         nonlocal last, done
         if at.done != done and (at.done == at.total or time.monotonic() - last > 10):
             last, done = time.monotonic(), at.done
-            console.print(f"{at.done}/{at.total} runs  {_more(at)}", highlight=False, soft_wrap=True)
+            console.print(f"{at.done}/{at.total} runs  {_counts(at)}", highlight=False, soft_wrap=True)
 
     return line
 
 
-def _more(at: StudyProgress) -> str:
-    left = "" if at.seconds_left is None else f", about {_time(at.seconds_left)} left"
+def _counts(at: StudyProgress) -> str:
+    left = "" if at.seconds_left is None else f", about {_clock(at.seconds_left)} left"
     return f"{at.running} running, {at.diverged} diverged{left}"
 
 
-def _time(seconds: float) -> str:
+def _clock(seconds: float) -> str:
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{seconds:02d}"
 
 
-def _say(text: str) -> None:
+def _print_note(text: str) -> None:
     Console(stderr=True).print(text, highlight=False, markup=False, soft_wrap=True)

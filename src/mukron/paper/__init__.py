@@ -1,4 +1,4 @@
-"""The paper, figure by figure: one recipe each, with the claim it must show and a check of it that can fail."""
+"""The reproduction of the paper: one recipe per figure or table, with the paper's claims and checks that can fail."""
 
 from mukron.paper import tables, coordinate, nngp, embeddings, wide, transfer, damped  # noqa: F401, I001 (the recipes, as listed)
 from mukron.paper.errors import ReproductionError

@@ -1,4 +1,4 @@
-"""A worker process of ``mukron.paper.run``."""
+"""The entry point of a worker process, which ``mukron.paper.run`` starts."""
 
 import sys
 

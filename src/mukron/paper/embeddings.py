@@ -1,17 +1,17 @@
-"""Word embeddings: CBOW on WikiText-2."""
+"""The recipes on word embeddings: CBOW on WikiText-2."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from mukron.paper import drawing
-from mukron.paper.claims import Of, beats, near, wider_is_better, wider_is_worse, wider_throughout
+from mukron.paper.claims import BestOf, beats, close, wider_is_better, wider_is_worse, wider_throughout
 from mukron.paper.drawing import ExponentPanel, Panel
 from mukron.paper.recipe import Claim, Experiment, Part, Scale, recipe
 from mukron.paper.settings import BASE, FLOOR, MOMENTUM, powers, rescaled, setting, study
 from mukron.study.design import Design
 
-CHOICES = (
+CBOW_CHOICES = (
     "Epochs, batch size, window and widths: not given; 5 epochs in batches of 4,096, four words on either side.",
     "tau is not defined in the paper; 0.1 is read as the weight of the newest batch in the average of the factors.",
     "Roots and inverses are renewed every 5 steps (with 20 the first batch's drive the run apart), factors at each.",
@@ -19,30 +19,31 @@ CHOICES = (
     *(MOMENTUM, BASE),
 )
 ANALOGY, SIMILARITY = "words/analogy_accuracy", "words/similarity"
-EPOCHS, BATCH = 5, 4096
+CBOW_EPOCHS, CBOW_BATCH = 5, 4096
 
 
-def cbow(scale: Scale, method: str, epochs: int = EPOCHS, **fields: Any) -> Any:
+def cbow(scale: Scale, method: str, epochs: int = CBOW_EPOCHS, **fields: Any) -> Any:
+    """Returns the configuration of CBOW with the method's options."""
     options = {
         "shampoo": {"memory": "ema:0.9", "inverse_every": 5, "max_size": 1500},
         "kfac": {"memory": "ema:0.9", "inverse_every": 5},
     }
-    made = setting(
+    config = setting(
         scale,
-        **{"model": "cbow", "data": "wikitext2", "loss": "cross-entropy", "method": method, "batch": BATCH},
+        **{"model": "cbow", "data": "wikitext2", "loss": "cross-entropy", "method": method, "batch": CBOW_BATCH},
         **{"epochs": epochs, "momentum": 0.9, "record": ("words",), "evaluate_every": epochs},
         **{"method_options": options[method], "test_samples": 16_384, **fields},
     )
-    return made.replace(samples=131_072, epochs=1) if scale is Scale.SMALL else made
+    return config.replace(samples=131_072, epochs=1) if scale is Scale.SMALL else config
 
 
 def metric_of(scale: Scale) -> str:
-    """A made language has no analogies."""
+    """Returns the metric: the accuracy of analogies, which the synthetic text of smoke runs does not have."""
     return "test_accuracy" if scale is Scale.SMOKE else ANALOGY
 
 
 @recipe("training_curve-left", "Figure 4, left", "CBOW on WikiText-2 with Shampoo over widths")
-def widths(scale: Scale) -> Experiment:
+def cbow_widths(scale: Scale) -> Experiment:
     sizes = scale.choose((64, 128), (64, 128, 256), powers(6, 10))
     parts: dict[str, Part] = {}
     for title, scheme in (("SP", "sp"), ("muP", "mup")):
@@ -58,14 +59,14 @@ def widths(scale: Scale) -> Experiment:
     claims = [
         Claim("In SP the accuracy of word analogies falls as the width grows.", wider_is_worse("SP")),
         Claim("In muP it does not fall.", wider_is_better("muP", strictly=False)),
-        Claim("At the widest muP is better than SP.", beats(Of("muP"), Of("SP"))),
+        Claim("At the widest muP is better than SP.", beats(BestOf("muP"), BestOf("SP"))),
         Claim("In muP the training loss is lower the wider, throughout.", wider_throughout("muP", "train_loss")),
     ]
     if scale is not Scale.SMOKE:
         claims.append(
             Claim(
                 "At the widest the correlation with WordSim-353 is higher in muP than in SP.",
-                beats(Of("muP", metric=SIMILARITY), Of("SP", metric=SIMILARITY)),
+                beats(BestOf("muP", metric=SIMILARITY), BestOf("SP", metric=SIMILARITY)),
             )
         )
     second = "train_loss" if scale is Scale.SMOKE else SIMILARITY
@@ -74,7 +75,7 @@ def widths(scale: Scale) -> Experiment:
         [Panel(f"{title}: training loss", title, quantity="train_loss") for title in parts],
         [Panel(f"{title}: {second}", title, quantity=second) for title in parts],
     ]
-    return Experiment(parts, claims, drawing.over_epochs(panels), CHOICES)
+    return Experiment(parts, claims, drawing.over_epochs(panels), CBOW_CHOICES)
 
 
 @recipe("word2vec-b", "Appendix E.5, figure", "The effect of b_L on the accuracy of word analogies")
@@ -89,10 +90,10 @@ def output_exponent(scale: Scale) -> Experiment:
                 for output in outputs:
                     options = {"embedding": embedding, "output": output}
                     config = cbow(scale, method, 1, output_exponent=f"{b:g}", model_options=options)
-                    parts[named(title, b, embedding, output)] = _tuned(scale, config, scheme)
+                    parts[cbow_part_name(title, b, embedding, output)] = _tuned(scale, config, scheme)
 
-    def best_of(title: str, b: float) -> Of:
-        return Of(named(title, b, embeddings[0], outputs[0]), name=f"{title}, b_L = {b:g}:")
+    def best_of(title: str, b: float) -> BestOf:
+        return BestOf(cbow_part_name(title, b, embeddings[0], outputs[0]), name=f"{title}, b_L = {b:g}:")
 
     claims = [Claim("K-FAC is better at b_L = 1 than at 0.5.", beats(best_of("K-FAC", 1.0), best_of("K-FAC", 0.5)))]
     if 64.0 in exponents:
@@ -102,13 +103,13 @@ def output_exponent(scale: Scale) -> Experiment:
             ),
             Claim(
                 "Shampoo is about as good at b_L = 64 as at 1: within 5 points.",
-                near(best_of("Shampoo", 1.0), best_of("Shampoo", 64.0), 0.05),
+                close(best_of("Shampoo", 1.0), best_of("Shampoo", 64.0), 0.05),
             ),
         ]
     panels = [
         ExponentPanel(
             f"{title}, embedding x {embedding:g}, output x {output:g}",
-            {b: named(title, b, embedding, output) for b in exponents},
+            {b: cbow_part_name(title, b, embedding, output) for b in exponents},
         )
         for title in schemes
         for embedding in embeddings
@@ -117,12 +118,13 @@ def output_exponent(scale: Scale) -> Experiment:
     choices = (
         "Width 256, base width 64; one epoch. Of the paper's multipliers: embedding 1, output 1 and 4.",
         FLOOR,
-        *CHOICES,
+        *CBOW_CHOICES,
     )
     return Experiment(parts, claims, drawing.over_exponent(panels), choices)
 
 
-def named(title: str, b: float, embedding: float, output: float) -> str:
+def cbow_part_name(title: str, b: float, embedding: float, output: float) -> str:
+    """Returns the name of a part from its method, b_L and the multipliers of embedding and output."""
     return f"{title}, b_L = {b:g}, embedding x {embedding:g}, output x {output:g}"
 
 

@@ -1,4 +1,4 @@
-"""The variance of the output layer: K-FAC's way into the kernel regime."""
+"""The recipes on the variance of the output layer, with which K-FAC enters the kernel regime."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mukron.paper import drawing
-from mukron.paper.claims import Check, Of, beats, every, gap_grows, lower_rate, near
+from mukron.paper.claims import BestOf, ClaimCheck, all_of, beats, close, gap_grows, lower_rate
 from mukron.paper.drawing import ExponentPanel, Panel
 from mukron.paper.recipe import FAILS, HOLDS, UNTOLD, Claim, Evidence, Experiment, Finding, Part, Scale, recipe
 from mukron.paper.settings import (
@@ -15,7 +15,7 @@ from mukron.paper.settings import (
     FLOOR,
     MOMENTUM,
     NORMAL,
-    SAMPLES,
+    PAPER_SAMPLES,
     TORCHS,
     WEIGHTS,
     powers,
@@ -28,17 +28,18 @@ from mukron.study.design import Design
 from mukron.table import Table
 
 EXPONENTS = (0.5, 1.0, 2.0, 4.0, 16.0, 64.0)
-THREE = (0.5, 1.0, 64.0)
-METHODS = {
+MAIN_EXPONENTS = (0.5, 1.0, 64.0)
+NNGP_METHODS = {
     "SGD": ("sgd", "mup"),
     "Shampoo": ("shampoo", "mup/max-eigenvalue:0.001"),
     "K-FAC": ("kfac", f"mup/{rescaled(1)}"),
 }
-LARGE, SMALL = (64, 256, 1024), (4, 16)
-SIZES = (*SMALL, *LARGE)
-WIDTH, BASE_WIDTH = 32, 4
-CHOICES = (
-    f"Width: not given; {WIDTH} channels in the first layer and {2 * WIDTH} in the second, base width {BASE_WIDTH}.",
+LARGE_BATCHES, SMALL_BATCHES = (64, 256, 1024), (4, 16)
+BATCH_SIZES = (*SMALL_BATCHES, *LARGE_BATCHES)
+CNN_WIDTH, CNN_BASE_WIDTH = 32, 4
+NNGP_CHOICES = (
+    f"Width: not given; {CNN_WIDTH} channels in the first layer and {2 * CNN_WIDTH} in the second, base width "
+    f"{CNN_BASE_WIDTH}.",
     "Learning rates: the paper's 2^z from z = 1 down to -20; every second one for Shampoo, and 2^-16 to 1 of those "
     "for smaller batches.",
     "Seeds: not given; 5 of SGD and K-FAC for b_L = 0.5, 1 and 64 with all samples in one batch, else 1.",
@@ -47,8 +48,9 @@ CHOICES = (
     BASE,
     FLOOR,
 )
-Cells = Mapping[tuple[str, float], Sequence[float]]  # by method and b_L: the paper's percentages, batch 4 to 1024
-TABLE: Cells = {
+# By method and b_L, the accuracies that the paper prints, in percent, for batch sizes 4 to 1024.
+PaperAccuracies = Mapping[tuple[str, float], Sequence[float]]
+PAPER_TABLE: PaperAccuracies = {
     ("SGD", 0.5): (82.60, 80.91, 78.86, 74.50, 66.83),
     ("SGD", 1.0): (83.62, 83.61, 82.10, 77.99, 73.40),
     ("SGD", 64.0): (83.98, 83.82, 82.60, 79.53, 74.63),
@@ -56,7 +58,7 @@ TABLE: Cells = {
     ("K-FAC", 1.0): (83.84, 84.16, 84.29, 84.33, 83.21),
     ("K-FAC", 64.0): (81.56, 82.72, 82.63, 79.51, 75.37),
 }
-WITHOUT_MOMENTUM: Cells = {
+PAPER_TABLE_WITHOUT_MOMENTUM: PaperAccuracies = {
     ("SGD", 0.5): (80.52, 78.69, 75.05, 67.94, 49.70),
     ("SGD", 1.0): (82.85, 80.41, 77.58, 73.12, 64.30),
     ("SGD", 64.0): (83.59, 81.23, 77.25, 73.63, 70.53),
@@ -65,154 +67,158 @@ WITHOUT_MOMENTUM: Cells = {
     ("K-FAC", 64.0): (76.06, 76.95, 77.28, 76.04, 75.94),
 }
 
-TRAINING = "The caption says accuracy on the training data; the text compares with Table 2, so test accuracy is shown."
+CAPTION_CHOICE = (
+    "The caption says accuracy on the training data; the text compares with Table 2, so test accuracy is shown."
+)
 
 
-def named(method: str, b: float, batch: int = SAMPLES) -> str:
+def nngp_part_name(method: str, b: float, batch: int = PAPER_SAMPLES) -> str:
+    """Returns the name of a method's part at one b_L and batch size."""
     return f"{method}, b_L = {b:g}, batch {batch}"
 
 
-def part(scale: Scale, method: str, b: float, batch: int = SAMPLES, **fields: Any) -> Design:
-    """A three-layer CNN on Fashion-MNIST with b of its output layer set, its learning rate tuned."""
-    optimizer, scheme = METHODS[method]
-    usual = {
-        **{
-            "model": "cnn",
-            "base_width": scale.choose(4, 2, BASE_WIDTH),
-            "data": "fashion-mnist",
-            "samples": SAMPLES,
-            "loss": "mse",
-            "model_options": NORMAL,
-        },
-        **{"method": optimizer, "output_exponent": f"{b:g}", "batch": None if batch >= SAMPLES else batch},
+def tuned_part(scale: Scale, method: str, b: float, batch: int = PAPER_SAMPLES, **fields: Any) -> Design:
+    """Returns the study that tunes the learning rate of a three-layer CNN on Fashion-MNIST at one b_L."""
+    optimizer, scheme = NNGP_METHODS[method]
+    defaults = {
+        **{"model": "cnn", "base_width": scale.choose(4, 2, CNN_BASE_WIDTH), "data": "fashion-mnist"},
+        **{"samples": PAPER_SAMPLES, "loss": "mse", "model_options": NORMAL},
+        **{"method": optimizer, "output_exponent": f"{b:g}", "batch": None if batch >= PAPER_SAMPLES else batch},
         **{"epochs": 50, "momentum": 0.9, "evaluate_every": 5, "dtype": "tf32" if method != "Shampoo" else "float32"},
     }
     if method == "Shampoo":
-        usual["method_options"] = {"solver": roots(scale), "inverse_every": 5}
-    config = setting(scale, **{**usual, **fields})
-    width = scale.choose(8, 16, WIDTH)  # at 8 times the base width b_L = 64 is zero in float32
-    paper = (
+        defaults["method_options"] = {"solver": roots(scale), "inverse_every": 5}
+    config = setting(scale, **{**defaults, **fields})
+    width = scale.choose(8, 16, CNN_WIDTH)  # at 8 times the base width b_L = 64 is zero in float32
+    paper_rates = (
         powers(-20, 1)
-        if batch == SAMPLES and method != "Shampoo"
+        if batch == PAPER_SAMPLES and method != "Shampoo"
         else powers(-19, 1, 2)
-        if batch == SAMPLES
+        if batch == PAPER_SAMPLES
         else powers(-16, 0, 2)
     )
-    rates = scale.choose((2.0**-4,), powers(-9, 0, 3), paper)
+    rates = scale.choose((2.0**-4,), powers(-9, 0, 3), paper_rates)
     if scale is Scale.SMALL:
         config = config.replace(epochs=20, samples=256, test_samples=2000)
-    several = 5 if b in THREE and batch == SAMPLES and method != "Shampoo" else 1
-    return study(scale, config, scheme, widths=(width,), lr=rates, seeds=scale.choose(1, 1, several))
+    main_seeds = 5 if b in MAIN_EXPONENTS and batch == PAPER_SAMPLES and method != "Shampoo" else 1
+    return study(scale, config, scheme, widths=(width,), lr=rates, seeds=scale.choose(1, 1, main_seeds))
 
 
 def figure(scale: Scale, **fields: Any) -> tuple[dict[str, Part], list[ExponentPanel]]:
-    """Accuracy against b_L for the three methods, full batch."""
-    exponents = scale.choose((0.5, 64.0), THREE, EXPONENTS)
+    """Returns parts and panels of accuracy against b_L for the three methods, with all samples in one batch."""
+    exponents = scale.choose((0.5, 64.0), MAIN_EXPONENTS, EXPONENTS)
     parts: dict[str, Part] = {
-        named(method, b): part(scale, method, b, **fields) for method in METHODS for b in exponents
+        nngp_part_name(method, b): tuned_part(scale, method, b, **fields) for method in NNGP_METHODS for b in exponents
     }
-    return parts, [ExponentPanel(method, {b: named(method, b) for b in exponents}) for method in METHODS]
+    return parts, [ExponentPanel(method, {b: nngp_part_name(method, b) for b in exponents}) for method in NNGP_METHODS]
 
 
-def best_at(method: str, b: float, batch: int = SAMPLES) -> Of:
-    return Of(named(method, b, batch), name=f"{method}, b_L = {b:g}:")
+def best_at(method: str, b: float, batch: int = PAPER_SAMPLES) -> BestOf:
+    """Returns the best setting of a part."""
+    return BestOf(nngp_part_name(method, b, batch), name=f"{method}, b_L = {b:g}:")
 
 
-def trained(method: str, b: float) -> Of:
-    return Of(named(method, b), name=f"{method}, b_L = {b:g}:", metric="train_accuracy")
+def best_training(method: str, b: float) -> BestOf:
+    """Returns the best setting of a part, to be read by its training accuracy."""
+    return BestOf(nngp_part_name(method, b), name=f"{method}, b_L = {b:g}:", metric="train_accuracy")
 
 
-def one_beats(method: str, other: float, batch: int = SAMPLES) -> Check:
+def one_beats(method: str, other: float, batch: int = PAPER_SAMPLES) -> ClaimCheck:
+    """Checks that b_L = 1 is better than another b_L."""
     return beats(best_at(method, 1.0, batch), best_at(method, other, batch))
 
 
-def trap(scale: Scale, tried: str = "") -> list[Claim]:
-    """What the figures of this section claim; tried: of SGD."""
+def nngp_claims(scale: Scale, tried: str = "") -> list[Claim]:
+    """Returns the claims of the paper's figures over b_L; ``tried`` belongs to the one about SGD."""
     if scale is Scale.SMOKE:
         return [Claim("K-FAC: b_L = 64 is worse than 0.5.", beats(best_at("K-FAC", 0.5), best_at("K-FAC", 64.0)))]
-    rest = [b for b in scale.choose(THREE, THREE, EXPONENTS) if b > 1]
+    rest = [b for b in scale.choose(MAIN_EXPONENTS, MAIN_EXPONENTS, EXPONENTS) if b > 1]
     return [
         Claim("K-FAC is better at b_L = 1 than at 0.5.", one_beats("K-FAC", 0.5)),
         Claim("K-FAC falls to the kernel's solution where b_L is much above 1.", one_beats("K-FAC", 64.0)),
         Claim(
             "K-FAC: the training accuracy is highest at b_L = 1 alone.",
-            every(*(beats(trained("K-FAC", 1.0), trained("K-FAC", b)) for b in (0.5, *rest))),
+            all_of(*(beats(best_training("K-FAC", 1.0), best_training("K-FAC", b)) for b in (0.5, *rest))),
         ),
         Claim(
             "K-FAC: no b_L above 1 beats 1.",
-            every(*(beats(best_at("K-FAC", 1.0), best_at("K-FAC", b), True) for b in rest)),
+            all_of(*(beats(best_at("K-FAC", 1.0), best_at("K-FAC", b), True) for b in rest)),
         ),
         Claim(
             "SGD is almost the same at b_L = 1 and 64: within 3 points.",
-            near(best_at("SGD", 1.0), best_at("SGD", 64.0), 0.03),
+            close(best_at("SGD", 1.0), best_at("SGD", 64.0), 0.03),
             tried=tried,
         ),
         Claim(
             "Shampoo is almost the same at 1 and 64: within 3 points.",
-            near(best_at("Shampoo", 1.0), best_at("Shampoo", 64.0), 0.03),
+            close(best_at("Shampoo", 1.0), best_at("Shampoo", 64.0), 0.03),
         ),
     ]
 
 
 @recipe("nngp", "Figure 3", "K-FAC converges to the NNGP solution when the last layer starts near zero")
-def nngp(scale: Scale) -> Experiment:
+def kernel_regime(scale: Scale) -> Experiment:
     parts, panels = figure(scale)
-    claims = trap(scale, tried=f"{TORCHS}it holds.")
-    return Experiment(parts, claims, drawing.over_exponent(panels, second="train_accuracy"), (MOMENTUM, *CHOICES))
+    claims = nngp_claims(scale, tried=f"{TORCHS}it holds.")
+    return Experiment(parts, claims, drawing.over_exponent(panels, second="train_accuracy"), (MOMENTUM, *NNGP_CHOICES))
 
 
 @recipe("k-fac-nngp-cross-entropy", "Appendix E.2, figure", "The same with cross-entropy")
 def cross_entropy(scale: Scale) -> Experiment:
     parts, panels = figure(scale, loss="cross-entropy")
-    return Experiment(parts, trap(scale), drawing.over_exponent(panels, second="train_accuracy"), (MOMENTUM, *CHOICES))
+    return Experiment(
+        parts, nngp_claims(scale), drawing.over_exponent(panels, second="train_accuracy"), (MOMENTUM, *NNGP_CHOICES)
+    )
 
 
 @recipe("k-fac-nngp-cross-wo-momentum", "Appendix E.4, figure", "The same with cross-entropy and without momentum")
 def without_momentum(scale: Scale) -> Experiment:
     parts, panels = figure(scale, loss="cross-entropy", momentum=0.0)
-    return Experiment(parts, trap(scale), drawing.over_exponent(panels, second="train_accuracy"), CHOICES)
+    return Experiment(parts, nngp_claims(scale), drawing.over_exponent(panels, second="train_accuracy"), NNGP_CHOICES)
 
 
 @recipe("train-curve-cnn-fashion-mnist", "Appendix E.1, figure", "Training curves for different b_L")
 def curves(scale: Scale) -> Experiment:
-    exponents = scale.choose((0.5, 64.0), THREE, THREE)
+    exponents = scale.choose((0.5, 64.0), MAIN_EXPONENTS, MAIN_EXPONENTS)
     methods = ("SGD", "K-FAC")
-    parts: dict[str, Part] = {named(method, b): part(scale, method, b) for method in methods for b in exponents}
+    parts: dict[str, Part] = {
+        nngp_part_name(method, b): tuned_part(scale, method, b) for method in methods for b in exponents
+    }
     first = exponents[0] if scale is Scale.SMOKE else 1.0
     claims = [
         Claim(
             "K-FAC at b_L = 64 has a high test accuracy after the first evaluation already, above that at b_L = 1.",
-            early(named("K-FAC", 64.0), named("K-FAC", first)),
+            higher_at_first(nngp_part_name("K-FAC", 64.0), nngp_part_name("K-FAC", first)),
             tried=f"{TORCHS}the same.",
         ),
         Claim("In the end it is lower.", beats(best_at("K-FAC", first), best_at("K-FAC", 64.0))),
         Claim(
             "The best learning rate of b_L = 64 is smaller than that of the others.",
-            every(*(lower_rate(best_at("K-FAC", 64.0), best_at("K-FAC", b)) for b in exponents if b < 64)),
+            all_of(*(lower_rate(best_at("K-FAC", 64.0), best_at("K-FAC", b)) for b in exponents if b < 64)),
         ),
     ]
-    rows = [[Panel(f"{method}, b_L = {b:g}", named(method, b)) for b in exponents] for method in methods]
-    choices = ("The runs are those of Figure 3. Test accuracy is read every 5 epochs.", MOMENTUM, *CHOICES)
+    rows = [[Panel(f"{method}, b_L = {b:g}", nngp_part_name(method, b)) for b in exponents] for method in methods]
+    choices = ("The runs are those of Figure 3. Test accuracy is read every 5 epochs.", MOMENTUM, *NNGP_CHOICES)
     return Experiment(parts, claims, drawing.over_epochs(rows), choices)
 
 
-def early(above: str, below: str) -> Check:
-    """At the first evaluation, of each part's best setting."""
+def higher_at_first(above: str, below: str) -> ClaimCheck:
+    """Checks that one part's accuracy at the first evaluation is above another's."""
 
     def check(evidence: Evidence) -> Finding:
-        found = {}
+        accuracies = {}
         for name in (above, below):
             curves = [
-                [row["test_accuracy"] for row in each.rows if "test_accuracy" in row]
-                for each in evidence.study(name).results
+                [row["test_accuracy"] for row in result.rows if "test_accuracy" in row]
+                for result in evidence.study(name).results
             ]
             longest = max(map(len, curves), default=0)
             firsts = [curve[0] for curve in curves if longest > 1 and len(curve) == longest]
             if not firsts:
                 return Finding(UNTOLD, f"{name}: no curve")
-            found[name] = max(firsts)
-        said = " against ".join(f"{100 * value:.2f}% ({name})" for name, value in found.items())
-        return Finding(HOLDS if found[above] > found[below] else FAILS, f"at the first evaluation {said}")
+            accuracies[name] = max(firsts)
+        measured = " against ".join(f"{100 * value:.2f}% ({name})" for name, value in accuracies.items())
+        return Finding(HOLDS if accuracies[above] > accuracies[below] else FAILS, f"at the first evaluation {measured}")
 
     return check
 
@@ -220,25 +226,26 @@ def early(above: str, below: str) -> Check:
 # Over batch sizes.
 
 
-def table(scale: Scale, batches: Sequence[int], printed: Cells, **fields: Any) -> Experiment:
-    chosen = tuple(scale.choose(batches[-1:], batches, batches))
+def batch_table(scale: Scale, batches: Sequence[int], printed: PaperAccuracies, **fields: Any) -> Experiment:
+    """Returns an experiment on b_L over batch sizes, next to the accuracies that the paper prints."""
+    shown_batches = tuple(scale.choose(batches[-1:], batches, batches))
     methods = ("SGD", "K-FAC")
-    exponents = scale.choose((0.5, 64.0), THREE, THREE)
+    exponents = scale.choose((0.5, 64.0), MAIN_EXPONENTS, MAIN_EXPONENTS)
     parts: dict[str, Part] = {
-        named(method, b, batch): part(scale, method, b, batch, **fields)
+        nngp_part_name(method, b, batch): tuned_part(scale, method, b, batch, **fields)
         for method in methods
         for b in exponents
-        for batch in chosen
+        for batch in shown_batches
     }
     claims = []
-    for batch in chosen if scale is not Scale.SMOKE else ():
-        column = SIZES.index(batch)
-        said = {key: f"{row[column]:g}" for key, row in printed.items()}
+    for batch in shown_batches if scale is not Scale.SMOKE else ():
+        column = BATCH_SIZES.index(batch)
+        paper_text = {key: f"{row[column]:g}" for key, row in printed.items()}
         claims += [
             Claim(
                 f"K-FAC, batch {batch}: b_L = 1 beats {other:g}.",
                 one_beats("K-FAC", other, batch),
-                f"{said['K-FAC', 1.0]} against {said['K-FAC', other]}",
+                f"{paper_text['K-FAC', 1.0]} against {paper_text['K-FAC', other]}",
             )
             for other in (0.5, 64.0)
         ]
@@ -246,55 +253,60 @@ def table(scale: Scale, batches: Sequence[int], printed: Cells, **fields: Any) -
             Claim(
                 f"SGD, batch {batch}: b_L = 1 is not better than 64.",
                 beats(best_at("SGD", 64.0, batch), best_at("SGD", 1.0, batch), or_equals=True),
-                f"{said['SGD', 64.0]} against {said['SGD', 1.0]}",
+                f"{paper_text['SGD', 64.0]} against {paper_text['SGD', 1.0]}",
             )
         )
-    if len(chosen) > 1:
-        pairs = [(f"batch {batch}", best_at("K-FAC", 1.0, batch), best_at("K-FAC", 64.0, batch)) for batch in chosen]
-        gaps = [printed["K-FAC", 1.0][column] - printed["K-FAC", 64.0][column] for column in map(SIZES.index, chosen)]
+    if len(shown_batches) > 1:
+        pairs = [
+            (f"batch {batch}", best_at("K-FAC", 1.0, batch), best_at("K-FAC", 64.0, batch)) for batch in shown_batches
+        ]
+        gaps = [
+            printed["K-FAC", 1.0][column] - printed["K-FAC", 64.0][column]
+            for column in map(BATCH_SIZES.index, shown_batches)
+        ]
         text = "K-FAC: what b_L = 1 gains over 64 is less the smaller the batch."
         claims.append(Claim(text, gap_grows(pairs), ", ".join(f"{gap:+.2f}" for gap in gaps)))
     if scale is Scale.SMOKE:
-        batch = chosen[0]
+        batch = shown_batches[0]
         claims = [Claim("K-FAC: 0.5 beats 64.", beats(best_at("K-FAC", 0.5, batch), best_at("K-FAC", 64.0, batch)))]
 
     def shown(evidence: Evidence) -> Table:
         rows = []
         for method in methods:
             for b in exponents:
-                values = [best_at(method, b, batch).value(evidence).mean for batch in chosen]
+                values = [best_at(method, b, batch).value(evidence).mean for batch in shown_batches]
                 cells = ["-" if math.isnan(value) else f"{100 * value:.2f}" for value in values]
-                paper = [f"{printed[method, b][SIZES.index(batch)]:.2f}" for batch in chosen]
+                paper = [f"{printed[method, b][BATCH_SIZES.index(batch)]:.2f}" for batch in shown_batches]
                 rows.append(
                     (method, f"{b:g}", *(f"{ours} ({theirs})" for ours, theirs in zip(cells, paper, strict=True)))
                 )
-        columns = ("method", "b_L", *(f"batch {batch}" for batch in chosen))
+        columns = ("method", "b_L", *(f"batch {batch}" for batch in shown_batches))
         return Table("Test accuracy, ours (the paper's)", columns, tuple(rows))
 
-    choices = CHOICES if "momentum" in fields else (MOMENTUM, *CHOICES)
+    choices = NNGP_CHOICES if "momentum" in fields else (MOMENTUM, *NNGP_CHOICES)
     return Experiment(parts, claims, drawing.table(shown), choices)
 
 
 @recipe("b-output-k-fac", "Table 2", "Test accuracy for different b_L and batch sizes, 64 to 1024")
-def batches(scale: Scale) -> Experiment:
-    return table(scale, LARGE, TABLE)
+def large_batches(scale: Scale) -> Experiment:
+    return batch_table(scale, LARGE_BATCHES, PAPER_TABLE)
 
 
 @recipe("b-output-k-fac-small", "Table 2", "The same, batch sizes 4 and 16")
 def small_batches(scale: Scale) -> Experiment:
-    return table(scale, SMALL, TABLE)
+    return batch_table(scale, SMALL_BATCHES, PAPER_TABLE)
 
 
 @recipe("wo-momentum-b-output-k-fac", "Appendix E.4, table", "The same without momentum, 64 to 1024")
 def batches_without_momentum(scale: Scale) -> Experiment:
-    made = table(scale, LARGE, WITHOUT_MOMENTUM, momentum=0.0)
-    return Experiment(made.parts, made.claims, made.draw, (*made.choices, TRAINING))
+    experiment = batch_table(scale, LARGE_BATCHES, PAPER_TABLE_WITHOUT_MOMENTUM, momentum=0.0)
+    return Experiment(experiment.parts, experiment.claims, experiment.draw, (*experiment.choices, CAPTION_CHOICE))
 
 
 @recipe("wo-momentum-b-output-k-fac-small", "Appendix E.4, table", "The same without momentum, 4 and 16")
 def small_batches_without_momentum(scale: Scale) -> Experiment:
-    made = table(scale, SMALL, WITHOUT_MOMENTUM, momentum=0.0)
-    return Experiment(made.parts, made.claims, made.draw, (*made.choices, TRAINING))
+    experiment = batch_table(scale, SMALL_BATCHES, PAPER_TABLE_WITHOUT_MOMENTUM, momentum=0.0)
+    return Experiment(experiment.parts, experiment.claims, experiment.draw, (*experiment.choices, CAPTION_CHOICE))
 
 
 # Over architectures.
@@ -324,30 +336,41 @@ def architectures(scale: Scale) -> Experiment:
             "damping": 10,
         },
     }
-    exponents = scale.choose((0.5, 1.0), THREE, (0.5, 1.0, 2.0, 4.0, 64.0))
+    exponents = scale.choose((0.5, 1.0), MAIN_EXPONENTS, (0.5, 1.0, 2.0, 4.0, 64.0))
     parts: dict[str, Part] = {}
-    for name, own in networks.items():
+    for name, network in networks.items():
         for b in exponents:
             config = setting(
                 scale,
-                **{"model": own["model"], "data": own["data"], "samples": SAMPLES, "loss": "mse", "method": "kfac"},
-                **{"base_width": own["base"], "epochs": own["epochs"], "batch": own.get("batch"), "dtype": "tf32"},
-                **{"output_exponent": f"{b:g}", "evaluate_every": own["epochs"]},
-                model_options=NORMAL if own["model"] in ("mlp", "cnn") else {},
+                **{
+                    "model": network["model"],
+                    "data": network["data"],
+                    "samples": PAPER_SAMPLES,
+                    "loss": "mse",
+                    "method": "kfac",
+                },
+                **{
+                    "base_width": network["base"],
+                    "epochs": network["epochs"],
+                    "batch": network.get("batch"),
+                    "dtype": "tf32",
+                },
+                **{"output_exponent": f"{b:g}", "evaluate_every": network["epochs"]},
+                model_options=NORMAL if network["model"] in ("mlp", "cnn") else {},
             )
-            small = {"mlp": 256, "cnn": 8, "myrtle5": 8, "resnet18": 2}[own["model"]]
-            width = scale.choose(2 * own["base"], small, own["width"])
+            small = {"mlp": 256, "cnn": 8, "myrtle5": 8, "resnet18": 2}[network["model"]]
+            width = scale.choose(2 * network["base"], small, network["width"])
             rates = scale.choose((2.0**-4,), powers(-9, -1, 4), powers(-10, 0, 2))
             if scale is Scale.SMALL:
                 config = config.replace(samples=256, test_samples=1000, epochs=5)
-            scheme = f"mup/{rescaled(own['damping'])}"
+            scheme = f"mup/{rescaled(network['damping'])}"
             parts[f"{name}, b_L = {b:g}"] = study(
                 scale, config, scheme, widths=(width,), lr=rates, seeds=scale.choose(1, 1, 2)
             )
     claims = [
         Claim(
             f"{name}: b_L = 1 is better than 0.5.",
-            beats(Of(f"{name}, b_L = 1", name="b_L = 1:"), Of(f"{name}, b_L = 0.5", name="0.5:")),
+            beats(BestOf(f"{name}, b_L = 1", name="b_L = 1:"), BestOf(f"{name}, b_L = 0.5", name="0.5:")),
         )
         for name in networks
     ]
@@ -356,8 +379,8 @@ def architectures(scale: Scale) -> Experiment:
             Claim(
                 f"{name}: far above 1 the training accuracy is higher than at 0.5.",
                 beats(
-                    Of(f"{name}, b_L = 64", name="b_L = 64:", metric="train_accuracy"),
-                    Of(f"{name}, b_L = 0.5", name="0.5:", metric="train_accuracy"),
+                    BestOf(f"{name}, b_L = 64", name="b_L = 64:", metric="train_accuracy"),
+                    BestOf(f"{name}, b_L = 0.5", name="0.5:", metric="train_accuracy"),
                 ),
             )
             for name in networks

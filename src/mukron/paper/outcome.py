@@ -1,4 +1,4 @@
-"""What a recipe found, as it is kept in a folder of its name: result.json, evidence.json, numbers.csv, figure.svg."""
+"""The outcome of a recipe, stored in a folder of its name: result.json, evidence.json, numbers.csv, figure.svg."""
 
 from __future__ import annotations
 
@@ -11,59 +11,114 @@ from typing import Any
 from mukron import figures
 from mukron.diagnose.check import Check
 from mukron.paper.errors import ReproductionError
-from mukron.paper.recipe import RECIPES, Claim, Evidence, Experiment, Finding, Found, Scale, verdict_of
+from mukron.paper.recipe import RECIPES, Claim, Evidence, Experiment, Finding, PartResult, Scale, verdict_of
 from mukron.params.storage import check_stamp, damaged, read_json, stamp, write_json
 from mukron.study.points import Result
 from mukron.study.record import StudyRecord
 
-KIND, EVIDENCE, VERSION = "reproduction", "evidence", 1
-RESULT_FILE, EVIDENCE_FILE, NUMBERS, FIGURE = "result.json", "evidence.json", "numbers", "figure"
+OUTCOME_KIND, EVIDENCE_KIND, OUTCOME_VERSION = "reproduction", "evidence", 1
+RESULT_FILE, EVIDENCE_FILE, NUMBERS_NAME, FIGURE_NAME = "result.json", "evidence.json", "numbers", "figure"
 
 
 @dataclass(frozen=True)
 class Judged:
-    """A claim with what became of it."""
+    """A claim with its finding.
+
+    Attributes:
+        claim: The claim's text.
+        paper: The number that the paper prints.
+        verdict: "holds", "holds in part", "does not hold" or "cannot tell".
+        measured: What was measured.
+        tried: What else was run to find out why; empty if the claim holds.
+    """
 
     claim: str
     paper: str
     verdict: str
     measured: str
-    tried: str = ""  # empty where it holds
+    tried: str = ""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A recipe that was run."""
+    """The outcome of a recipe that was run.
+
+    Attributes:
+        name: The recipe's name.
+        scale: The scale it was run at.
+        less: How it was made smaller than its scale, in words.
+        verdict: The verdict on the recipe.
+        claims: The claims with their findings.
+        choices: What was chosen where the paper is silent.
+        made: The command, machine, versions, date and runs.
+
+    Example:
+        >>> outcome = Outcome("nngp", "small", "", "holds", (), (), {})
+        >>> outcome.to_dict()["verdict"]
+        'holds'
+    """
 
     name: str
     scale: str
-    less: str  # how it was made smaller than its scale, in words
+    less: str
     verdict: str
     claims: tuple[Judged, ...]
     choices: tuple[str, ...]
-    made: Mapping[str, str]  # command, machine, versions, date, runs, time
+    made: Mapping[str, str]
 
     def to_dict(self) -> dict[str, Any]:
-        return stamp(KIND, VERSION, asdict(self))
+        """Returns the fields as data for JSON."""
+        return stamp(OUTCOME_KIND, OUTCOME_VERSION, asdict(self))
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> Outcome:
+        """Reads the outcome of a recipe.
+
+        Args:
+            folder: The recipe's folder.
+
+        Returns:
+            The outcome.
+
+        Raises:
+            ReproductionError: If there is no result.json.
+            ValueError: If it is damaged or something else.
+        """
         path = Path(folder) / RESULT_FILE
         try:
-            content = check_stamp(read_json(path), KIND, VERSION, str(path))
+            content = check_stamp(read_json(path), OUTCOME_KIND, OUTCOME_VERSION, str(path))
         except OSError as error:
             raise ReproductionError(f"{path}: cannot be read: {error.strerror}; run the recipe first") from error
         with damaged(str(path)):
-            own = {name: content[name] for name in ("name", "scale", "less", "verdict", "made")}
+            fields = {name: content[name] for name in ("name", "scale", "less", "verdict", "made")}
             return cls(
-                **own, claims=tuple(Judged(**each) for each in content["claims"]), choices=tuple(content["choices"])
+                **fields,
+                claims=tuple(Judged(**claim) for claim in content["claims"]),
+                choices=tuple(content["choices"]),
             )
 
 
-def judge(
+def judge_claims(
     name: str, scale: str, less: str, experiment: Experiment, evidence: Evidence, made: Mapping[str, str]
 ) -> Outcome:
-    """Check every claim on the evidence."""
+    """Checks every claim of a recipe on the evidence.
+
+    Args:
+        name: The recipe's name.
+        scale: The scale it was run at.
+        less: How it was made smaller than its scale, in words.
+        experiment: The recipe at that scale.
+        evidence: The results of its parts.
+        made: The command, machine, versions, date and runs.
+
+    Returns:
+        The outcome.
+
+    Example:
+        >>> experiment = RECIPES["abc-parametrization"].experiment(Scale.SMOKE)
+        >>> judge_claims("abc-parametrization", "smoke", "", experiment, Evidence(), {}).verdict
+        'holds'
+    """
     findings = [claim.check(evidence) for claim in experiment.claims]
     claims = tuple(_judged(claim, finding) for claim, finding in zip(experiment.claims, findings, strict=True))
     return Outcome(name, scale, less, verdict_of(findings), claims, tuple(experiment.choices), dict(made))
@@ -78,63 +133,111 @@ def _judged(claim: Claim, finding: Finding) -> Judged:
 
 
 def keep(outcome: Outcome, experiment: Experiment, evidence: Evidence, folder: str | os.PathLike[str]) -> list[Path]:
-    """Write all of it; returns the files."""
+    """Writes an outcome with its evidence, numbers and figure.
+
+    Args:
+        outcome: The outcome.
+        experiment: The recipe, which draws the figure.
+        evidence: The results of its parts.
+        folder: The recipe's folder; created if missing.
+
+    Returns:
+        The files written.
+    """
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
-    content = {name: _kept(found) for name, found in evidence.items()}
-    write_json(target / EVIDENCE_FILE, stamp(EVIDENCE, VERSION, {"parts": content}))
+    content = {name: _to_data(result) for name, result in evidence.items()}
+    write_json(target / EVIDENCE_FILE, stamp(EVIDENCE_KIND, OUTCOME_VERSION, {"parts": content}))
     write_json(target / RESULT_FILE, outcome.to_dict())
     written = [target / RESULT_FILE, target / EVIDENCE_FILE]
-    if columns_and_rows := numbers(evidence):
-        written.append(figures.write_csv(target / NUMBERS, *columns_and_rows))
+    if columns_and_rows := csv_rows(evidence):
+        written.append(figures.write_csv(target / NUMBERS_NAME, *columns_and_rows))
     if figures.available():
-        written += figures.save(experiment.draw(evidence), target / FIGURE, (".svg",))
+        written += figures.save(experiment.draw(evidence), target / FIGURE_NAME, (".svg",))
     return written
 
 
 def load_evidence(folder: str | os.PathLike[str]) -> Evidence:
+    """Reads the results of a recipe's parts.
+
+    Args:
+        folder: The recipe's folder.
+
+    Returns:
+        The evidence.
+
+    Raises:
+        OSError: If there is no evidence.json.
+        ValueError: If it is damaged or something else.
+
+    Example:
+        >>> import tempfile
+        >>> from mukron.paper import Request, reproduce
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = reproduce(Request(("abc-parametrization",), Scale.SMOKE, folder))
+        ...     dict(load_evidence(f"{folder}/abc-parametrization"))  # a table of theory: nothing is run
+        {}
+    """
     path = Path(folder) / EVIDENCE_FILE
-    content = check_stamp(read_json(path), EVIDENCE, VERSION, str(path))
+    content = check_stamp(read_json(path), EVIDENCE_KIND, OUTCOME_VERSION, str(path))
     with damaged(str(path)):
-        return Evidence({name: _found(each, f"{path}: {name}") for name, each in content["parts"].items()})
+        return Evidence({name: _part_result(data, f"{path}: {name}") for name, data in content["parts"].items()})
 
 
-def _kept(found: Found) -> dict[str, Any]:
-    return found.to_dict()
+def _to_data(result: PartResult) -> dict[str, Any]:
+    return result.to_dict()
 
 
-def _found(content: Any, source: str) -> Found:
+def _part_result(content: Any, source: str) -> PartResult:
     if content["format"] == "mukron.study":
         return StudyRecord.from_dict(content, source)
     return Check.from_dict(content, source)
 
 
 def thinned(record: StudyRecord) -> StudyRecord:
-    """All epochs of each width's best setting, and of the others the last alone: what claims and figures look at."""
+    """Drops what claims and figures do not read: all epochs but the last, except for each width's best setting.
+
+    Args:
+        record: The study.
+
+    Returns:
+        The smaller record.
+    """
     ranked = [record.ranked(width=width) for width in record.widths]
     best = {settings[0][0] for settings in ranked if settings}
 
     def thin(result: Result) -> Result:
-        whole = replace(result.point, seed=record.config.seed) in best
-        return result if whole else replace(result, rows=tuple(result.rows[-1:]))
+        is_best = replace(result.point, seed=record.config.seed) in best
+        return result if is_best else replace(result, rows=tuple(result.rows[-1:]))
 
     return replace(record, results=tuple(map(thin, record.results)))
 
 
-def numbers(evidence: Evidence) -> tuple[Sequence[str], list[tuple[object, ...]]] | None:
-    """One line a run of the studies, and one a reading of the checks; None where there is nothing but theory."""
+def csv_rows(evidence: Evidence) -> tuple[Sequence[str], list[tuple[object, ...]]] | None:
+    """Returns the content of numbers.csv: one row per run of a study and per reading of a coordinate check.
+
+    Args:
+        evidence: The results of all parts.
+
+    Returns:
+        Columns and rows, or None if the recipe runs nothing.
+
+    Example:
+        >>> csv_rows(Evidence()) is None
+        True
+    """
     columns = ("part", "scheme", "width", "lr", "damping", "seed", "status", "quantity", "value")
-    rows = [(name, *row) for name, found in evidence.items() for row in _numbers(found)]
+    rows = [(name, *row) for name, result in evidence.items() for row in _csv_lines(result)]
     return (columns, rows) if rows else None
 
 
-def _numbers(found: Found) -> Iterator[tuple[object, ...]]:
-    if isinstance(found, Check):
-        lr, damping = found.record.about["config"]["lr"], found.record.damping
-        for row in found.record.rows:
-            if row.step == found.record.steps:
+def _csv_lines(result: PartResult) -> Iterator[tuple[object, ...]]:
+    if isinstance(result, Check):
+        lr, damping = result.record.about["config"]["lr"], result.record.damping
+        for row in result.record.rows:
+            if row.step == result.record.steps:
                 yield (
-                    found.record.scheme,
+                    result.record.scheme,
                     row.width,
                     lr,
                     damping,
@@ -144,28 +247,60 @@ def _numbers(found: Found) -> Iterator[tuple[object, ...]]:
                     row.value,
                 )
         return
-    for result in found.results:
-        point = result.point
-        value = result.value(found.metric)
-        yield point.scheme, point.width, point.lr, point.damping, point.seed, result.status, found.metric, value
+    for run in result.results:
+        point = run.point
+        value = run.value(result.metric)
+        yield point.scheme, point.width, point.lr, point.damping, point.seed, run.status, result.metric, value
 
 
 def judge_again(folder: str | os.PathLike[str]) -> Outcome:
-    """Claims and figure anew from the evidence that is kept, after they were changed; what was run stays as it was."""
+    """Checks the claims and draws the figure again from the stored evidence, and stores both.
+
+    Args:
+        folder: The recipe's folder.
+
+    Returns:
+        The new outcome.
+
+    Raises:
+        ReproductionError: If the recipe now has a part that was not run.
+
+    Example:
+        >>> import tempfile
+        >>> from mukron.paper import Request, reproduce
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = reproduce(Request(("abc-parametrization",), Scale.SMOKE, folder))
+        ...     judge_again(f"{folder}/abc-parametrization").verdict
+        'holds'
+    """
     before, evidence = Outcome.load(folder), load_evidence(folder)
     experiment = RECIPES[before.name].make(Scale(before.scale))
     missing = [name for name in experiment.parts if name not in evidence]
     if missing:
         raise ReproductionError(f"{folder}: has no {missing[0]!r}, which the recipe now asks for; run it again")
     evidence = Evidence({name: evidence[name] for name in experiment.parts})
-    after = judge(before.name, before.scale, before.less, experiment, evidence, before.made)
+    after = judge_claims(before.name, before.scale, before.less, experiment, evidence, before.made)
     keep(after, experiment, evidence, folder)
     return after
 
 
 def outcomes(folder: str | os.PathLike[str]) -> dict[str, Outcome]:
-    """All that are kept in a folder, in the order of the recipes."""
-    there = {path.parent.name for path in Path(folder).glob(f"*/{RESULT_FILE}")}
-    if unknown := there - set(RECIPES):
+    """Reads all outcomes in a folder.
+
+    Args:
+        folder: The folder of the recipes' folders.
+
+    Returns:
+        The outcomes by recipe, in the order of the recipes.
+
+    Raises:
+        ReproductionError: If there is a result of an unknown recipe.
+
+    Example:
+        >>> outcomes("no-such-folder")
+        {}
+    """
+    stored = {path.parent.name for path in Path(folder).glob(f"*/{RESULT_FILE}")}
+    if unknown := stored - set(RECIPES):
         raise ReproductionError(f"{folder}: holds results of unknown recipes: {', '.join(sorted(unknown))}")
-    return {name: Outcome.load(Path(folder) / name) for name in RECIPES if name in there}
+    return {name: Outcome.load(Path(folder) / name) for name in RECIPES if name in stored}

@@ -1,4 +1,4 @@
-"""The page of all recipes, README.md: written from the results that are kept beside it, and from nothing else."""
+"""The page of all recipes, README.md, written from the stored results next to it only."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from pathlib import Path
 from textwrap import shorten
 from urllib.parse import quote
 
-from mukron.paper.outcome import EVIDENCE_FILE, FIGURE, NUMBERS, RESULT_FILE, Judged, Outcome, outcomes
+from mukron.paper.outcome import EVIDENCE_FILE, FIGURE_NAME, NUMBERS_NAME, RESULT_FILE, Judged, Outcome, outcomes
 from mukron.paper.recipe import FAILS, HOLDS, IN_PART, RECIPES, UNTOLD, Recipe, Scale
 
-PAGE, PICTURE, TABLE = "README.md", f"{FIGURE}.svg", f"{NUMBERS}.csv"
+PAGE_FILE, FIGURE_FILE, NUMBERS_FILE = "README.md", f"{FIGURE_NAME}.svg", f"{NUMBERS_NAME}.csv"
 NOT_RUN = "not run yet"
-MANY = {HOLDS: "hold", IN_PART: "hold in part", FAILS: "do not hold", UNTOLD: "cannot be told"}
-SCALES = {
+VERDICT_PLURALS = {HOLDS: "hold", IN_PART: "hold in part", FAILS: "do not hold", UNTOLD: "cannot be told"}
+SCALE_DESCRIPTIONS = {
     Scale.SMOKE.value: "smoke, which shows that the recipe runs and nothing else",
     Scale.SMALL.value: "small, with narrower networks and shorter grids than the paper's",
     Scale.PAPER.value: "the paper's own",
 }
-SHORT, FEW = 140, 3  # letters of a claim and claims of a recipe, in the table
-HEAD = """\
+CLAIM_LETTERS, CLAIMS_SHOWN = 140, 3  # limits in the table: letters per claim, claims per recipe
+REPRODUCTION_HEAD = """\
 # The paper, recipe by recipe
 
 Each figure and table of Ishikawa and Karakida, *On the Parameterization of Second-Order Optimization Effective Towards
@@ -32,19 +32,51 @@ was found here, and how to run it again. This page is written by `mukron reprodu
 
 
 def write_page(folder: str | os.PathLike[str]) -> Path:
-    """FOLDER/README.md, from the outcomes that are kept in the folder."""
+    """Writes the page of all recipes.
+
+    Args:
+        folder: The folder of the recipes' folders; the page is its README.md.
+
+    Returns:
+        The page.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     write_page(folder).name
+        'README.md'
+    """
     target = Path(folder)
-    kept = outcomes(target)
-    files = {name: {path.name for path in (target / name).iterdir()} for name in kept}
-    page = target / PAGE
-    page.write_text(page_of(kept, files), encoding="utf-8")
+    stored = outcomes(target)
+    files = {name: {path.name for path in (target / name).iterdir()} for name in stored}
+    page = target / PAGE_FILE
+    page.write_text(page_of(stored, files), encoding="utf-8")
     return page
 
 
 def page_of(outcomes: Mapping[str, Outcome], files: Mapping[str, Collection[str]] | None = None) -> str:
-    """The page as Markdown. files: those in each recipe's folder; none but these is shown or linked to."""
+    """Returns the page of all recipes as Markdown.
+
+    Args:
+        outcomes: The outcomes by recipe.
+        files: By recipe, the files in its folder; only these are shown or linked to.
+
+    Returns:
+        The text of the page.
+
+    Example:
+        >>> page_of({}).splitlines()[0]
+        '# The paper, recipe by recipe'
+    """
     files = files or {}
-    lines = [HEAD, "", _counts(outcomes), "", "| | Recipe | The paper's claims | Found |", "|---|---|---|---|"]
+    lines = [
+        REPRODUCTION_HEAD,
+        "",
+        _counts(outcomes),
+        "",
+        "| | Recipe | The paper's claims | Found |",
+        "|---|---|---|---|",
+    ]
     lines += [_row(recipe, outcomes.get(name), files.get(name, ())) for name, recipe in RECIPES.items()]
     for name, recipe in RECIPES.items():
         if name in outcomes:
@@ -54,45 +86,48 @@ def page_of(outcomes: Mapping[str, Outcome], files: Mapping[str, Collection[str]
 
 def _counts(outcomes: Mapping[str, Outcome]) -> str:
     shown = [outcomes[name] for name in RECIPES if name in outcomes]
-    verdicts, scales = (Counter(getattr(each, what) for each in shown) for what in ("verdict", "scale"))
-    said = f"**{len(shown)} of {len(RECIPES)} recipes were run.**"
+    verdicts, scales = (Counter(getattr(outcome, what) for outcome in shown) for what in ("verdict", "scale"))
+    sentence = f"**{len(shown)} of {len(RECIPES)} recipes were run.**"
     if shown:
-        found = ", ".join(f"{verdicts[verdict]} {words}" for verdict, words in MANY.items())
+        counts = ", ".join(f"{verdicts[verdict]} {plural}" for verdict, plural in VERDICT_PLURALS.items())
         sizes = ", ".join(f"{scales[scale.value]} {scale.value}" for scale in Scale if scales[scale.value])
-        claims = Counter(judged.verdict for each in shown for judged in each.claims)
-        counted = ", ".join(f"{claims[verdict]} {words}" for verdict, words in MANY.items())
-        said += f" Of these {found}. Of their {sum(claims.values())} claims {counted}. By scale: {sizes}."
-    return said
+        claims = Counter(judged.verdict for outcome in shown for judged in outcome.claims)
+        counted = ", ".join(f"{claims[verdict]} {plural}" for verdict, plural in VERDICT_PLURALS.items())
+        sentence += f" Of these {counts}. Of their {sum(claims.values())} claims {counted}. By scale: {sizes}."
+    return sentence
 
 
 # The table.
 
 
 def _row(recipe: Recipe, outcome: Outcome | None, files: Collection[str]) -> str:
-    name = f"**{text(recipe.where)}**<br>"
+    name = f"**{escape_markdown(recipe.where)}**<br>"
     if outcome is None:
-        return f"| | {name}{text(recipe.title)} | | {NOT_RUN}:<br>`{_command(recipe)}` |"
-    claims = [text(shorten(each.claim, SHORT, placeholder=" ...")) for each in outcome.claims[:FEW]]
-    if len(outcome.claims) > FEW:
-        claims.append(f"and {len(outcome.claims) - FEW} more")
-    held = sum(each.verdict == HOLDS for each in outcome.claims)
-    found = [
-        f"**{text(outcome.verdict)}**",
-        f"{held} of {len(outcome.claims)} claims hold",
-        f"scale: {text(_size(outcome))}",
+        return f"| | {name}{escape_markdown(recipe.title)} | | {NOT_RUN}:<br>`{_command(recipe)}` |"
+    claims = [
+        escape_markdown(shorten(judged.claim, CLAIM_LETTERS, placeholder=" ..."))
+        for judged in outcome.claims[:CLAIMS_SHOWN]
     ]
-    title = f"{name}[{text(recipe.title)}](#{_anchor(recipe)})"
-    return f"| {_picture(recipe, files, 180)} | {title} | {'<br>'.join(claims)} | {'<br>'.join(found)} |"
+    if len(outcome.claims) > CLAIMS_SHOWN:
+        claims.append(f"and {len(outcome.claims) - CLAIMS_SHOWN} more")
+    held = sum(judged.verdict == HOLDS for judged in outcome.claims)
+    lines = [
+        f"**{escape_markdown(outcome.verdict)}**",
+        f"{held} of {len(outcome.claims)} claims hold",
+        f"scale: {escape_markdown(_size(outcome))}",
+    ]
+    title = f"{name}[{escape_markdown(recipe.title)}](#{_anchor(recipe)})"
+    return f"| {_picture(recipe, files, 180)} | {title} | {'<br>'.join(claims)} | {'<br>'.join(lines)} |"
 
 
 def _picture(recipe: Recipe, files: Collection[str], width: int | None = None) -> str:
-    """None where there is no file."""
-    if PICTURE not in files:
+    """Returns the figure as HTML, empty if there is no file."""
+    if FIGURE_FILE not in files:
         return ""
-    place = f"{quote(recipe.name)}/{PICTURE}"
+    target = f"{quote(recipe.name)}/{FIGURE_FILE}"
     size = f' width="{width}"' if width else ""
-    words = html.escape(f"{recipe.where}: {recipe.title}").replace("|", "&#124;")
-    return f'<a href="{place}"><img src="{place}"{size} alt="{words}"></a>'
+    alternative = html.escape(f"{recipe.where}: {recipe.title}").replace("|", "&#124;")
+    return f'<a href="{target}"><img src="{target}"{size} alt="{alternative}"></a>'
 
 
 def _size(outcome: Outcome) -> str:
@@ -113,36 +148,40 @@ def _anchor(recipe: Recipe) -> str:
 def _section(recipe: Recipe, outcome: Outcome, files: Collection[str]) -> Iterator[str]:
     yield f'<a id="{_anchor(recipe)}"></a>'
     yield ""
-    yield f"## {text(recipe.where)}: {text(recipe.title)}"
+    yield f"## {escape_markdown(recipe.where)}: {escape_markdown(recipe.title)}"
     yield ""
     if picture := _picture(recipe, files):
         yield from (picture, "")
-    yield f"Found: **{text(outcome.verdict)}**. Scale: {text(SCALES.get(outcome.scale, outcome.scale))}" + (
-        f"; reduced: {text(outcome.less)}." if outcome.less else "."
-    )
+    size = escape_markdown(SCALE_DESCRIPTIONS.get(outcome.scale, outcome.scale))
+    reduced = f"; reduced: {escape_markdown(outcome.less)}." if outcome.less else "."
+    yield f"Found: **{escape_markdown(outcome.verdict)}**. Scale: {size}{reduced}"
     yield ""
     for number, judged in enumerate(outcome.claims, 1):
         yield from _claim(number, judged)
     if outcome.choices:
         where = "" if outcome.scale == Scale.PAPER.value and not outcome.less else " for the paper's own scale"
         yield from ("", f"What the paper leaves open, or says in two ways, and what was chosen{where}:", "")
-        yield from (f"- {text(choice)}" for choice in outcome.choices)
+        yield from (f"- {escape_markdown(choice)}" for choice in outcome.choices)
     yield from ("", "Made with", "", *_block(outcome.made.get("command") or _command(recipe)))
-    about = [f"{text(key)}: {text(value)}" for key, value in outcome.made.items() if key != "command" and value]
+    about = [
+        f"{escape_markdown(key)}: {escape_markdown(value)}"
+        for key, value in outcome.made.items()
+        if key != "command" and value
+    ]
     if about:
         yield from ("", "; ".join(about) + ".")
-    if links := [each for each in (TABLE, EVIDENCE_FILE, RESULT_FILE) if each in files]:
-        yield from ("", "All of it: " + ", ".join(f"[{each}]({quote(recipe.name)}/{each})" for each in links) + ".")
+    if links := [name for name in (NUMBERS_FILE, EVIDENCE_FILE, RESULT_FILE) if name in files]:
+        yield from ("", "All of it: " + ", ".join(f"[{name}]({quote(recipe.name)}/{name})" for name in links) + ".")
 
 
 def _claim(number: int, judged: Judged) -> Iterator[str]:
-    yield f"{number}. {text(judged.claim)} **{text(judged.verdict)}**"
+    yield f"{number}. {escape_markdown(judged.claim)} **{escape_markdown(judged.verdict)}**"
     indent = " " * (len(str(number)) + 2)
     if judged.paper:
-        yield f"{indent}- The paper: {text(judged.paper)}"
-    yield f"{indent}- Here: {text(judged.measured) or '-'}"
+        yield f"{indent}- The paper: {escape_markdown(judged.paper)}"
+    yield f"{indent}- Here: {escape_markdown(judged.measured) or '-'}"
     if judged.tried or judged.verdict == FAILS:
-        yield f"{indent}- Tried: {text(judged.tried) or 'nothing else yet.'}"
+        yield f"{indent}- Tried: {escape_markdown(judged.tried) or 'nothing else yet.'}"
 
 
 def _block(command: str) -> list[str]:
@@ -150,9 +189,20 @@ def _block(command: str) -> list[str]:
     return [f"{fence}sh", command, fence]
 
 
-def text(words: str) -> str:
-    """Words that mean nothing to Markdown: one line, every sign as it is."""
-    line = html.escape(" ".join(words.split()), quote=False)
+def escape_markdown(content: str) -> str:
+    """Escapes a text for Markdown and puts it on one line.
+
+    Args:
+        content: The text.
+
+    Returns:
+        The text with every special character escaped.
+
+    Example:
+        >>> escape_markdown("b_L is 1")
+        'b\\\\_L is 1'
+    """
+    line = html.escape(" ".join(content.split()), quote=False)
     line = re.sub(r"([\\`*_{}\[\]|~#$])", r"\\\1", line)
     line = re.sub(r"^([-+])(?=\s|$)", r"\\\1", line)  # at the beginning these open a list
     return re.sub(r"^(\d+)([.)])(?=\s|$)", r"\1\\\2", line)

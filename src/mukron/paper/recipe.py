@@ -1,8 +1,8 @@
-"""What a recipe is: from a scale to what is run, what the paper claims of it, and how it is drawn.
+"""Recipes: a recipe goes from a scale to what is run, what the paper claims about it, and how it is drawn.
 
-A **part** is something that studies or diagnostics run: a ``Design`` of widths, learning rates, dampings and seeds, or
-a ``Checking``, the coordinate check of one run. What the parts found is the **evidence**; a claim is checked on it
-alone, and so is the figure drawn.
+A **part** is what is run: a ``Design`` of widths, learning rates, dampings and seeds, or a ``Checking``, the coordinate
+check of one run. The results of the parts are the **evidence**. Claims are checked and figures drawn from the evidence
+only.
 """
 
 from __future__ import annotations
@@ -29,19 +29,54 @@ HOLDS, IN_PART, FAILS, UNTOLD = "holds", "holds in part", "does not hold", "cann
 
 
 class Scale(str, Enum):
-    """How much of the paper is run."""
+    """How much of a recipe is run.
 
-    SMOKE = "smoke"  # seconds, on digits: shows that the recipe runs, and nothing else
-    SMALL = "small"  # minutes on two cores: the paper's data, narrower networks, shorter grids
-    PAPER = "paper"  # the paper's widths, data, samples and epochs, for one GPU
+    Attributes:
+        SMOKE: Seconds, on digits; shows only that the recipe runs.
+        SMALL: Minutes on two cores; the paper's data with narrower networks and shorter grids.
+        PAPER: The paper's widths, data, samples and epochs, for one GPU.
+
+    Example:
+        >>> Scale("small") is Scale.SMALL
+        True
+    """
+
+    SMOKE = "smoke"
+    SMALL = "small"
+    PAPER = "paper"
 
     def choose(self, smoke: T, small: T, paper: T) -> T:
+        """Returns the argument that belongs to this scale.
+
+        Args:
+            smoke: The value for ``SMOKE``.
+            small: The value for ``SMALL``.
+            paper: The value for ``PAPER``.
+
+        Returns:
+            One of the three.
+
+        Example:
+            >>> Scale.SMALL.choose(64, 256, 4096)
+            256
+        """
         return {Scale.SMOKE: smoke, Scale.SMALL: small, Scale.PAPER: paper}[self]
 
 
 @dataclass(frozen=True)
 class Checking:
-    """A coordinate check: a few steps at several widths and seeds."""
+    """A part that is a coordinate check: a few steps at several widths and seeds.
+
+    Attributes:
+        config: The run.
+        widths: The widths.
+        seeds: The number of seeds.
+        steps: The number of steps.
+
+    Example:
+        >>> Checking(RunConfig(), (64.0, 128.0)).to_dict()["widths"]
+        [64.0, 128.0]
+    """
 
     config: RunConfig
     widths: tuple[float, ...]
@@ -49,68 +84,153 @@ class Checking:
     steps: int = 3
 
     def to_dict(self) -> dict[str, Any]:
+        """Returns the fields as data for JSON."""
         axes = {"widths": list(self.widths), "seeds": self.seeds, "steps": self.steps}
         return {**axes, "config": self.config.to_dict()}
 
 
 Part = Design | Checking
-Found = StudyRecord | Check
+PartResult = StudyRecord | Check
 
 
 class Evidence(dict[str, Any]):
-    """What the parts found, by their names."""
+    """The results of a recipe's parts, by their names.
+
+    Example:
+        >>> Evidence().study("MLP")
+        Traceback (most recent call last):
+            ...
+        mukron.paper.errors.ReproductionError: evidence 'MLP': expected a StudyRecord, found NoneType
+    """
 
     def study(self, part: str) -> StudyRecord:
+        """Returns the record of a study.
+
+        Args:
+            part: The part's name.
+
+        Returns:
+            The record.
+
+        Raises:
+            ReproductionError: If there is no such part, or it is not a study.
+        """
         return self._of(part, StudyRecord)
 
     def check(self, part: str) -> Check:
+        """Returns the result of a coordinate check.
+
+        Args:
+            part: The part's name.
+
+        Returns:
+            The result.
+
+        Raises:
+            ReproductionError: If there is no such part, or it is not a coordinate check.
+        """
         return self._of(part, Check)
 
     def _of(self, part: str, kind: type[T]) -> T:
-        found = self.get(part)
-        if not isinstance(found, kind):
-            raise ReproductionError(f"evidence {part!r}: expected a {kind.__name__}, found {type(found).__name__}")
-        return found
+        result = self.get(part)
+        if not isinstance(result, kind):
+            raise ReproductionError(f"evidence {part!r}: expected a {kind.__name__}, found {type(result).__name__}")
+        return result
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What became of a claim."""
+    """The result of checking a claim.
 
-    verdict: str  # HOLDS, IN_PART, FAILS or UNTOLD
-    measured: str  # in words, with the numbers
+    Attributes:
+        verdict: "holds", "holds in part", "does not hold" or "cannot tell".
+        measured: What was measured, in words and numbers.
+
+    Example:
+        >>> Finding("holds", "best at 2^-3 at every width").verdict
+        'holds'
+    """
+
+    verdict: str
+    measured: str
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A sentence of the paper that can be wrong."""
+    """A statement of the paper, with a check of it.
+
+    Attributes:
+        text: The statement.
+        check: From the evidence to a finding.
+        paper: The number that the paper prints.
+        tried: What else was run to find out why; shown if the claim does not hold.
+
+    Example:
+        >>> claim = Claim("muP transfers.", lambda evidence: Finding("cannot tell", "nothing was run"))
+        >>> claim.check(Evidence()).verdict
+        'cannot tell'
+    """
 
     text: str
     check: Callable[[Evidence], Finding]
-    paper: str = ""  # the number that the paper printed
-    tried: str = ""  # said where the claim does not hold: what else was run to find out why
+    paper: str = ""
+    tried: str = ""
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """A recipe at one scale."""
+    """A recipe at one scale.
+
+    Attributes:
+        parts: What is run, by name.
+        claims: What the paper claims about it.
+        draw: From the evidence to the figure.
+        choices: What was chosen where the paper is silent or contradicts itself.
+
+    Example:
+        >>> from mukron.paper import RECIPES
+        >>> experiment = RECIPES["zero-transfer"].experiment(Scale.SMOKE)
+        >>> list(experiment.parts)
+        ['MLP, SGD, SP', 'MLP, SGD, muP', 'MLP, K-FAC, SP', 'MLP, K-FAC, muP']
+    """
 
     parts: Mapping[str, Part]
     claims: Sequence[Claim]
     draw: Callable[[Evidence], Figure]
-    choices: Sequence[str] = ()  # where the paper is silent, or contradicts itself
+    choices: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
 class Less:
-    """A recipe made smaller than its scale, which its result then says."""
+    """Limits that make a recipe smaller than its scale; the result mentions them.
+
+    Attributes:
+        epochs: The largest number of epochs.
+        widths: The widths to run, of those that the recipe has.
+        seeds: The largest number of seeds.
+
+    Example:
+        >>> Less(epochs=3, seeds=1).words()
+        '3 epochs at most, 1 seed at most'
+    """
 
     epochs: int | None = None
     widths: tuple[float, ...] | None = None
     seeds: int | None = None
 
-    def of(self, part: Part) -> Part:
-        """Of the widths asked for, those that the part has, or its narrowest; more epochs than it has are none."""
+    def applied_to(self, part: Part) -> Part:
+        """Returns a part within the limits.
+
+        Args:
+            part: The part. If it has too few of the widths, its narrowest ones are run.
+
+        Returns:
+            The smaller part.
+
+        Example:
+            >>> Less(widths=(128.0,), seeds=1).applied_to(Checking(RunConfig(), (64.0, 128.0, 256.0))).widths
+            (64.0, 128.0)
+        """
         changes: dict[str, Any] = {}
         if self.widths is not None:
             changes["widths"] = self._widths(part)
@@ -129,39 +249,79 @@ class Less:
         return asked if len(asked) >= least else part.widths[:least]
 
     def options(self) -> list[str]:
-        """As the command takes them."""
+        """Returns the limits as options of ``mukron reproduce``.
+
+        Example:
+            >>> Less(epochs=3).options()
+            ['--epochs', '3']
+        """
         widths = None if self.widths is None else ",".join(f"{width:g}" for width in self.widths)
         given = {"--epochs": self.epochs, "--widths": widths, "--seeds": self.seeds}
-        return [part for name, value in given.items() if value is not None for part in (name, str(value))]
+        return [word for name, value in given.items() if value is not None for word in (name, str(value))]
 
     def words(self) -> str:
+        """Returns the limits in words; empty if there are none."""
+
         def most(count: int, what: str) -> str:
             return f"{count} {what}{'s' if count > 1 else ''} at most"
 
-        said = [most(self.epochs, "epoch")] if self.epochs is not None else []
-        said += [f"widths {', '.join(f'{width:g}' for width in self.widths)}"] if self.widths is not None else []
-        said += [most(self.seeds, "seed")] if self.seeds is not None else []
-        return ", ".join(said)
+        phrases = [most(self.epochs, "epoch")] if self.epochs is not None else []
+        phrases += [f"widths {', '.join(f'{width:g}' for width in self.widths)}"] if self.widths is not None else []
+        phrases += [most(self.seeds, "seed")] if self.seeds is not None else []
+        return ", ".join(phrases)
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """One figure or table of the paper."""
+    """One figure or table of the paper.
 
-    name: str  # its label in the paper's source
-    where: str  # in the paper, in words
+    Attributes:
+        name: Its label in the paper's source.
+        where: Its place in the paper, in words.
+        title: What it shows.
+        make: From a scale to the experiment.
+
+    Example:
+        >>> from mukron.paper import RECIPES
+        >>> RECIPES["nngp"].where
+        'Figure 3'
+    """
+
+    name: str
+    where: str
     title: str
     make: Callable[[Scale], Experiment]
 
     def experiment(self, scale: Scale, less: Less | None = None, device: str = "cpu") -> Experiment:
-        made = self.make(scale)
+        """Builds the experiment.
+
+        Args:
+            scale: How much of the recipe is run.
+            less: Limits that make it smaller.
+            device: Where it is run, "cpu" or "cuda".
+
+        Returns:
+            The experiment.
+
+        Raises:
+            ReproductionError: If the recipe has none of the widths in ``less``.
+
+        Example:
+            >>> from mukron.paper import RECIPES
+            >>> len(RECIPES["coordinate"].experiment(Scale.SMOKE).claims)
+            5
+        """
+        experiment = self.make(scale)
         if less is not None and less.widths is not None:
-            there = sorted({width for part in made.parts.values() for width in part.widths})
-            if made.parts and not set(there) & set(less.widths):
-                shown = ", ".join(f"{width:g}" for width in there)
+            known = sorted({width for part in experiment.parts.values() for width in part.widths})
+            if experiment.parts and not set(known) & set(less.widths):
+                shown = ", ".join(f"{width:g}" for width in known)
                 raise ReproductionError(f"{self.name}: has none of the widths asked for; its own: {shown}")
-        parts = {name: _on(device, part if less is None else less.of(part)) for name, part in made.parts.items()}
-        return dataclasses.replace(made, parts=parts)
+        parts = {
+            name: _with_device(device, part if less is None else less.applied_to(part))
+            for name, part in experiment.parts.items()
+        }
+        return dataclasses.replace(experiment, parts=parts)
 
 
 RECIPES: dict[str, Recipe] = {}
@@ -170,7 +330,19 @@ RECIPES: dict[str, Recipe] = {}
 def recipe(
     name: str, where: str, title: str
 ) -> Callable[[Callable[[Scale], Experiment]], Callable[[Scale], Experiment]]:
-    """Registers a function as the recipe of that figure or table."""
+    """Registers a function as the recipe of a figure or table.
+
+    Args:
+        name: The recipe's name.
+        where: Its place in the paper, in words.
+        title: What it shows.
+
+    Returns:
+        A decorator, which returns the function unchanged.
+
+    Raises:
+        ReproductionError: If there is a recipe of that name.
+    """
 
     def register(make: Callable[[Scale], Experiment]) -> Callable[[Scale], Experiment]:
         if name in RECIPES:
@@ -182,7 +354,19 @@ def recipe(
 
 
 def key_of(part: Part) -> str:
-    """A short name of what is run, wherever it is run: parts that are alike in two recipes are run once."""
+    """Returns a short hash of what is run, on any device, so that recipes share equal parts.
+
+    Args:
+        part: The part.
+
+    Returns:
+        Twelve hexadecimal digits.
+
+    Example:
+        >>> a, b = (Checking(RunConfig(device=device), (64.0,)) for device in ("cpu", "cuda"))
+        >>> key_of(a) == key_of(b)
+        True
+    """
     content = part.to_dict()
     content["config"] = {name: value for name, value in content["config"].items() if name != "device"}
     text = json.dumps({"kind": type(part).__name__, **content}, sort_keys=True)
@@ -190,14 +374,25 @@ def key_of(part: Part) -> str:
 
 
 def verdict_of(findings: Sequence[Finding]) -> str:
-    """Of a recipe, from those of its claims."""
-    found = {finding.verdict for finding in findings}
-    if len(found) == 1:
-        return found.pop()
-    return IN_PART if found & {HOLDS, IN_PART} else FAILS if FAILS in found else UNTOLD
+    """Returns the verdict on a recipe from the findings of its claims.
+
+    Args:
+        findings: The findings.
+
+    Returns:
+        The verdict that all share, else "holds in part" if any claim holds.
+
+    Example:
+        >>> verdict_of([Finding(HOLDS, ""), Finding(FAILS, "")])
+        'holds in part'
+    """
+    verdicts = {finding.verdict for finding in findings}
+    if len(verdicts) == 1:
+        return verdicts.pop()
+    return IN_PART if verdicts & {HOLDS, IN_PART} else FAILS if FAILS in verdicts else UNTOLD
 
 
-def _on(device: str, part: Part) -> Part:
+def _with_device(device: str, part: Part) -> Part:
     return (
         part if part.config.device == device else dataclasses.replace(part, config=part.config.replace(device=device))
     )

@@ -29,8 +29,8 @@ from mukron.data import Dataset
 from mukron.diagnose.check import Check
 from mukron.diagnose.configured import check_run
 from mukron.paper.errors import ReproductionError
-from mukron.paper.outcome import RESULT_FILE, Outcome, judge, keep, thinned
-from mukron.paper.recipe import RECIPES, Checking, Evidence, Experiment, Found, Less, Part, Scale, key_of
+from mukron.paper.outcome import RESULT_FILE, Outcome, judge_claims, keep, thinned
+from mukron.paper.recipe import RECIPES, Checking, Evidence, Experiment, Less, Part, PartResult, Scale, key_of
 from mukron.params.storage import read_json, write_json
 from mukron.study.design import Design
 from mukron.study.record import StudyRecord
@@ -143,7 +143,7 @@ class Assigned(ABC):
         """Runs that have ended."""
 
     @abstractmethod
-    def found(self) -> Found:
+    def found(self) -> PartResult:
         """What it found, once it is over."""
 
     @abstractmethod
@@ -360,7 +360,7 @@ class Book:
     def _conclude(self, name: str, experiment: Experiment, evidence: Evidence, made: dict[str, str]) -> None:
         request = self.request
         made = {"command": request.command(name), **made, "runs": _runs(evidence)}
-        outcome = judge(name, request.scale.value, request.reduced(name), experiment, evidence, made)
+        outcome = judge_claims(name, request.scale.value, request.reduced(name), experiment, evidence, made)
         self.outcomes[name] = outcome
         written = keep(outcome, experiment, evidence, Path(request.folder) / name)
         if self.concluded is not None:

@@ -1,4 +1,4 @@
-"""What the recipes have in common: the paper's settings (its appendix B), and how a smoke run is made of them."""
+"""What the recipes share: the paper's settings (its appendix B), and how a smoke run is derived from them."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ from mukron.paper.recipe import Scale
 from mukron.study.design import Design
 from mukron.train import RunConfig
 
-SAMPLES = 1024  # of nearly all of the paper's experiments
+PAPER_SAMPLES = 1024  # in nearly all of the paper's experiments
 HEURISTIC, RESCALED = "heuristic", "rescaled"
-DEEP = ("resnet18", "resnet50", "vgg19")  # whose steps take long
-MADE = {"vgg19": "mukron.paper.made:large_digits", "cbow": "mukron.paper.made:sentences"}  # where digits do not fit
+DEEP_MODELS = ("resnet18", "resnet50", "vgg19")  # their steps take long
+SYNTHETIC_DATA = {  # data of smoke runs, for models that cannot be trained on digits
+    "vgg19": "mukron.paper.synthetic:large_digits",
+    "cbow": "mukron.paper.synthetic:sentences",
+}
 
 FULL_BATCH = "Batch size: not given; all samples in one batch."
 BATCH_128 = "Batch size: not given for this figure; 128, as the paper has it for ResNet-18 elsewhere."
@@ -28,44 +31,108 @@ WEIGHTS = (
     "Initial weights of the MLP and the CNN: normal with variance 1 / fan-in; the paper has another constant for the 1 "
     "and does not give it."
 )
-TORCHS = "Torch's own initial weights, uniform with a third of the variance: "  # what was found with them
+TORCHS = "Torch's own initial weights, uniform with a third of the variance: "  # a result follows
 FLOOR = "Damping: the rescaled rule without mukron's floor, as the paper has it."
 
 
 def powers(low: int, high: int, step: int = 1) -> tuple[float, ...]:
-    """2^low, ..., 2^high."""
+    """Returns the powers of two 2^low, ..., 2^high.
+
+    Args:
+        low: The lowest exponent.
+        high: The highest exponent.
+        step: The step between exponents.
+
+    Returns:
+        The powers.
+
+    Example:
+        >>> powers(-2, 1)
+        (0.25, 0.5, 1.0, 2.0)
+    """
     return tuple(2.0**z for z in range(low, high + 1, step))
 
 
 def rescaled(rho: float) -> str:
-    """The paper's rule: no floor."""
+    """Returns the rescaled damping rule without a floor, as the paper defines it.
+
+    Args:
+        rho: The rule's number.
+
+    Returns:
+        The rule as configurations spell it.
+
+    Example:
+        >>> rescaled(10)
+        'rescaled:10,0'
+    """
     return f"{RESCALED}:{rho:g},0"
 
 
 def heuristic(rho: float) -> str:
+    """Returns the heuristic damping rule.
+
+    Args:
+        rho: The rule's number.
+
+    Returns:
+        The rule as configurations spell it.
+
+    Example:
+        >>> heuristic(0.001)
+        'heuristic:0.001'
+    """
     return f"{HEURISTIC}:{rho:g}"
 
 
 def roots(scale: Scale) -> str:
-    """How Shampoo's are computed: by matrix products on a GPU, by eigenvalues on cores."""
+    """Returns the solver of Shampoo's roots: matrix products at the paper's scale (a GPU), else eigenvalues.
+
+    Args:
+        scale: The scale.
+
+    Returns:
+        The solver's name.
+
+    Example:
+        >>> roots(Scale.PAPER)
+        'newton'
+    """
     return scale.choose("eigh", "eigh", "newton")
 
 
 def setting(scale: Scale, **fields: Any) -> RunConfig:
-    """The paper's run; for smoke the same one on a few digits, for a few steps."""
+    """Returns the configuration of a run; a smoke run trains the same on a few digits for a few steps.
+
+    Args:
+        scale: The scale.
+        **fields: The fields of ``RunConfig`` at the paper's scale.
+
+    Returns:
+        The configuration.
+
+    Example:
+        >>> setting(Scale.SMOKE, model="mlp", data="mnist", method="kfac", epochs=20).data
+        'digits'
+    """
     return RunConfig(**fields if scale is not Scale.SMOKE else _smoke(fields))
 
 
 def _smoke(fields: Mapping[str, Any]) -> dict[str, Any]:
     model, batch = fields["model"], fields.get("batch")
-    steps = 1 if model in DEEP else 2  # an epoch, where there are batches; and epochs
-    record = tuple(each for each in fields.get("record", ()) if each != "words")  # a made language has no word lists
-    made: dict[str, Any] = {"data": MADE.get(model, "digits"), "data_options": {}, "samples": 8, "test_samples": 8}
-    made |= {"epochs": steps, "batch": None if batch is None else min(batch, 8 // steps), "evaluate_every": 1}
-    made |= {"warmup": 0.0, "augment": (), "record": record}
-    if fields["method"] == "shampoo":  # of long sides the diagonal: no roots of large matrices
-        made["method_options"] = {**fields.get("method_options", {}), "max_size": 64}
-    return {**fields, **made}
+    steps = 1 if model in DEEP_MODELS else 2  # steps per epoch, if there are batches, and epochs
+    record = tuple(name for name in fields.get("record", ()) if name != "words")  # synthetic text has no word lists
+    changes: dict[str, Any] = {
+        "data": SYNTHETIC_DATA.get(model, "digits"),
+        "data_options": {},
+        "samples": 8,
+        "test_samples": 8,
+    }
+    changes |= {"epochs": steps, "batch": None if batch is None else min(batch, 8 // steps), "evaluate_every": 1}
+    changes |= {"warmup": 0.0, "augment": (), "record": record}
+    if fields["method"] == "shampoo":  # the diagonal only for long sides: no roots of large matrices
+        changes["method_options"] = {**fields.get("method_options", {}), "max_size": 64}
+    return {**fields, **changes}
 
 
 def study(
@@ -79,15 +146,33 @@ def study(
     seeds: int = 2,
     metric: str = "test_accuracy",
 ) -> Design:
-    """A part: of what is given for the paper's scale, smoke takes two settings, two widths (deep networks one), and
-    one seed."""
+    """Returns a part that is a study; a smoke run takes two widths and settings (deep networks one) and one seed.
+
+    Args:
+        scale: The scale.
+        config: The run, without scheme, width, learning rate, damping and seed.
+        scheme: The scheme, or several, as in "mup/rescaled:1,0".
+        widths: The widths.
+        lr: The learning rates.
+        damping: Factors on each scheme's damping.
+        seeds: The number of seeds.
+        metric: The metric by which the best setting is chosen.
+
+    Returns:
+        The part.
+
+    Example:
+        >>> config = setting(Scale.SMALL, model="mlp", method="kfac")
+        >>> study(Scale.SMALL, config, "mup", widths=(64, 128), lr=powers(-4, -1), seeds=2).total
+        16
+    """
     if scale is Scale.SMOKE:
-        few = 1 if config.model in DEEP else 2
+        few = 1 if config.model in DEEP_MODELS else 2
         widths, lr, damping, seeds = widths[:few], _few(lr, few), _few(damping, few), 1
     schemes = (scheme,) if isinstance(scheme, str) else scheme
     return Design(config, tuple(widths), schemes, tuple(lr), tuple(damping), tuple(range(seeds)), None, metric)
 
 
 def _few(values: tuple[float, ...], few: int) -> tuple[float, ...]:
-    """The first and the middle one."""
+    """Returns the first and the middle value."""
     return (values[0], values[len(values) // 2])[: min(few, len(values))]

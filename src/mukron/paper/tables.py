@@ -1,4 +1,4 @@
-"""The two tables of exponents. Theory alone: exact at every scale."""
+"""The recipes of the two tables of exponents, which run nothing: theory is exact at every scale."""
 
 from __future__ import annotations
 
@@ -6,19 +6,20 @@ from collections.abc import Mapping
 from fractions import Fraction
 
 from mukron.paper import drawing
-from mukron.paper.claims import Check
+from mukron.paper.claims import ClaimCheck
 from mukron.paper.recipe import FAILS, HOLDS, Claim, Evidence, Experiment, Finding, Scale, recipe
 from mukron.table import Table
 from mukron.theory import NTK, SP, Role, Scheme, get_method, get_scheme, solve
 
-Printed = Mapping[str, tuple[str, str, str]]  # by method: (b, c) of input, output and hidden weights, as printed
+# By method, (b, c) of input, output and hidden weights as the paper prints them.
+Printed = Mapping[str, tuple[str, str, str]]
 ROLES = {"input weights and biases": Role.INPUT, "output weights": Role.OUTPUT, "hidden weights": Role.HIDDEN}
-MUP: Printed = {
+PRINTED_MUP: Printed = {
     "sgd": ("0, -1", "1, 1", "1/2, 0"),
     "shampoo": ("0, -1/2", "1, 1/2", "1/2, 0"),
     "kfac": ("0, 0", "1, 0", "1/2, 0"),
 }
-LAZY: Printed = {
+PRINTED_LAZY: Printed = {
     "sgd": ("0, 0", "1/2, 1", "1/2, 1"),
     "shampoo": ("0, 0", "1/2, 1/2", "1/2, 1/2"),
     "kfac": ("0, 0", "1/2, 0", "1/2, 0"),
@@ -26,23 +27,40 @@ LAZY: Printed = {
 }
 
 
-def solved(method: str, scheme: Scheme) -> tuple[tuple[Fraction, Fraction], ...]:
+def solved_exponents(method: str, scheme: Scheme) -> tuple[tuple[Fraction, Fraction], ...]:
+    """Returns the exponents (b, c) of input, output and hidden weights that theory derives.
+
+    Args:
+        method: The method's name.
+        scheme: The parametrization.
+
+    Returns:
+        The pairs in the order of ``ROLES``.
+
+    Example:
+        >>> solved_exponents("kfac", SP)[0]
+        (Fraction(0, 1), Fraction(0, 1))
+    """
     exponents = solve(get_method(method), scheme)
     return tuple((exponents[role].b, exponents[role].c.total) for role in ROLES.values())
 
 
-def same(scheme: Scheme, printed: Printed) -> Check:
-    """Every (b, c) that the theory's conditions give is the one in the paper."""
+def matches_printed(scheme: Scheme, printed: Printed) -> ClaimCheck:
+    """Checks that the exponents (b, c) that theory derives are those that the paper prints."""
 
     def check(evidence: Evidence) -> Finding:
-        wrong = [method for method, cells in printed.items() if solved(method, scheme) != tuple(map(_pair, cells))]
-        said = f"{len(printed) - len(wrong)} of {len(printed)} methods as printed"
-        return Finding(FAILS if wrong else HOLDS, said + (f"; others: {', '.join(wrong)}" if wrong else ""))
+        wrong = [
+            method
+            for method, cells in printed.items()
+            if solved_exponents(method, scheme) != tuple(map(_exponents, cells))
+        ]
+        summary = f"{len(printed) - len(wrong)} of {len(printed)} methods as printed"
+        return Finding(FAILS if wrong else HOLDS, summary + (f"; others: {', '.join(wrong)}" if wrong else ""))
 
     return check
 
 
-def _pair(text: str) -> tuple[Fraction, Fraction]:
+def _exponents(text: str) -> tuple[Fraction, Fraction]:
     b, c = text.split(",")
     return Fraction(b.strip()), Fraction(c.strip())
 
@@ -50,7 +68,7 @@ def _pair(text: str) -> tuple[Fraction, Fraction]:
 def _table(title: str, scheme: Scheme, printed: Printed) -> Table:
     rows = []
     for method in printed:
-        cells = [f"b = {b}, c = {c}" for b, c in solved(method, scheme)]
+        cells = [f"b = {b}, c = {c}" for b, c in solved_exponents(method, scheme)]
         rows.append((get_method(method).title, *cells))
     return Table(title, ("method", *ROLES), tuple(rows), ("initial std ~ M^-b, learning rate ~ M^-c",))
 
@@ -59,21 +77,31 @@ def _table(title: str, scheme: Scheme, printed: Printed) -> Table:
 def abc(scale: Scale) -> Experiment:
     mup = get_scheme("mup")
     claims = [
-        Claim("The conditions of muP give these exponents for SGD, Shampoo and K-FAC.", same(mup, MUP), "the table"),
+        Claim(
+            "The conditions of muP give these exponents for SGD, Shampoo and K-FAC.",
+            matches_printed(mup, PRINTED_MUP),
+            "the table",
+        ),
         Claim(
             "SP: b = 0 for input weights, 1/2 for the others, c = 0.",
-            same(SP, {"kfac": ("0, 0", "1/2, 0", "1/2, 0")}),
+            matches_printed(SP, {"kfac": ("0, 0", "1/2, 0", "1/2, 0")}),
             "the table",
         ),
     ]
-    return Experiment({}, claims, drawing.table(lambda evidence: _table("muP", mup, MUP)))
+    return Experiment({}, claims, drawing.table(lambda evidence: _table("muP", mup, PRINTED_MUP)))
 
 
 @recipe("abc-parametrization-lazy", "Appendix I, table", "Lazy parametrization for SGD, K-FAC, FOOF and Shampoo")
 def lazy(scale: Scale) -> Experiment:
-    claims = [Claim("The uniform parametrization at r = 1/2 has these exponents.", same(NTK, LAZY), "the table")]
+    claims = [
+        Claim(
+            "The uniform parametrization at r = 1/2 has these exponents.",
+            matches_printed(NTK, PRINTED_LAZY),
+            "the table",
+        )
+    ]
     choices = (
         "The paper prints the term with e_B in the conditions for general r with the other sign; at r = 1/2, which is "
         "this table, both agree.",
     )
-    return Experiment({}, claims, drawing.table(lambda evidence: _table("lazy, r = 1/2", NTK, LAZY)), choices)
+    return Experiment({}, claims, drawing.table(lambda evidence: _table("lazy, r = 1/2", NTK, PRINTED_LAZY)), choices)

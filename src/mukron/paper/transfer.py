@@ -9,7 +9,7 @@ from typing import Any
 
 from mukron.paper import drawing
 from mukron.paper.claims import (
-    Of,
+    BestOf,
     beats,
     beats_everywhere,
     moves,
@@ -28,7 +28,7 @@ from mukron.paper.settings import (
     GRID,
     MOMENTUM,
     NORMAL,
-    SAMPLES,
+    PAPER_SAMPLES,
     SEEDS,
     TORCHS,
     WEIGHTS,
@@ -57,7 +57,7 @@ class Network:
 
     def config(self, scale: Scale, **fields: Any) -> Any:
         epochs = self.fields["epochs"]
-        common = {"samples": SAMPLES, "loss": "mse", "momentum": 0.9, "evaluate_every": max(1, epochs // 2)}
+        common = {"samples": PAPER_SAMPLES, "loss": "mse", "momentum": 0.9, "evaluate_every": max(1, epochs // 2)}
         made = setting(scale, **{**common, **self.fields, **fields})
         if scale is Scale.SMALL and self.fields["model"] != "mlp":
             made = made.replace(samples=256, test_samples=1000, epochs=5, evaluate_every=5)
@@ -210,7 +210,7 @@ def other_weights(scale: Scale) -> Experiment:
         "In SP it is lower for a fixed learning rate, the narrowest's best.": wider_is_worse_there(sp),
         "In muP the best learning rate stays.": stays(mup),
         "In muP wider is better.": wider_is_better(mup),
-        "At the widest muP is better than SP.": beats(Of(mup), Of(sp)),
+        "At the widest muP is better than SP.": beats(BestOf(mup), BestOf(sp)),
     }
     tried = "Normal initial weights of variance 1 / fan-in, which all of this holds for: zero-transfer."
     claims = [Claim(text, check, tried=tried) for text, check in checks.items()]
@@ -303,7 +303,7 @@ def shampoo(
         Claim("In muP wider is better.", wider_is_better(f"{name}, muP")),
         Claim(
             "At the widest muP is at least as good as SP.",
-            beats(Of(f"{name}, muP"), Of(f"{name}, SP"), or_equals=True),
+            beats(BestOf(f"{name}, muP"), BestOf(f"{name}, SP"), or_equals=True),
         ),
     ]
     choices = (
@@ -354,7 +354,9 @@ def foof(scale: Scale) -> Experiment:
         for name, *_ in rows
         for claim in (
             Claim(f"{name}: in muP the best learning rate stays.", stays(f"{name}, muP")),
-            Claim(f"{name}: at the widest muP is better than SP.", beats(Of(f"{name}, muP"), Of(f"{name}, SP"))),
+            Claim(
+                f"{name}: at the widest muP is better than SP.", beats(BestOf(f"{name}, muP"), BestOf(f"{name}, SP"))
+            ),
         )
     ]
     choices = ("Damping: not given; the rescaled rule with 1.", *MLP.choices, *CHOICES)
@@ -381,7 +383,7 @@ def uniform(scale: Scale) -> Experiment:
     ] + [
         Claim(
             f"{method}: at the widest UP is worse than muP.",
-            beats(Of(f"MLP, {method}, muP"), Of(f"MLP, {method}, UP")),
+            beats(BestOf(f"MLP, {method}, muP"), BestOf(f"MLP, {method}, UP")),
         )
         for method in ("SGD", "K-FAC")
     ]
@@ -401,7 +403,9 @@ def gauss_newton(scale: Scale) -> Experiment:
     claims = [
         Claim("In muP the best learning rate stays.", stays("MLP, muP")),
         Claim("In muP wider is better.", wider_is_better("MLP, muP")),
-        Claim("At the widest muP is at least as good as SP.", beats(Of("MLP, muP"), Of("MLP, SP"), or_equals=True)),
+        Claim(
+            "At the widest muP is at least as good as SP.", beats(BestOf("MLP, muP"), BestOf("MLP, SP"), or_equals=True)
+        ),
     ]
     choices = (
         "The paper has no experiment: 128 samples of MNIST, 20 epochs, full batch; mukron's own damping.",

@@ -1,4 +1,4 @@
-"""Wide convolutional networks trained long: accuracies, curves, distances."""
+"""The recipes of wide convolutional networks trained to the end: accuracies, training curves, distances."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from statistics import fmean
 from typing import Any
 
 from mukron.paper import drawing
-from mukron.paper.claims import Check, Of, beats, differ, wider_is_better, wider_throughout
+from mukron.paper.claims import BestOf, ClaimCheck, beats, differ, wider_is_better, wider_throughout
 from mukron.paper.drawing import Panel, WidthLine, WidthPanel
 from mukron.paper.recipe import FAILS, HOLDS, IN_PART, UNTOLD, Claim, Evidence, Experiment, Finding, Part, Scale, recipe
 from mukron.paper.settings import BASE, FLOOR, MOMENTUM, heuristic, rescaled, roots, setting, study
 from mukron.paper.transfer import IMAGENET, imagenet
 from mukron.study.design import Design
 
-WIDTHS = (1.0, 2.0, 4.0, 8.0, 16.0)
-CHOICES = (
+CIFAR_WIDTHS = (1.0, 2.0, 4.0, 8.0, 16.0)
+CIFAR_CHOICES = (
     "The original network is width 4; width 1 is the base width.",
     "Batch size and schedule: not given; 128 and cosine, as in the code that the paper names for CIFAR.",
     "tau is not defined in the paper; 0.5 is read as the weight of the newest batch in the average of the factors.",
@@ -24,43 +24,45 @@ CHOICES = (
     "Weight decay: not given; 0.0005, as in the code that the paper names for CIFAR.",
     *(MOMENTUM, BASE, FLOOR),
 )
-Numbers = Mapping[float, float]
+ByWidth = Mapping[float, float]
 
 
 def cifar(scale: Scale, model: str, data: str, method: str, **fields: Any) -> Any:
+    """Returns the configuration of a network on CIFAR."""
     options = {"memory": "ema:0.5", "factor_every": 20, "inverse_every": 20}
     if method == "shampoo":
         options |= {"inverse_every": 100, "solver": roots(scale)}
-    made = setting(
+    config = setting(
         scale,
         **{"model": model, "data": data, "loss": "cross-entropy", "label_smoothing": 0.1, "method": method},
         **{"augment": ("crop", "flip", "autoaugment", "cutout"), "batch": 128, "epochs": 300, "schedule": "cosine"},
         **{"momentum": 0.9, "weight_decay": 5e-4},
         **{"method_options": options, "dtype": "tf32" if method == "kfac" else "float32", **fields},
     )
-    return made.replace(samples=512, test_samples=500, epochs=3) if scale is Scale.SMALL else made
+    return config.replace(samples=512, test_samples=500, epochs=3) if scale is Scale.SMALL else config
 
 
 def schemes(method: str, rho: float = 10.0) -> dict[str, str]:
+    """Returns SP and muP with the method's damping."""
     if method == "kfac":
         return {"SP": f"sp/{heuristic(rho)}", "muP": f"mup/{rescaled(rho)}"}
     return {"SP": "sp/max-eigenvalue:0.001", "muP": "mup/max-eigenvalue:0.001"}
 
 
-TITLES = {"kfac": "K-FAC", "shampoo": "Shampoo"}
+METHOD_TITLES = {"kfac": "K-FAC", "shampoo": "Shampoo"}
 
 
-def both(
+def sp_and_mup(
     scale: Scale,
     model: str,
     data: str,
     method: str,
     lr: float,
     seeds: int = 1,
-    widths: tuple[float, ...] = WIDTHS,
+    widths: tuple[float, ...] = CIFAR_WIDTHS,
     **fields: Any,
 ) -> dict[str, Design]:
-    """SP and muP at one learning rate over widths."""
+    """Returns the studies of SP and muP at one learning rate over widths."""
     sizes = scale.choose((1.0, 2.0), (1.0, 2.0), widths)
     config = cifar(scale, model, data, method, **fields)
     return {
@@ -69,53 +71,72 @@ def both(
     }
 
 
-def plus(sp: tuple[float, ...], more: tuple[float, ...]) -> tuple[Numbers, Numbers]:
-    """The paper prints SP, and muP as a difference."""
-    there = dict(zip(WIDTHS, sp, strict=False))
+def printed_accuracies(sp: tuple[float, ...], gains: tuple[float, ...]) -> tuple[ByWidth, ByWidth]:
+    """Returns the accuracies by width of SP and muP, from the percentages and gains that the paper prints.
+
+    Args:
+        sp: The percentages of SP at ``CIFAR_WIDTHS``.
+        gains: The gains of muP over SP, in percentage points.
+
+    Returns:
+        The accuracies of SP and of muP by width.
+
+    Example:
+        >>> printed_accuracies((50.0,), (1.0,))
+        ({1.0: 0.5}, {1.0: 0.51})
+    """
+    sp_percent = dict(zip(CIFAR_WIDTHS, sp, strict=False))
     return (
-        {width: value / 100 for width, value in there.items()},
-        {width: (value + gain) / 100 for (width, value), gain in zip(there.items(), more, strict=True)},
+        {width: value / 100 for width, value in sp_percent.items()},
+        {width: (value + gain) / 100 for (width, value), gain in zip(sp_percent.items(), gains, strict=True)},
     )
 
 
-def mup_wins(sp: str, mup: str) -> Check:
-    """At the widest of the widths; and at how many of all, in words."""
+def mup_wins(sp: str, mup: str) -> ClaimCheck:
+    """Checks that muP is better than SP at the widest; the finding says at how many widths it is."""
 
     def check(evidence: Evidence) -> Finding:
         widths = evidence.study(mup).widths
-        better, said = 0, []
+        better, differences = 0, []
         for width in widths:
-            a, b = (Of(part, width).value(evidence) for part in (mup, sp))
+            a, b = (BestOf(part, width).value(evidence) for part in (mup, sp))
             better += differ(a, b) == "above"
-            said.append(f"{100 * (a.mean - b.mean):+.2f} at {width:g}")
-        widest = beats(Of(mup, widths[-1]), Of(sp, widths[-1]))(evidence)
-        counted = f"better at {better} of {len(widths)} widths"
-        return Finding(widest.verdict, f"muP against SP, points: {', '.join(said)}; {counted}; {widest.measured}")
+            differences.append(f"{100 * (a.mean - b.mean):+.2f} at {width:g}")
+        widest = beats(BestOf(mup, widths[-1]), BestOf(sp, widths[-1]))(evidence)
+        summary = f"better at {better} of {len(widths)} widths"
+        return Finding(
+            widest.verdict, f"muP against SP, points: {', '.join(differences)}; {summary}; {widest.measured}"
+        )
 
     return check
 
 
-RESNET18 = {
-    "kfac": plus((66.81, 72.16, 74.38, 74.96, 74.26), (0.23, 0.28, 0.88, 1.98, 4.00)),
-    "shampoo": plus((66.42, 69.99, 73.85, 76.11, 77.91), (0.03, 0.22, 0.42, 1.04, 0.61)),
+RESNET18_ACCURACIES = {
+    "kfac": printed_accuracies((66.81, 72.16, 74.38, 74.96, 74.26), (0.23, 0.28, 0.88, 1.98, 4.00)),
+    "shampoo": printed_accuracies((66.42, 69.99, 73.85, 76.11, 77.91), (0.03, 0.22, 0.42, 1.04, 0.61)),
 }
-VGG19 = {
-    "kfac": plus((64.96, 72.08, 76.38, 78.27), (0.31, 0.65, 0.22, 0.31)),
-    "shampoo": plus((63.86, 70.55, 74.61, 76.83, 78.11), (-0.28, -0.66, 0.80, 0.65, 0.56)),
+VGG19_ACCURACIES = {
+    "kfac": printed_accuracies((64.96, 72.08, 76.38, 78.27), (0.31, 0.65, 0.22, 0.31)),
+    "shampoo": printed_accuracies((63.86, 70.55, 74.61, 76.83, 78.11), (-0.28, -0.66, 0.80, 0.65, 0.56)),
 }
-LR = {("vgg19", "cifar100", "kfac"): 0.01, ("resnet18", "cifar100", "shampoo"): 0.001}  # appendix B; others 0.003
+CIFAR_RATES = {  # appendix B; all others are 0.003
+    ("vgg19", "cifar100", "kfac"): 0.01,
+    ("resnet18", "cifar100", "shampoo"): 0.001,
+}
 
-OWN: Mapping[tuple[str, str], dict[str, Any]] = {("resnet50", "kfac"): {"model_options": {"output": 1 / 16}}}  # G.1
+EXTRA_FIELDS: Mapping[tuple[str, str], dict[str, Any]] = {  # appendix G.1
+    ("resnet50", "kfac"): {"model_options": {"output": 1 / 16}}
+}
 
 
 @recipe("training_curve-right", "Figure 4, right", "ResNet-18 on CIFAR-100 with K-FAC over widths")
 def training_curve(scale: Scale) -> Experiment:
-    parts: dict[str, Part] = {**both(scale, "resnet18", "cifar100", "kfac", 0.003)}
+    parts: dict[str, Part] = {**sp_and_mup(scale, "resnet18", "cifar100", "kfac", 0.003)}
     claims = [
         Claim("In muP wider networks match or outperform narrower ones.", wider_is_better("muP", metric="test_loss")),
         Claim(
             "At the widest muP has the lower test loss.",
-            beats(Of("muP", metric="test_loss"), Of("SP", metric="test_loss")),
+            beats(BestOf("muP", metric="test_loss"), BestOf("SP", metric="test_loss")),
         ),
         Claim("In muP the training loss is lower the wider, throughout.", wider_throughout("muP", "train_loss")),
     ]
@@ -123,23 +144,32 @@ def training_curve(scale: Scale) -> Experiment:
         [Panel(f"{title}: test loss", title, quantity="test_loss") for title in parts],
         [Panel(f"{title}: training loss", title, quantity="train_loss") for title in parts],
     ]
-    return Experiment(parts, claims, drawing.over_epochs(rows), CHOICES)
+    return Experiment(parts, claims, drawing.over_epochs(rows), CIFAR_CHOICES)
 
 
 def accuracies(
-    scale: Scale, wanted: Mapping[tuple[str, str, str], Mapping[str, tuple[Numbers, Numbers]]], seeds: int = 1
+    scale: Scale, tables: Mapping[tuple[str, str, str], Mapping[str, tuple[ByWidth, ByWidth]]], seeds: int = 1
 ) -> Experiment:
-    """SP and muP over widths, beside the paper's numbers: by network and data, then by method."""
+    """Returns an experiment on SP and muP over widths, next to the accuracies that the paper prints.
+
+    Args:
+        scale: The scale.
+        tables: By title, model and data, then by method: the accuracies of SP and muP by width.
+        seeds: The number of seeds at the paper's scale.
+
+    Returns:
+        The experiment.
+    """
     parts: dict[str, Part] = {}
     claims: list[Claim] = []
     panels = []
-    for (title, model, data), methods in wanted.items():
+    for (title, model, data), methods in tables.items():
         for method, printed in methods.items():
             widths = tuple(printed[0])
-            lr, own = LR.get((model, data, method), 0.003), OWN.get((model, method), {})
-            made = both(scale, model, data, method, lr, seeds, widths, **own)
-            name = f"{title}, {TITLES[method]}"
-            parts.update({f"{name}, {scheme}": each for scheme, each in made.items()})
+            lr, extra = CIFAR_RATES.get((model, data, method), 0.003), EXTRA_FIELDS.get((model, method), {})
+            designs = sp_and_mup(scale, model, data, method, lr, seeds, widths, **extra)
+            name = f"{title}, {METHOD_TITLES[method]}"
+            parts.update({f"{name}, {scheme}": design for scheme, design in designs.items()})
             sp, mup = f"{name}, SP", f"{name}, muP"
             last = widths[-1]
             claims.append(
@@ -151,23 +181,23 @@ def accuracies(
             )
             lines = [WidthLine("SP", sp, None, printed[0]), WidthLine("muP", mup, None, printed[1])]
             panels.append(WidthPanel(name, lines))
-    return Experiment(parts, claims, drawing.against_width(panels), CHOICES)
+    return Experiment(parts, claims, drawing.best_over_width(panels), CIFAR_CHOICES)
 
 
 @recipe("resnet-val-acc", "Table 3", "Test accuracies with different widths: ResNet-18 on CIFAR-100")
-def table(scale: Scale) -> Experiment:
-    return accuracies(scale, {("ResNet-18", "resnet18", "cifar100"): RESNET18})
+def resnet18_table(scale: Scale) -> Experiment:
+    return accuracies(scale, {("ResNet-18", "resnet18", "cifar100"): RESNET18_ACCURACIES})
 
 
 @recipe("resnet-val-acc-vgg19", "Table 3", "Test accuracies with different widths: VGG-19 on CIFAR-100")
-def table_vgg(scale: Scale) -> Experiment:
-    return accuracies(scale, {("VGG-19", "vgg19", "cifar100"): VGG19})
+def vgg19_table(scale: Scale) -> Experiment:
+    return accuracies(scale, {("VGG-19", "vgg19", "cifar100"): VGG19_ACCURACIES})
 
 
 @recipe("resnet-val-acc-imagenet", "Table 3", "Test accuracies with different widths: ResNet-50 on ImageNet")
-def table_imagenet(scale: Scale) -> Experiment:
-    printed = plus((61.94, 62.00, 75.64, 78.63), (0.17, 0.12, 0.26, 0.13))
-    sizes = scale.choose((1.0, 2.0), (1.0, 2.0), WIDTHS[:4])
+def imagenet_table(scale: Scale) -> Experiment:
+    printed = printed_accuracies((61.94, 62.00, 75.64, 78.63), (0.17, 0.12, 0.26, 0.13))
+    sizes = scale.choose((1.0, 2.0), (1.0, 2.0), CIFAR_WIDTHS[:4])
     config = imagenet(scale)
     parts: dict[str, Part] = {
         title: study(scale, config, scheme, widths=sizes, lr=(0.2,), seeds=1)
@@ -175,58 +205,58 @@ def table_imagenet(scale: Scale) -> Experiment:
     }
     claims = [Claim("muP has the higher accuracy at large widths.", mup_wins("SP", "muP"), "78.76 against 78.63 at 8")]
     lines = [WidthLine(title, title, None, paper) for title, paper in zip(parts, printed, strict=True)]
-    return Experiment(parts, claims, drawing.against_width([WidthPanel("ResNet-50, K-FAC", lines)]), IMAGENET)
+    return Experiment(parts, claims, drawing.best_over_width([WidthPanel("ResNet-50, K-FAC", lines)]), IMAGENET)
 
 
-CIFAR10 = {
-    "kfac": plus((91.97, 94.32, 95.57, 95.73, 95.31), (0.00, 0.03, 0.14, 0.44, 0.72)),
-    "shampoo": plus((91.57, 93.95, 95.56, 96.09, 96.49), (-0.14, 0.05, -0.10, -0.04, 0.24)),
+CIFAR10_ACCURACIES = {
+    "kfac": printed_accuracies((91.97, 94.32, 95.57, 95.73, 95.31), (0.00, 0.03, 0.14, 0.44, 0.72)),
+    "shampoo": printed_accuracies((91.57, 93.95, 95.56, 96.09, 96.49), (-0.14, 0.05, -0.10, -0.04, 0.24)),
 }
-RESNET50 = {
-    "kfac": plus((72.28, 74.30, 73.79, 68.56), (1.93, 3.23, 5.91, 12.09)),
-    "shampoo": plus((69.20, 73.05, 76.57, 78.08), (-0.02, 0.20, 0.31, 1.74)),
+RESNET50_ACCURACIES = {
+    "kfac": printed_accuracies((72.28, 74.30, 73.79, 68.56), (1.93, 3.23, 5.91, 12.09)),
+    "shampoo": printed_accuracies((69.20, 73.05, 76.57, 78.08), (-0.02, 0.20, 0.31, 1.74)),
 }
-ERROR_BARS = {
+RESNET18_MEANS = {
     "kfac": (
-        dict(zip(WIDTHS, (0.6702, 0.7188, 0.7409, 0.7490, 0.7429), strict=True)),
-        dict(zip(WIDTHS, (0.6700, 0.7231, 0.7506, 0.7692, 0.7812), strict=True)),
+        dict(zip(CIFAR_WIDTHS, (0.6702, 0.7188, 0.7409, 0.7490, 0.7429), strict=True)),
+        dict(zip(CIFAR_WIDTHS, (0.6700, 0.7231, 0.7506, 0.7692, 0.7812), strict=True)),
     ),
     "shampoo": (
-        dict(zip(WIDTHS, (0.6701, 0.7083, 0.7380, 0.7623, 0.7805), strict=True)),
-        dict(zip(WIDTHS, (0.6699, 0.7168, 0.7528, 0.7839, 0.8024), strict=True)),
+        dict(zip(CIFAR_WIDTHS, (0.6701, 0.7083, 0.7380, 0.7623, 0.7805), strict=True)),
+        dict(zip(CIFAR_WIDTHS, (0.6699, 0.7168, 0.7528, 0.7839, 0.8024), strict=True)),
     ),
 }
-ERROR_BARS_VGG = {
+VGG19_MEANS = {
     "shampoo": (
-        dict(zip(WIDTHS, (0.6330, 0.7010, 0.7465, 0.7651, 0.7789), strict=True)),
-        dict(zip(WIDTHS, (0.6301, 0.7021, 0.7504, 0.7730, 0.7835), strict=True)),
+        dict(zip(CIFAR_WIDTHS, (0.6330, 0.7010, 0.7465, 0.7651, 0.7789), strict=True)),
+        dict(zip(CIFAR_WIDTHS, (0.6301, 0.7021, 0.7504, 0.7730, 0.7835), strict=True)),
     )
 }
 
 
 @recipe("resnet18-kfac-val-acc", "Appendix G.1, table", "Test accuracies of ResNet-18 on CIFAR-10")
 def cifar10(scale: Scale) -> Experiment:
-    return accuracies(scale, {("ResNet-18", "resnet18", "cifar10"): CIFAR10})
+    return accuracies(scale, {("ResNet-18", "resnet18", "cifar10"): CIFAR10_ACCURACIES})
 
 
 @recipe("resnet50-kfac-val-acc", "Appendix G.1, table", "Test accuracies of ResNet-50 on CIFAR-100")
 def resnet50(scale: Scale) -> Experiment:
-    return accuracies(scale, {("ResNet-50", "resnet50", "cifar100"): RESNET50})
+    return accuracies(scale, {("ResNet-50", "resnet50", "cifar100"): RESNET50_ACCURACIES})
 
 
 @recipe("resnet-val-acc-err", "Appendix G.2, table", "Test accuracies with error bars")
 def error_bars(scale: Scale) -> Experiment:
-    wanted = {("VGG-19", "vgg19", "cifar100"): ERROR_BARS_VGG, ("ResNet-18", "resnet18", "cifar100"): ERROR_BARS}
-    return accuracies(scale, wanted, seeds=5)
+    tables = {("VGG-19", "vgg19", "cifar100"): VGG19_MEANS, ("ResNet-18", "resnet18", "cifar100"): RESNET18_MEANS}
+    return accuracies(scale, tables, seeds=5)
 
 
 @recipe("distance-from-initial-weight", "Appendix G.3, figure", "Distance from the initial weights in the first epochs")
-def distance(scale: Scale) -> Experiment:
+def early_training_distance(scale: Scale) -> Experiment:
     parts: dict[str, Part] = {}
     for title, model, lr in (("VGG-19", "vgg19", 0.01), ("ResNet-50", "resnet50", 0.003)):
-        own = OWN.get((model, "kfac"), {})
-        made = both(scale, model, "cifar100", "kfac", lr, 1, WIDTHS[:4], record=("distance",), **own)
-        parts.update({f"{title}, {scheme}": each for scheme, each in made.items()})
+        extra = EXTRA_FIELDS.get((model, "kfac"), {})
+        designs = sp_and_mup(scale, model, "cifar100", "kfac", lr, 1, CIFAR_WIDTHS[:4], record=("distance",), **extra)
+        parts.update({f"{title}, {scheme}": design for scheme, design in designs.items()})
     claims = [
         Claim(
             f"{title}: early in training SP's weights move less the wider they are, muP's do not.",
@@ -238,11 +268,11 @@ def distance(scale: Scale) -> Experiment:
         [Panel(name, name, quantity="distance/") for name in parts if name.startswith(title)]
         for title in ("VGG-19", "ResNet-50")
     ]
-    return Experiment(parts, claims, drawing.over_epochs(rows, label="|dW| / |W|, mean over layers"), CHOICES)
+    return Experiment(parts, claims, drawing.over_epochs(rows, label="|dW| / |W|, mean over layers"), CIFAR_CHOICES)
 
 
-def early_distance(title: str) -> Check:
-    """After the first epoch: the widest's mean distance over the narrowest's, in SP and in muP."""
+def early_distance(title: str) -> ClaimCheck:
+    """Checks the distance from initialization after one epoch: it falls with the width in SP and not in muP."""
 
     def check(evidence: Evidence) -> Finding:
         ratios = {}
@@ -250,15 +280,15 @@ def early_distance(title: str) -> Check:
             record = evidence.study(f"{title}, {scheme}")
             means = {}
             for result in record.results:
-                first = next((row for row in result.rows if row["epoch"] == 1), {})
-                if values := [value for name, value in first.items() if name.startswith("distance/") and value]:
+                first_epoch = next((row for row in result.rows if row["epoch"] == 1), {})
+                if values := [value for name, value in first_epoch.items() if name.startswith("distance/") and value]:
                     means[result.point.width] = fmean(values)
             if len(means) < 2:
                 return Finding(UNTOLD, f"{title}: too little was run")
             ratios[scheme] = means[max(means)] / means[min(means)]
-        said = ", ".join(f"{scheme} {ratio:.2f}" for scheme, ratio in ratios.items())
-        right = [ratios["SP"] < 0.7, ratios["muP"] >= 0.9]
-        verdict = HOLDS if all(right) else IN_PART if any(right) else FAILS
-        return Finding(verdict, f"{title}: distance after one epoch, widest over narrowest: {said}")
+        measured = ", ".join(f"{scheme} {ratio:.2f}" for scheme, ratio in ratios.items())
+        conditions = [ratios["SP"] < 0.7, ratios["muP"] >= 0.9]
+        verdict = HOLDS if all(conditions) else IN_PART if any(conditions) else FAILS
+        return Finding(verdict, f"{title}: distance after one epoch, widest over narrowest: {measured}")
 
     return check

@@ -16,7 +16,7 @@ from mukron.study.errors import StudyError
 from mukron.theory import get_scheme
 from mukron.train import RunConfig, records
 from mukron.train.config import FIRST_ORDER
-from mukron.train.records import Row
+from mukron.train.records import EpochRow
 
 FINISHED, DIVERGED, PRUNED = records.FINISHED, records.DIVERGED, "pruned"
 
@@ -46,7 +46,7 @@ class Result:
 
     point: Point
     status: str  # "finished", "diverged" or "pruned" (given up, as it fell behind)
-    rows: Sequence[Row] = ()  # its epochs, as ``mukron.train.Run`` has them
+    rows: Sequence[EpochRow] = ()  # its epochs, as ``mukron.train.Run`` has them
     reason: str = ""  # why it did not finish
     seconds: float = 0.0
 

@@ -28,7 +28,7 @@ from typing import Any, ParamSpec, TypeVar
 from mukron.study.errors import StudyError
 from mukron.study.points import FINISHED, Point, Result, lowest_is_best
 from mukron.train import RunConfig, records
-from mukron.train.records import Row
+from mukron.train.records import EpochRow
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -247,7 +247,7 @@ class Store:
         """Whether the study's pruner would give it up."""
         return bool(claim.trial.should_prune())
 
-    def end(self, claim: Claim, status: str, rows: Sequence[Row], reason: str, seconds: float) -> None:
+    def end(self, claim: Claim, status: str, rows: Sequence[EpochRow], reason: str, seconds: float) -> None:
         """Write down what became of it. A run that diverged has no value, which Optuna calls pruned."""
         states = _optuna().trial.TrialState
         result = {"status": status, "reason": reason, "seconds": seconds, "rows": [dict(row) for row in rows]}

@@ -29,7 +29,7 @@ from mukron.study.points import DIVERGED, PRUNED, Point
 from mukron.study.search import pruner
 from mukron.study.store import ENDED, INTERRUPTED, RUNNING, Claim, Entry, Store
 from mukron.train import Progress, Run, StackProgress, dataset_of, stack_size, train, train_stack
-from mukron.train.records import Row
+from mukron.train.records import EpochRow
 
 IDLE = 0.5  # seconds between two looks at the storage
 FEW = 3  # trials that do not tell how long the others take
@@ -177,7 +177,7 @@ def _train_one(
 ) -> str:
     config = claim.point.config(job.design.config)
     prune = job.design.search is not None and job.design.search.pruner != "none"
-    rows: list[Row] = []
+    rows: list[EpochRow] = []
     began = told = time.monotonic()
     heard = False
 

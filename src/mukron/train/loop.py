@@ -37,10 +37,10 @@ from mukron.train.randomness import (
     restore_random_states,
     seed_for,
 )
-from mukron.train.records import DIVERGED, FINISHED, INTERRUPTED, Folder, Row, Run, finite
+from mukron.train.records import DIVERGED, FINISHED, INTERRUPTED, EpochRow, Run, RunFolder, finite
 from mukron.train.schedules import Schedule
 from mukron.train.surroundings import interruptible, precision, repeatable, tensorboard_writer
-from mukron.train.words import Words
+from mukron.train.word_probe import WordProbe
 
 PROBED = 64  # samples that probes see
 EVALUATED = 1024  # samples at a time
@@ -59,7 +59,7 @@ class Progress:
     loss: float  # of the epoch so far
     accuracy: float
     seconds_left: float
-    row: Row | None = None
+    row: EpochRow | None = None
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class State:
     first_loss: float | None = None
     skipped_in_a_row: int = 0
     seconds: float = 0.0
-    rows: list[Row] = field(default_factory=list)
+    rows: list[EpochRow] = field(default_factory=list)
 
 
 def train(
@@ -123,7 +123,7 @@ def train(
         raise RunError("tensorboard=True needs a folder to write to")
     if checkpoint_every < 1:
         raise RunError(f"checkpoint_every counts epochs: at least 1, got {checkpoint_every}")
-    files = None if folder is None else Folder(folder)
+    files = None if folder is None else RunFolder(folder)
     with ExitStack() as stack:
         if files is not None:
             stack.enter_context(files.locked())
@@ -176,7 +176,7 @@ class Loop:
         self,
         config: RunConfig,
         dataset: Dataset,
-        files: Folder | None,
+        files: RunFolder | None,
         observe: Sequence[Observer],
         progress: Callable[[Progress], None] | None,
         checkpoint_every: int,
@@ -199,7 +199,7 @@ class Loop:
         model, optimizer = self.built.model, self.built.optimizer
         x = self._prepared(self.dataset.train.inputs[:PROBED])
         return {
-            name: Words(model, self.dataset, data_dir) if name == "words" else PROBES[name](model, optimizer, x)
+            name: WordProbe(model, self.dataset, data_dir) if name == "words" else PROBES[name](model, optimizer, x)
             for name in self.config.record
         }
 
@@ -302,10 +302,10 @@ class Loop:
 
     # What is recorded.
 
-    def _row(self) -> Row:
+    def _row(self) -> EpochRow:
         config, state = self.config, self.state
         epoch = state.epoch + 1
-        row: Row = {
+        row: EpochRow = {
             **{"epoch": epoch, "step": state.step, "lr": config.lr * self._factor(state.step - 1)},
             **{"train_loss": state.loss / state.seen, "train_accuracy": state.correct / state.seen},
         }
@@ -338,7 +338,7 @@ class Loop:
     def _tick(self) -> None:
         self.state.seconds = self.seconds_before + time.perf_counter() - self.started
 
-    def _report(self, row: Row | None = None) -> None:
+    def _report(self, row: EpochRow | None = None) -> None:
         if self.progress is None:
             return
         state, steps = self.state, self.config.epochs * self.steps_per_epoch
@@ -350,7 +350,7 @@ class Loop:
             epoch, loss, accuracy = row["epoch"], row["train_loss"], row["train_accuracy"]
         self.progress(Progress(epoch, self.config.epochs, state.step, steps, loss, accuracy, left, row))
 
-    def _write_events(self, row: Row) -> None:
+    def _write_events(self, row: EpochRow) -> None:
         if self.writer is not None:
             for name, value in row.items():
                 if name not in ("epoch", "step") and value is not None:

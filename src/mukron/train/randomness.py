@@ -1,4 +1,4 @@
-"""Random numbers that a run owns: seeds of its own, and streams that can be saved, restored and given back."""
+"""The random numbers of a run: its seeds, and random states that can be saved and restored."""
 
 from __future__ import annotations
 
@@ -10,16 +10,43 @@ from typing import Any
 import numpy as np
 import torch
 
-ORDER, AUGMENTATION = 1, 2  # what a seed is for
+ORDER, AUGMENTATION = 1, 2  # purposes of a seed
 
 
 def seed_for(seed: int, purpose: int, number: int) -> int:
-    """A seed for one epoch or step, from the run's own: no two of them share a stream."""
+    """Derives the seed of one epoch or step, so that no two of them share a random stream.
+
+    Args:
+        seed: The run's seed.
+        purpose: ``ORDER`` of the samples or ``AUGMENTATION``.
+        number: The epoch or step.
+
+    Returns:
+        A seed for a generator.
+
+    Example:
+        >>> seed_for(0, ORDER, 1) == seed_for(0, ORDER, 1), seed_for(0, ORDER, 1) == seed_for(0, ORDER, 2)
+        (True, False)
+    """
     return int(np.random.SeedSequence((seed, purpose, number)).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
 def random_states(device: torch.device) -> dict[str, Any]:
-    """The state of every global generator, as data that ``torch.load(weights_only=True)`` reads."""
+    """Returns the states of the global generators of torch, numpy and Python.
+
+    Args:
+        device: On a GPU, its generator is included.
+
+    Returns:
+        The states as data that ``torch.load(weights_only=True)`` reads.
+
+    Example:
+        >>> states = random_states(torch.device("cpu"))
+        >>> first = torch.rand(1)
+        >>> restore_random_states(states, torch.device("cpu"))
+        >>> bool(torch.rand(1) == first)
+        True
+    """
     kind, keys, *rest = np.random.get_state(legacy=True)
     version, internal, gauss = random.getstate()
     states = {
@@ -31,6 +58,12 @@ def random_states(device: torch.device) -> dict[str, Any]:
 
 
 def restore_random_states(states: Mapping[str, Any], device: torch.device) -> None:
+    """Sets the global generators to the states that ``random_states`` returned.
+
+    Args:
+        states: The states.
+        device: The device they were read for.
+    """
     torch.set_rng_state(states["torch"])
     np.random.set_state(tuple(states["numpy"]))
     version, internal, gauss = states["random"]
@@ -41,7 +74,17 @@ def restore_random_states(states: Mapping[str, Any], device: torch.device) -> No
 
 @contextmanager
 def own_random_numbers(device: torch.device) -> Iterator[None]:
-    """What is drawn in here leaves the streams outside as they were."""
+    """Restores the global generators on exit, so that random numbers drawn inside do not affect the caller.
+
+    Args:
+        device: On a GPU, its generator is restored too.
+
+    Example:
+        >>> with own_random_numbers(torch.device("cpu")):
+        ...     first = torch.rand(1)
+        >>> bool(torch.rand(1) == first)
+        True
+    """
     before = random_states(device)
     try:
         yield

@@ -1,13 +1,13 @@
-"""What a run leaves behind, in memory and in its folder.
+"""The record of a run, in memory and in its folder.
 
-config.json     the run's description
-metrics.jsonl   one line an epoch, written as it ends
-metrics.csv     the same as a table, made anew at every checkpoint
-result.json     how the run ended; not there while it runs
-checkpoint.pt   all that is needed to continue
-tensorboard/    the same numbers for TensorBoard, if asked for
+config.json     the run's configuration
+metrics.jsonl   one line per epoch, written when the epoch ends
+metrics.csv     the same as a table, rewritten at every checkpoint
+result.json     how the run ended; absent while it runs
+checkpoint.pt   everything needed to continue
+tensorboard/    the same numbers for TensorBoard, if requested
 
-``seconds`` is wall-clock time, and the one number that two equal runs do not share.
+``seconds`` is wall-clock time, and the only number in which two equal runs differ.
 """
 
 from __future__ import annotations
@@ -33,36 +33,66 @@ from mukron.train.config import RunConfig
 from mukron.train.errors import RunError, writing
 from mukron.train.schedules import Schedule
 
-KIND, VERSION = "run", 1
+RUN_KIND, RUN_VERSION = "run", 1
 CHECKPOINT_KIND, CHECKPOINT_VERSION = "checkpoint", 1
 VERSIONS = {"mukron": __version__, "torch": str(torch.__version__)}
 FINISHED, DIVERGED, INTERRUPTED = "finished", "diverged", "interrupted"
-AGAIN = "begin it anew with --restart (resume=False)"
-Row = dict[str, Any]  # an epoch's numbers; one that is not finite is None
+RESTART_HINT = "begin it anew with --restart (resume=False)"
+EpochRow = dict[str, Any]  # the numbers of an epoch by name; None stands for one that is not finite
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run that ended: how, and every epoch's numbers.
+    """A training run that has ended, with the numbers of every epoch.
 
-    A row holds epoch, step, lr, train_loss, train_accuracy (running, over the epoch's batches), test_loss,
-    test_accuracy, seconds, and whatever was recorded.
+    The numbers of an epoch are epoch, step, lr, train_loss and train_accuracy (running means over the epoch's
+    batches), test_loss, test_accuracy, seconds, and whatever the run's ``record`` names.
+
+    Attributes:
+        config: What was trained, and how.
+        status: "finished", "diverged" or "interrupted".
+        epochs: One mapping from names to numbers per epoch; None stands for a number that is not finite.
+        reason: Why the run did not finish; empty if it did.
+        seconds: Time of training; interruptions do not count.
+        stored: Whether the run had ended before and was read from its folder.
+
+    Example:
+        >>> run = Run(RunConfig(), "finished", [{"epoch": 1, "test_loss": 0.5}, {"epoch": 2, "test_loss": 0.7}])
+        >>> run.final["test_loss"], run.best("test_loss")["epoch"]
+        (0.7, 1)
     """
 
     config: RunConfig
-    status: str  # "finished", "diverged" or "interrupted"
-    epochs: Sequence[Row] = ()
-    reason: str = ""  # why it did not finish
-    seconds: float = 0.0  # of training, all sittings together
-    stored: bool = field(default=False, compare=False)  # had ended before, and was read from its folder
+    status: str
+    epochs: Sequence[EpochRow] = ()
+    reason: str = ""
+    seconds: float = 0.0
+    stored: bool = field(default=False, compare=False)
 
     @property
-    def final(self) -> Row:
-        """The last epoch's numbers; none if no epoch was finished."""
+    def final(self) -> EpochRow:
+        """The numbers of the last epoch; empty if no epoch was finished."""
         return dict(self.epochs[-1]) if self.epochs else {}
 
-    def best(self, metric: str, lowest: bool | None = None) -> Row:
-        """The epoch with the best value: the lowest of a loss, the highest of an accuracy; others must be told."""
+    def best(self, metric: str, lowest: bool | None = None) -> EpochRow:
+        """Returns the numbers of the epoch with the best value of a metric.
+
+        Args:
+            metric: The metric's name.
+            lowest: Whether the lowest value is the best. By default it is for a loss and is not for an accuracy; any
+                other metric needs the argument.
+
+        Returns:
+            The numbers of that epoch.
+
+        Raises:
+            RunError: If no epoch has the metric, or ``lowest`` is needed.
+
+        Example:
+            >>> run = Run(RunConfig(), "finished", [{"epoch": 1, "lr": 0.1}, {"epoch": 2, "lr": 0.01}])
+            >>> run.best("lr", lowest=True)["epoch"]
+            2
+        """
         if lowest is None:
             if not metric.endswith(("loss", "accuracy")):
                 raise RunError(f"best({metric!r}): is low or high best? Say so, lowest=True or lowest=False")
@@ -73,37 +103,69 @@ class Run:
         return dict((min if lowest else max)(rows, key=lambda row: row[metric]))
 
     def to_dict(self) -> Data:
+        """Returns the run as data for JSON.
+
+        Example:
+            >>> Run.from_dict(Run(RunConfig(), "diverged", reason="loss").to_dict()).reason
+            'loss'
+        """
         content = {"config": self.config.to_dict(), "epochs": [dict(row) for row in self.epochs]}
-        return stamp(KIND, VERSION, {**content, **self._ending()})
+        return stamp(RUN_KIND, RUN_VERSION, {**content, **self._ending()})
 
     @classmethod
     def from_dict(cls, data: object, source: str = "run") -> Run:
-        content = check_stamp(data, KIND, VERSION, source)
+        """Reads what ``to_dict`` returned.
+
+        Args:
+            data: The data.
+            source: Where it comes from, for error messages.
+
+        Returns:
+            The run.
+
+        Raises:
+            ValueError: If the data is not that of a run, or is damaged.
+        """
+        content = check_stamp(data, RUN_KIND, RUN_VERSION, source)
         config = RunConfig.from_dict(content.get("config"), source)
         with damaged(source):
             return cls(config, content["status"], content["epochs"], content["reason"], content["seconds"])
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> Run:
-        """From a run's folder. One that was killed reads as interrupted."""
-        return Folder(folder).run()
+        """Reads a run from its folder. A run that was killed is read as interrupted.
+
+        Args:
+            folder: The run's folder.
+
+        Returns:
+            The run.
+
+        Raises:
+            RunError: If there is no run in the folder, or a file of it is damaged.
+        """
+        return RunFolder(folder).run()
 
     def _ending(self) -> Data:
         return {"status": self.status, "reason": self.reason, "seconds": self.seconds}
 
     def result(self) -> Data:
-        """What result.json says: the ending, the last epoch, and the best one by test loss and accuracy."""
+        """Returns the content of result.json: how the run ended, its last epoch, and its best epochs."""
         best = {}
         for metric in ("test_loss", "test_accuracy"):
             if any(row.get(metric) is not None for row in self.epochs):
                 row = self.best(metric)
                 best[metric] = {"epoch": row["epoch"], "value": row[metric]}
         content = {**self._ending(), "final": self.final, "best": best, "versions": VERSIONS}
-        return stamp(KIND, VERSION, content)
+        return stamp(RUN_KIND, RUN_VERSION, content)
 
 
-class Folder:
-    """The files of one run."""
+class RunFolder:
+    """The folder of one run: reads, writes and locks its files.
+
+    Args:
+        path: The folder; it need not exist.
+    """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
@@ -113,9 +175,13 @@ class Folder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """One process at a time; the lock goes with its process, however that ends."""
+        """Creates the folder and locks it for this process; the lock ends with the process.
+
+        Raises:
+            RunError: If another process holds the lock, or the folder cannot be created.
+        """
         with writing(self.path):
-            ours = not self.path.exists()
+            created = not self.path.exists()
             if self.path.is_file():
                 raise RunError(f"{self.path}: is a file; a run needs a folder")
             self.path.mkdir(parents=True, exist_ok=True)
@@ -137,74 +203,101 @@ class Folder:
             yield
         finally:
             os.close(handle)
-            if ours:
+            if created:
                 with suppress(OSError):
                     self.path.rmdir()  # a run that could not begin leaves no empty folder
 
     def ended(self, config: RunConfig) -> Run | None:
-        """The run as it is stored here, if it has ended. A folder that holds another run is refused."""
+        """Returns the stored run if it has ended.
+
+        Args:
+            config: The configuration that the folder must hold.
+
+        Returns:
+            The run, or None if it has not started or can be continued.
+
+        Raises:
+            RunError: If the folder holds another run, or files without a configuration.
+        """
         if not any(file.exists() and file.stat().st_size for file in (self.metrics, self.checkpoint, self.result)):
             return None
         if not self.config.exists():
-            raise RunError(f"{self.config}: missing, beside files of a run; {AGAIN}, or choose another folder")
+            raise RunError(f"{self.config}: missing, beside files of a run; {RESTART_HINT}, or choose another folder")
         run = self.run()
         _refuse_another(self.path, run.config, config)
         over = run.status == DIVERGED or (run.status == FINISHED and run.final["epoch"] == config.epochs)
         return run if over else None
 
     def run(self) -> Run:
+        """Reads the stored run; ``Run.load`` describes it."""
         if not self.config.exists():
             raise RunError(f"{self.path}: there is no run (no config.json)")
-        with _whole(self.config):
+        with _readable(self.config):
             config = RunConfig.load(self.config)
         status, reason, seconds, last = INTERRUPTED, "it ended without a word", 0.0, None
         if self.result.exists():
-            with _whole(self.result):
-                ending = check_stamp(read_json(self.result), KIND, VERSION, str(self.result))
+            with _readable(self.result):
+                ending = check_stamp(read_json(self.result), RUN_KIND, RUN_VERSION, str(self.result))
                 status, reason, seconds = ending["status"], ending["reason"], ending["seconds"]
                 last = ending["final"].get("epoch", 0)
-        with _whole(self.metrics):  # whole lines: a run may be killed while it writes one
+        with _readable(self.metrics):  # complete lines only: a run may be killed while it writes one
             text = self.metrics.read_text() if self.metrics.exists() else ""
             rows = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
             epoch = rows[-1]["epoch"] if rows else 0
             seconds = seconds or (rows[-1]["seconds"] if rows else 0.0)
         if last not in (None, epoch):
-            raise RunError(f"{self.metrics}: damaged, it ends with epoch {epoch} and result.json with {last}; {AGAIN}")
+            raise RunError(
+                f"{self.metrics}: damaged, it ends with epoch {epoch} and result.json with {last}; {RESTART_HINT}"
+            )
         return Run(config, status, rows, reason, seconds, stored=True)
 
-    # While it trains.
+    def begin(self, config: RunConfig, rows: Sequence[EpochRow]) -> None:
+        """Writes the configuration, and the metrics up to the checkpoint that the run continues from.
 
-    def begin(self, config: RunConfig, rows: Sequence[Row]) -> None:
-        """Make the folder ready, with the metrics as of the checkpoint: what came after it will be written again."""
+        Args:
+            config: The configuration.
+            rows: The epochs up to the checkpoint; later ones are trained again.
+        """
         if not rows:
             shutil.rmtree(self.tensorboard, ignore_errors=True)
         with writing(self.result):
             self.result.unlink(missing_ok=True)
         with writing(self.config):
             config.save(self.config)
-        _write(self.metrics, lambda file: file.write("".join(map(_line, rows)).encode()))
+        _write_atomically(self.metrics, lambda file: file.write("".join(map(_line, rows)).encode()))
 
     def forget(self) -> None:
-        """What would be continued is not."""
+        """Deletes the checkpoint, so that the run starts from its beginning."""
         with writing(self.checkpoint):
             self.checkpoint.unlink(missing_ok=True)
 
-    def append(self, row: Row) -> None:
+    def append(self, row: EpochRow) -> None:
+        """Appends the numbers of an epoch to metrics.jsonl."""
         with writing(self.metrics), self.metrics.open("a") as file:
             file.write(_line(row))
 
-    def save(self, checkpoint: Data, rows: Sequence[Row]) -> None:
+    def save(self, checkpoint: Data, rows: Sequence[EpochRow]) -> None:
+        """Writes a checkpoint and metrics.csv.
+
+        Args:
+            checkpoint: The state of the run.
+            rows: The epochs so far.
+        """
         content = stamp(CHECKPOINT_KIND, CHECKPOINT_VERSION, {**checkpoint, "versions": VERSIONS})
-        _write(self.table, lambda file: file.write(_csv(rows).encode()))
-        _write(self.checkpoint, lambda file: torch.save(content, file))
+        _write_atomically(self.table, lambda file: file.write(_csv(rows).encode()))
+        _write_atomically(self.checkpoint, lambda file: torch.save(content, file))
 
     def saved(self) -> Data | None:
-        """The checkpoint, if there is one."""
+        """Returns the checkpoint, or None if there is none.
+
+        Raises:
+            RunError: If it cannot be read.
+        """
         if not self.checkpoint.exists():
             return None
         try:
             data = torch.load(self.checkpoint, map_location="cpu", weights_only=True)
-        except Exception as error:  # torch has no one error for it
+        except Exception as error:  # torch raises various errors for a damaged file
             raise RunError(
                 f"{self.checkpoint}: damaged, {type(error).__name__}; delete it to train this run from its beginning"
             ) from error
@@ -212,61 +305,73 @@ class Folder:
         self._warn_of_another_version(checkpoint.get("versions", {}))
         return checkpoint
 
-    def _warn_of_another_version(self, there: Mapping[str, str]) -> None:
-        other = [
-            f"{name} {there.get(name)}, here is {here}" for name, here in VERSIONS.items() if there.get(name) != here
+    def _warn_of_another_version(self, stored: Mapping[str, str]) -> None:
+        changed = [
+            f"{name} {stored.get(name)}, here is {here}" for name, here in VERSIONS.items() if stored.get(name) != here
         ]
-        if other:
+        if changed:
             warnings.warn(
-                f"{self.checkpoint}: written by {'; '.join(other)}. The run goes on, but its numbers may not be those "
-                "of a run that was never stopped",
+                f"{self.checkpoint}: written by {'; '.join(changed)}. The run goes on, but its numbers may not be "
+                "those of a run that was never stopped",
                 UserWarning,
                 stacklevel=4,
             )
 
     def end(self, run: Run) -> None:
-        _write(self.table, lambda file: file.write(_csv(run.epochs).encode()))
+        """Writes metrics.csv and result.json of a run that has ended."""
+        _write_atomically(self.table, lambda file: file.write(_csv(run.epochs).encode()))
         with writing(self.result):
             write_json(self.result, run.result())
 
 
 @contextmanager
-def _whole(path: Path) -> Iterator[None]:
-    """A file of a run that cannot be read is told so, by its own name and with the way out."""
+def _readable(path: Path) -> Iterator[None]:
+    """Reports a file that cannot be read as ``RunError`` with its name."""
     try:
         yield
     except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
-        said = str(error).removeprefix(f"{path}: ")
-        raise RunError(f"{path}: damaged, {type(error).__name__} {said}; {AGAIN}") from error
+        message = str(error).removeprefix(f"{path}: ")
+        raise RunError(f"{path}: damaged, {type(error).__name__} {message}; {RESTART_HINT}") from error
 
 
-def _refuse_another(path: Path, there: RunConfig, config: RunConfig) -> None:
-    """Another config is refused, but for more epochs where those do not change the ones before."""
-    different = there.differences(config)
-    if set(different) == {"epochs"} and config.epochs > there.epochs:
+def _refuse_another(path: Path, stored: RunConfig, config: RunConfig) -> None:
+    """Refuses another configuration, except more epochs if the schedule of the first ones stays the same."""
+    differences = stored.differences(config)
+    if set(differences) == {"epochs"} and config.epochs > stored.epochs:
         schedule = Schedule.parse(config.schedule)
         if not schedule.knows_its_end:
             return
         raise RunError(
-            f"{path}: holds a run of {there.epochs} epochs; a {schedule} schedule that ends after {config.epochs} has "
+            f"{path}: holds a run of {stored.epochs} epochs; a {schedule} schedule that ends after {config.epochs} has "
             "other learning rates from the start, so it cannot be continued. Choose another folder (--out)"
         )
-    if different:
-        fields = ", ".join(f"{name} {old!r} there and {new!r} here" for name, (old, new) in different.items())
-        raise RunError(f"{path}: holds another run: {fields}. Choose another folder (--out), or {AGAIN}")
+    if differences:
+        fields = ", ".join(f"{name} {old!r} there and {new!r} here" for name, (old, new) in differences.items())
+        raise RunError(f"{path}: holds another run: {fields}. Choose another folder (--out), or {RESTART_HINT}")
 
 
-def finite(row: Mapping[str, Any]) -> Row:
-    """The same as plain numbers, and None for what is not finite: JSON knows no such numbers."""
+def finite(row: Mapping[str, Any]) -> EpochRow:
+    """Returns the numbers as Python numbers that JSON can hold.
+
+    Args:
+        row: Numbers by name, of Python, numpy or torch.
+
+    Returns:
+        The same, with None for what is not finite.
+
+    Example:
+        >>> finite({"epoch": 1, "train_loss": torch.tensor(0.5), "test_loss": math.inf})
+        {'epoch': 1, 'train_loss': 0.5, 'test_loss': None}
+    """
     plain = {name: value if isinstance(value, int) else float(value) for name, value in row.items()}
     return {name: value if math.isfinite(value) else None for name, value in plain.items()}
 
 
-def _line(row: Row) -> str:
+def _line(row: EpochRow) -> str:
     return json.dumps(row, allow_nan=False) + "\n"
 
 
-def _csv(rows: Sequence[Row]) -> str:
+def _csv(rows: Sequence[EpochRow]) -> str:
     columns = list(dict.fromkeys(name for row in rows for name in row))
     text = io.StringIO()
     writer = csv.DictWriter(text, columns, lineterminator="\n")
@@ -275,17 +380,17 @@ def _csv(rows: Sequence[Row]) -> str:
     return text.getvalue()
 
 
-def _write(path: Path, write: Callable[[Any], Any]) -> None:
-    """All or nothing, whatever happens meanwhile: a file that is there is whole."""
-    part = path.with_name(f".{path.name}.part")
+def _write_atomically(path: Path, write: Callable[[Any], Any]) -> None:
+    """Writes to a temporary file and renames it, so that an existing file is always complete."""
+    temporary = path.with_name(f".{path.name}.part")
     try:
         with writing(path):
-            with part.open("wb") as file:
+            with temporary.open("wb") as file:
                 write(file)
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(part, path)
+            os.replace(temporary, path)
     except BaseException:
         with suppress(OSError):
-            part.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
         raise

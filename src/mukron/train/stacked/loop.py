@@ -17,7 +17,7 @@ from mukron.train.config import RunConfig
 from mukron.train.errors import RunError
 from mukron.train.loop import EVALUATED, Progress, batches, train, trouble_with
 from mukron.train.randomness import own_random_numbers
-from mukron.train.records import DIVERGED, FINISHED, INTERRUPTED, Row, Run, finite
+from mukron.train.records import DIVERGED, FINISHED, INTERRUPTED, EpochRow, Run, finite
 from mukron.train.schedules import Schedule
 from mukron.train.stacked.choice import stackable
 from mukron.train.stacked.network import Stack
@@ -72,7 +72,7 @@ class Member:
     """One run of a stack, as far as it is known."""
 
     config: RunConfig
-    rows: list[Row] = field(default_factory=list)
+    rows: list[EpochRow] = field(default_factory=list)
     first_loss: float | None = None
     status: str = ""  # "" while it goes on
     reason: str = ""
@@ -174,7 +174,7 @@ class StackLoop:
         for place, member in enumerate(self.running):
             if member.status:
                 continue
-            row: Row = {
+            row: EpochRow = {
                 **{"epoch": self.epoch, "step": self.step, "lr": member.config.lr * self._factor(self.step - 1)},
                 **{"train_loss": losses[place], "train_accuracy": hits[place] / seen},
             }

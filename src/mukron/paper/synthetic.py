@@ -1,4 +1,4 @@
-"""Data that is made, not loaded, for smoke runs of networks that digits do not fit."""
+"""Synthetic data, for smoke runs of networks that cannot be trained on digits."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from mukron.data import Dataset, Split, load
 
 
 def large_digits() -> Dataset:
-    """Digits at 32 x 32 pixels, for networks that pool five times."""
+    """Returns digits enlarged to 32 x 32 pixels, for networks that pool five times."""
     digits = load("digits")
     train, test = (Split(_enlarged(split.inputs), split.targets) for split in (digits.train, digits.test))
     return Dataset("large_digits", train, test, digits.classes, mean=digits.mean, std=digits.std)
@@ -19,7 +19,19 @@ def _enlarged(images: torch.Tensor) -> torch.Tensor:
 
 
 def sentences(words: int = 16, samples: int = 64) -> Dataset:
-    """Contexts of a made language in which the middle word follows from its first neighbour."""
+    """Returns contexts of a synthetic language in which the first neighbour determines the middle word.
+
+    Args:
+        words: The size of the vocabulary.
+        samples: The number of training samples, and of test samples.
+
+    Returns:
+        The data set.
+
+    Example:
+        >>> sentences(samples=4).train.inputs.shape
+        torch.Size([4, 8])
+    """
     generator = torch.Generator().manual_seed(0)
     contexts = torch.randint(words, (2 * samples, 8), generator=generator)
     targets = (contexts[:, 0] + 1) % words
