@@ -228,15 +228,17 @@ class Capture:
         if this.over:
             return
         errors = errors.detach()
+        outputs = [name for name, layer in this.layers.items() if layer.is_output]
         if this.errors is not None:  # a second backward pass through the same forward pass adds to its gradients
             this.errors = this.errors + precise(errors).reshape(this.samples, -1)
+            for name in outputs:
+                this.add_delta(name, errors)
             return
         self._drop_discarded()
         this.errors = precise(errors).reshape(this.samples, -1)
         this.weights = self._weights(this, errors, class_dim)
         self.passes.append(this)
         edges = {name: layer.edge for name, layer in this.layers.items() if layer.edge is not None}
-        outputs = [name for name, layer in this.layers.items() if layer.is_output]
         with torch.autocast(f.device.type, enabled=False):  # statistics keep their precision
             if this.due and (self.options.jacobian or (self.options.signals and not self.options.empirical)):
                 if f._version != version:

@@ -35,6 +35,9 @@ class FOOF(KFAC):
     """
 
     method = METHODS["foof"]
+    useless = dict.fromkeys(
+        ("fisher", "likelihood", "class_dim", "reduction", "grad_scaler", "seed"), "has no Fisher factor"
+    )
 
     def __init__(
         self,

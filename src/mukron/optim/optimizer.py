@@ -51,11 +51,12 @@ class SecondOrder(Optimizer):
 
     method: ClassVar[Method]
     rule: ClassVar[type[Rule]]  # what a bare number means as damping
+    useless: ClassVar[Mapping[str, str]] = {}  # arguments of related methods, and why this one has none of them
     uses_products: ClassVar[bool] = False  # gradients may come as D^T H of the batch that the factors were made of
     inverts: ClassVar[bool] = False  # operators are inverses, not roots: small damping needs float64
 
     def __new__(cls, *arguments: Any, **options: Any) -> Any:
-        refuse_unknown(cls, options)
+        refuse_unknown(cls, options, cls.useless)
         return super().__new__(cls)
 
     def __init__(
