@@ -93,7 +93,8 @@ class SecondOrder(Optimizer):
         if isinstance(momentum, (HeavyBall, GradientMomentum)):
             defaults.update(_momentum(momentum))  # schedulers look for a number here
         params = list(model.parameters() if params is None else params)
-        if not any(list(group["params"]) if isinstance(group, dict) else True for group in params):
+        params = [{**p, "params": _listed(p["params"])} if isinstance(p, dict) else p for p in params]
+        if not any(p["params"] if isinstance(p, dict) else True for p in params):
             raise ValueError("params is empty: there is nothing to train; leave it out to train the whole model")
         super().__init__(params, defaults)
         self.register_state_dict_post_hook(complete_state)  # first, so that hooks of the user's own see it all
@@ -347,6 +348,10 @@ class SecondOrder(Optimizer):
         if self.parametrization is not None:
             self.parametrization = self.parametrization.bind(self.model)
         self._listen()
+
+
+def _listed(params: Any) -> Any:
+    return params if isinstance(params, Tensor) else list(params)
 
 
 def _momentum(momentum: Momentum) -> dict[str, Any]:
