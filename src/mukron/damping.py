@@ -14,6 +14,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import lru_cache
 from typing import Any, ClassVar
 
 import torch
@@ -62,6 +63,12 @@ class Rule:
     @staticmethod
     def from_plain(data: Mapping[str, Any]) -> Rule:
         return Rule.kinds[data["rule"]](**{name: value for name, value in data.items() if name != "rule"})
+
+    @staticmethod
+    def of_group(group: Mapping[str, Any]) -> Rule:
+        """The rule of a parameter group, with the number that the group has now."""
+        damping = group["damping"]
+        return damping if isinstance(damping, Rule) else _rule(float(damping), *group["damping_rule"].items())
 
     def text(self) -> str:
         """As ``parse`` reads it, with the numbers that are not defaults."""
@@ -207,6 +214,11 @@ class EachOwn:
 
     def _tensor(self, values: Sequence[float], dtype: torch.dtype = torch.float64) -> Tensor:
         return torch.tensor(values, dtype=dtype, device=self.device)
+
+
+@lru_cache(maxsize=64)
+def _rule(rho: float, *plain: tuple[str, Any]) -> Rule:
+    return Rule.from_plain({**dict(plain), "rho": rho})
 
 
 def _dashed(name: str) -> str:

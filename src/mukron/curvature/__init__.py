@@ -12,7 +12,8 @@ from mukron.curvature.fisher import (
     targets,
 )
 from mukron.curvature.forms import FORMS, as_rows
-from mukron.curvature.passes import Accumulator, Halves, Jacobian, LayerStatistics, probe
+from mukron.curvature.passes import Accumulator, Halves, Jacobian, LayerStatistics, gather, probe
+from mukron.curvature.precision import double, perturbed
 
 __all__ = [
     "FORMS",
@@ -28,7 +29,10 @@ __all__ = [
     "LayerStatistics",
     "MonteCarlo",
     "as_rows",
+    "double",
     "drawn_targets",
+    "gather",
+    "perturbed",
     "probe",
     "targets",
 ]

@@ -25,9 +25,9 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from mukron.curvature.fisher import CaptureOptions, add_jacobians, on_gradient, remove, send_signals
+from mukron.curvature.fisher import CaptureOptions, OwnPasses, add_jacobians, send_signals
 from mukron.curvature.forms import replaces_gradient
-from mukron.curvature.passes import LayerPass, LayerStatistics, Pass, precise
+from mukron.curvature.passes import LayerPass, LayerStatistics, Pass, gather, note_gradients
 from mukron.layers import MatrixLayer
 from mukron.stages import stage
 
@@ -72,7 +72,7 @@ class Capture:
         self._running: dict[str, LayerPass] | None = None  # inside the model's forward pass
         self._fused: set[str] = set()  # layers of that pass whose weight takes no part in autograd's graph
         self._generator_before: Tensor | None = None  # its state before the draws of the coming step
-        self._gradients: list[tuple[nn.Parameter, int]] = []  # with their versions, when the last backward pass ended
+        self.gradients: list[tuple[nn.Parameter, int]] = []  # with their versions, when the last backward pass ended
         if not layers:
             return  # a method that listens to nothing leaves the model alone
         handles = [model.register_forward_pre_hook(Hook(self, "before_forward", ""))]
@@ -92,12 +92,7 @@ class Capture:
 
     def gather(self) -> dict[str, LayerStatistics]:
         """The statistics of every layer over all differentiated passes."""
-        total: dict[str, LayerStatistics] = {}
-        for one in self.passes:
-            for name in one.layers:
-                statistics = one.finish(name)
-                total[name] = statistics if name not in total else total[name].merged(statistics)
-        return total
+        return gather(self.passes)
 
     def along(self, name: str) -> Tensor | None:
         """What the gradient of that layer's weight, by its own passes, does to the probe v: D^T (H v)."""
@@ -105,16 +100,17 @@ class Capture:
         known = [product for product in products if product is not None]
         return torch.stack(known).sum(0) if known else None
 
-    def commit(self) -> None:
-        """A step has used what was gathered."""
-        self._generator_before = None
+    def commit(self, due: bool, double: frozenset[str]) -> None:
+        """A step has used what was gathered; this is what the next one wants."""
+        self.due, self.double, self._generator_before = due, double, None
         self.forget()
 
     def forget(self) -> None:
         """Gradients were thrown away, or a step was skipped: their statistics and their draws count as never made."""
         for one in self.passes:
-            one.clear()  # a loss that the user still holds keeps its graph, and that these passes
-        self.passes, self._gradients = [], []
+            one.over = True
+            one.layers.clear()  # a loss that the user still holds keeps its graph, and that these passes
+        self.passes, self.gradients = [], []
         if self._generator_before is not None:
             self.generator.set_state(self._generator_before)
             self._generator_before = None
@@ -178,7 +174,8 @@ class Capture:
         if not f.requires_grad or not len(f):  # an empty batch shows nothing
             return
         for name, layer in running.items():
-            layer.check(name)
+            if layer.input is not None and layer.input._version != layer.version:
+                layer.check(name)
         end = get_gradient_edge(f)
         for layer in running.values():  # the pass waits at ``end``, and must not own it or what comes after it
             if layer.edge is not None and layer.edge.node is end.node:
@@ -221,23 +218,22 @@ class Capture:
 
     # In the user's backward pass.
 
-    def _differentiated(
-        self, this: Pass, f: Tensor, version: int, class_dim: int, number: int, errors: Tensor
-    ) -> None:
+    def _differentiated(self, this: Pass, f: Tensor, version: int, class_dim: int, number: int, errors: Tensor) -> None:
         """The derivative of the user's loss has arrived at the model's output."""
         if this.over:
             return
         errors = errors.detach()
         outputs = [name for name, layer in this.layers.items() if layer.is_output]
         if this.errors is not None:  # a second backward pass through the same forward pass adds to its gradients
-            this.errors = this.errors + precise(errors).reshape(this.samples, -1)
+            this.add_errors(errors, class_dim)
             for name in outputs:
                 this.add_delta(name, errors)
             return
         self._drop_discarded()
-        this.errors = precise(errors).reshape(this.samples, -1)
-        this.weights = self._weights(this, errors, class_dim)
         self.passes.append(this)
+        if self._generator_before is None and self.options.signals and not self.options.empirical:
+            self._generator_before = self.generator.get_state()
+        this.add_errors(errors, class_dim)
         edges = {name: layer.edge for name, layer in this.layers.items() if layer.edge is not None}
         with torch.autocast(f.device.type, enabled=False):  # statistics keep their precision
             if this.due and (self.options.jacobian or (self.options.signals and not self.options.empirical)):
@@ -248,7 +244,6 @@ class Capture:
                     if self.options.jacobian:
                         add_jacobians(this, f, root, edges, outputs)
                     else:
-                        self._note_generator()
                         send_signals(this, f, root, edges, outputs, class_dim, self.generator)
             for name in this.layers if self.options.inputs or self.options.fused or not this.due else ():
                 this.add_inputs(name)
@@ -257,34 +252,17 @@ class Capture:
         for name, edge in edges.items():
             this.layers[name].edge = None  # whatever hears of the pass at an edge must not own that edge
             on_gradient(edge, partial(this.add_delta, name))
-        torch.autograd.Variable._execution_engine.queue_callback(self._note_gradients)
-
-    def _weights(self, this: Pass, errors: Tensor, class_dim: int) -> Tensor | None:
-        """Where the loss depends on the output, [samples, positions]; None: the output has no positions to ignore."""
-        folded = any([layer.input is not None and len(layer.input) != this.samples for layer in this.layers.values()])
-        if errors.ndim < 2 + (not folded) or not this.due or not self.options.inputs:
-            return None
-        if self.options.class_dim is not None and self.options.empirical:
-            class_dim = self.options.class_dim
-        used = errors.movedim(class_dim, -1).ne(0).any(-1)
-        return used.reshape(this.samples, -1).to(torch.float32)
+        torch.autograd.Variable._execution_engine.queue_callback(partial(note_gradients, self.parameters, self))
 
     def _drop_discarded(self) -> None:
         """Forget earlier passes of this step whose gradients are gone: set to None, or to zeros."""
-        if not self._gradients:
+        if not self.gradients:
             return
-        left = [(parameter.grad, version) for parameter, version in self._gradients if parameter.grad is not None]
+        left = [(parameter.grad, version) for parameter, version in self.gradients if parameter.grad is not None]
         if any(gradient._version == version for gradient, version in left):
             return
         if not left or not any(bool(gradient.any()) for gradient, _ in left):
             self.forget()
-
-    def _note_gradients(self) -> None:
-        self._gradients = [(p, p.grad._version) for p in self.parameters if p.grad is not None] if self.passes else []
-
-    def _note_generator(self) -> None:
-        if self._generator_before is None:
-            self._generator_before = self.generator.get_state()
 
 
 class Joined(torch.autograd.Function):
@@ -298,3 +276,20 @@ class Joined(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[None, None]:
         return None, None
+
+
+def on_gradient(edge: GradientEdge, then: Callable[[Tensor], None]) -> None:
+    """Call ``then`` with the derivative that arrives at that edge in the user's backward passes."""
+    number = edge.output_nr  # the edge itself would keep its own graph alive
+
+    def arrived(gradients: tuple[Tensor | None, ...]) -> None:
+        gradient = gradients[number]
+        if gradient is not None and not OwnPasses.running:
+            then(gradient)
+
+    edge.node.register_prehook(arrived)
+
+
+def remove(handles: list[Any]) -> None:
+    for handle in handles:
+        handle.remove()

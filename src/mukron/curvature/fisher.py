@@ -125,6 +125,7 @@ class CaptureOptions:
         form: Whether factors are held as rows or as matrices.
         output: Picks the network's output out of what the model returns.
         fused: Weights whose gradient is cheaper as D^T H get none.
+        empirical: Signals are the derivatives of the user's own loss.
     """
 
     inputs: bool = True
@@ -137,14 +138,14 @@ class CaptureOptions:
     form: str = "auto"
     output: Callable[[Any], Tensor] | None = None
     fused: bool = False
+    empirical: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "empirical", self.signals and isinstance(self.fisher, Empirical))
 
     @property
     def anything(self) -> bool:
         return self.inputs or self.signals or self.jacobian or self.fused
-
-    @property
-    def empirical(self) -> bool:
-        return self.signals and isinstance(self.fisher, Empirical)
 
 
 def targets(f: Tensor, fisher: Fisher, likelihood: str, class_dim: int, generator: Generator) -> Iterator[Tensor]:
@@ -221,12 +222,8 @@ def send_signals(
     whose output is f itself.
     """
     options = this.options
-    for draw, v in enumerate(targets(f, options.fisher, options.likelihood, class_dim, generator)):
-        if this.weights is not None:
-            shape = v.movedim(class_dim, -1).shape[:-1]
-            v = v * this.weights.to(v.dtype).reshape(shape).unsqueeze(-1).movedim(-1, class_dim)
-        for name in outputs:
-            this.add_signals(name, v, draw)
+    for draw, target in enumerate(targets(f, options.fisher, options.likelihood, class_dim, generator)):
+        v = target if this.ignored is None else this.ignored.signals(target, class_dim)
         waiting = dict(edges)
 
         def hear(name: str, delta: Tensor, draw: int = draw, waiting: dict[str, Any] = waiting) -> None:
@@ -240,6 +237,8 @@ def send_signals(
                 if delta is not None:
                     hear(name, delta)
                 waiting.pop(name, None)
+        for name in outputs:
+            this.add_signals(name, v, draw)
 
 
 def add_jacobians(
@@ -275,34 +274,20 @@ def listening_at(edges: Mapping[str, GradientEdge], then: Callable[[str, Tensor]
     try:
         yield
     finally:
-        remove(handles)
+        for handle in handles:
+            handle.remove()
+
+
+class OwnPasses:
+    """How many backward passes of our own are running, in the whole process: they may run in threads of their own."""
+
+    running: ClassVar[int] = 0
 
 
 def own_backward(root: GradientEdge, edges: Iterable[GradientEdge], v: Tensor) -> tuple[Tensor | None, ...]:
     """A backward pass of our own, which nobody who waits for the user's may take for that."""
-    global _own_passes  # noqa: PLW0603
-    _own_passes += 1
+    OwnPasses.running += 1
     try:
         return torch.autograd.grad([root], list(edges), grad_outputs=[v], retain_graph=True, allow_unused=True)
     finally:
-        _own_passes -= 1
-
-
-_own_passes = 0  # for the whole process: backward passes may run in threads of their own
-
-
-def on_gradient(edge: GradientEdge, then: Callable[[Tensor], None]) -> None:
-    """Call ``then`` with the derivative that arrives at that edge in the user's backward passes."""
-    number = edge.output_nr  # the edge itself would keep its own graph alive
-
-    def arrived(gradients: tuple[Tensor | None, ...]) -> None:
-        gradient = gradients[number]
-        if gradient is not None and not _own_passes:
-            then(gradient)
-
-    edge.node.register_prehook(arrived)
-
-
-def remove(handles: list[Any]) -> None:
-    for handle in handles:
-        handle.remove()
+        OwnPasses.running -= 1

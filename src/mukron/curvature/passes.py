@@ -8,19 +8,22 @@ A position whose loss does not depend on the output (padding, an ignored target)
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
 from mukron.curvature.fisher import CaptureOptions
 from mukron.curvature.forms import AUTO, MATRIX, as_rows, keeps_halves, rows_wait
+from mukron.curvature.ignored import Ignored
 from mukron.layers import MatrixLayer
 from mukron.linalg import DiagonalFactor, Factor, LowRank, MatrixFactor, RowsFactor, products_of
+
+AS_THEY_ARE = nullcontext()  # products of the precision that torch has
 
 
 class Accumulator:
@@ -76,8 +79,8 @@ class Frequencies:
     """diag(how often each index came), divided by a count: the factor A of an embedding."""
 
     def __init__(self, indices: Tensor, weights: Tensor | None, d: int, count: int, dtype: torch.dtype) -> None:
-        weights = None if weights is None else weights.expand(indices.shape).flatten()
-        self.sums = torch.bincount(indices.flatten(), weights, minlength=d).to(dtype).unsqueeze(0)
+        flat = None if weights is None else weights.flatten()
+        self.sums = torch.bincount(indices.flatten(), flat, minlength=d).to(dtype).unsqueeze(0)
         self.count = count
 
     def merged(self, other: Frequencies) -> Frequencies:
@@ -117,15 +120,21 @@ class LayerStatistics:
     jacobians: list[Jacobian] = field(default_factory=list)
     rounding: float = 0.0  # of the products that the gradient is made of, where they are coarser than its dtype
 
+    product: LowRank | None = None  # the gradient as D^T H, where that is known
+    unformed: LowRank | None = None  # the part of it that autograd does not form
+
     @property
     def positions(self) -> float | Tensor:
         """How often a sample uses the weight, on average."""
         return self.rows / self.samples if self.samples else 1.0
 
-    def gradient(self, fused: bool = False) -> LowRank | None:
-        """The gradient as D^T H, or only the part of it that autograd does not form; None if there is none."""
-        halves = [half for half in self.halves if half.fused] if fused else self.halves
-        if not halves or any([half.D.shape[1] != half.H.shape[1] for half in halves]):
+    def join(self) -> None:
+        """Put the halves of all passes together."""
+        self.product = self._joined(self.halves)
+        self.unformed = self._joined([half for half in self.halves if half.fused])
+
+    def _joined(self, halves: list[Halves]) -> LowRank | None:
+        if not halves or any(half.D.shape[1] != half.H.shape[1] for half in halves):
             return None
         if len(halves) == 1:
             return LowRank(halves[0].D, halves[0].H)
@@ -143,42 +152,6 @@ class LayerStatistics:
             self.halves + other.halves,
             self.jacobians + other.jacobians,
             max(self.rounding, other.rounding),
-        )
-
-    def double(self) -> LayerStatistics:
-        """The same in float64; rows that are shared stay shared."""
-        return self._mapped(Tensor.double)
-
-    def perturbed(self, size: float) -> LayerStatistics:
-        """The same with relative errors of that size, the same ones each time."""
-        generators = {}
-
-        def perturb(X: Tensor) -> Tensor:
-            generator = generators.setdefault(X.device, torch.Generator(X.device).manual_seed(0))
-            return X + size * X * torch.randn(X.shape, generator=generator, dtype=X.dtype, device=X.device)
-
-        return self._mapped(perturb)
-
-    def _mapped(self, change: Callable[[Tensor], Tensor]) -> LayerStatistics:
-        made: dict[int, Tensor] = {}
-
-        def wide(X: Tensor) -> Tensor:
-            return made.setdefault(id(X), change(X))
-
-        def accumulator(sums: Any) -> Any:
-            if not isinstance(sums, Accumulator):
-                return sums
-            total = Accumulator(sums.d, sums.other, sums.form)
-            total.rows, total.count = [wide(X) for X in sums.rows], sums.count
-            total.matrix = None if sums.matrix is None else sums.matrix.double()  # its rows are gone
-            return total
-
-        return replace(
-            self,
-            A=accumulator(self.A),
-            B=accumulator(self.B),
-            halves=[Halves(wide(half.D), wide(half.H), half.fused) for half in self.halves],
-            jacobians=[Jacobian(*map(change, jacobian)) for jacobian in self.jacobians],
         )
 
 
@@ -232,7 +205,7 @@ class Pass:
         due: Factors of this pass are wanted, not only D and H.
         checked: Uses of weights are checked in this pass, for which fused weights get their gradient all the same.
         double: Layers whose statistics are made in float64.
-        weights: [samples, positions] of the output, zero where the loss ignores it; None: every position counts.
+        ignored: Which positions of the output the loss ignores; None: it has no positions.
         errors: The loss's derivative by the model's output; None: not differentiated yet.
         over: A step has used it, or its gradients were thrown away.
     """
@@ -243,13 +216,20 @@ class Pass:
     due: bool
     checked: bool
     double: frozenset[str] = frozenset()
-    weights: Tensor | None = None
+    ignored: Ignored | None = None
     errors: Tensor | None = None
     over: bool = False
 
-    def clear(self) -> None:
-        self.over = True
-        self.layers.clear()
+    def add_errors(self, errors: Tensor, class_dim: int) -> None:
+        """The derivative of the user's loss by the model's output, from one backward pass."""
+        flat = precise(errors).reshape(self.samples, -1)
+        if self.errors is not None:
+            self.errors = self.errors + flat
+            return
+        self.errors = flat
+        folded = any(layer.input is not None and len(layer.input) != self.samples for layer in self.layers.values())
+        if errors.ndim >= (2 if folded else 3) and self.due and self.options.inputs:
+            self.ignored = Ignored(errors, class_dim if self.options.class_dim is None else self.options.class_dim)
 
     # Inputs.
 
@@ -258,17 +238,20 @@ class Pass:
         this = self.layers[name]
         layer, x = this.layer, this.input
         assert x is not None
-        N, fresh, expands = layer.row_count(x), self.due and self.options.inputs, self.options.sharing == "expand"
+        fresh, expands = self.due and self.options.inputs, self.options.sharing == "expand"
+        N = x.numel() // layer.d_in if layer.plain_rows else layer.row_count(x)
         if self.checked and this.probe is None:
             this.probe = self._probed(layer, x)
-        halves = this.fused or not fresh or N is None or name in self.double or self._keeps_halves(layer, N)
-        gram_alone = fresh and expands and not halves and self.weights is None
-        if may_wait and expands and this.made and N is not None and not gram_alone:
+        halves = this.fused or not fresh or N is None or name in self.double
+        if not halves:
+            halves = keeps_halves(N, layer.d_in, layer.d_out, self.options.form, self.options.signals)
+        gram_alone = fresh and expands and not halves and self.ignored is None
+        if may_wait and expands and this.made and not layer.plain_rows and N is not None and not gram_alone:
             this.waits = rows_wait(N, layer.d_in, layer.groups, x.numel())
             if this.waits:
                 return
         this.waits, this.input = False, None
-        with products_of(layer.tf32):
+        with products_of(True) if layer.tf32 else AS_THEY_ARE:
             if layer.one_hot:
                 self._add_indices(this, x)
             elif gram_alone and N is not None:
@@ -278,45 +261,33 @@ class Pass:
             else:
                 self._add_rows(this, self._precise(x if this.made else x.clone(), name), fresh, halves)
 
-    def _keeps_halves(self, layer: MatrixLayer, N: int) -> bool:
-        return keeps_halves(N, layer.d_in, layer.d_out, self.options.form, self.options.signals)
-
     def _add_indices(self, this: LayerPass, x: Tensor) -> None:
-        layer, indices = this.layer, unfolded(this.layer.inputs(x).unsqueeze(-1), self.samples).squeeze(-1)
-        weights = self._row_weights(indices.shape[1:3])
-        self._count(this.statistics, indices.numel(), weights)
-        if weights is not None:
-            weights = weights * self._all_over_used()
-        this.statistics.A = Frequencies(indices, weights, layer.d_in, self.samples, _dtype_of(layer))
+        layer, statistics, ignored = this.layer, this.statistics, self.ignored
+        indices = unfolded(layer.inputs(x).unsqueeze(-1), self.samples).squeeze(-1)
+        weights = None if ignored is None else ignored.frequencies(indices)
+        statistics.samples, statistics.rows = self.samples, indices.numel()
+        if ignored is not None and self.options.sharing == "expand":
+            statistics.rows = ignored.rows(indices.numel(), indices.shape[1:3])
+        statistics.A = Frequencies(indices, weights, layer.d_in, self.samples, _dtype_of(layer))
 
     def _add_rows(self, this: LayerPass, x: Tensor, fresh: bool, halves: bool) -> None:
-        layer, reduces = this.layer, self.options.sharing == "reduce"
-        if reduces and not halves and len(x) == self.samples and self.weights is None:  # patches a portion at a time
+        layer, statistics, reduces = this.layer, this.statistics, self.options.sharing == "reduce"
+        ignored = self.ignored if fresh else None
+        if reduces and not halves and len(x) == self.samples and ignored is None:  # patches a portion at a time
             rows = torch.cat([unfolded(layer.inputs(part), len(part)).mean(2) for part in layer.portions(x)], dim=1)
-            weights = None
         else:
             H = unfolded(layer.inputs(x), self.samples)
-            weights = self._row_weights(H.shape[1:3]) if fresh else None
-            X = H if weights is None else H * self._roots(weights, H.dtype)
-            rows = self._means(X, weights) if reduces else X.flatten(1, 2)
+            X = H if ignored is None else ignored.of_inputs(H)
+            means = reduces and (X.mean(2) if ignored is None else ignored.means(X))
+            rows = means if isinstance(means, Tensor) else X.flatten(1, 2)
             if halves:  # ignored rows have no part in D^T H, but only a gradient that is formed shows if that is so
-                this.rows = rows if not reduces and (weights is None or not this.fused) else H.flatten(1, 2)
+                this.rows = rows if not reduces and (ignored is None or not this.fused) else H.flatten(1, 2)
         if fresh:
-            self._count(this.statistics, rows.shape[1], weights)
-            this.statistics.A = Accumulator(layer.d_in, layer.d_out, self.options.form)
-            this.statistics.A.add(rows, self.samples)
-
-    def _means(self, X: Tensor, weights: Tensor | None) -> Tensor:
-        """[groups, samples, d], each the mean over the positions of a sample that count."""
-        if weights is None or weights.shape[1] != X.shape[2]:
-            return X.mean(2)
-        return X.sum(2) / weights.sum(1).clamp_min(1.0).to(X.dtype)[None, :, None]
-
-    def _count(self, statistics: LayerStatistics, rows: int, weights: Tensor | None) -> None:
-        statistics.samples, statistics.rows = self.samples, rows
-        if weights is not None and self.options.sharing == "expand":
-            used = weights.sum() * (rows / weights.numel())
-            statistics.rows = (used * self.samples / self._samples_that_count()).clamp_min(1.0)
+            statistics.samples, statistics.rows = self.samples, rows.shape[1]
+            if ignored is not None and not reduces:
+                statistics.rows = ignored.rows(rows.shape[1], H.shape[1:3])
+            statistics.A = Accumulator(layer.d_in, layer.d_out, self.options.form)
+            statistics.A.add(rows, self.samples)
 
     def _probed(self, layer: MatrixLayer, x: Tensor) -> Tensor:
         dtype = _dtype_of(layer) if layer.one_hot else precise(x[:0]).dtype
@@ -329,16 +300,13 @@ class Pass:
         layer, statistics = self.layers[name].layer, self.layers[name].statistics
         D = unfolded(self._precise(layer.signals(delta.detach()), name), self.samples)
         reduces = self.options.sharing == "reduce" and not layer.one_hot  # a diagonal A has expanded its positions
-        weights = self._row_weights(D.shape[1:3])
-        if weights is not None:
-            D = D * self._roots(weights, D.dtype, of_rows=not reduces)
-            if self.options.empirical:  # a mean loss is one over the samples that count
-                D = D * (self._samples_that_count() / self.samples).to(D.dtype)
+        if self.ignored is not None:
+            D = self.ignored.of_signals(D, of_samples=reduces, of_mean_loss=self.options.empirical)
         if reduces:
             D = D.sum(2, keepdim=True)
         if statistics.B is None:
             statistics.B = Accumulator(layer.d_out, layer.d_in, self.options.form)
-        with products_of(layer.tf32):
+        with products_of(True) if layer.tf32 else AS_THEY_ARE:
             statistics.B.add(D.flatten(1, 2), D.shape[1] * D.shape[2] if draw == 0 else 0)
 
     def add_delta(self, name: str, delta: Tensor) -> None:
@@ -390,32 +358,30 @@ class Pass:
             self.add_signals(name, delta)
         return statistics
 
-    # Which positions count.
-
-    def _samples_that_count(self) -> Tensor:
-        assert self.weights is not None
-        return self.weights.amax(1).sum().clamp_min(1.0)
-
-    def _row_weights(self, shape: tuple[int, ...]) -> Tensor | None:
-        """[samples, positions] for rows of a layer: the output's, or one a sample where the layer's positions differ."""
-        if self.weights is None or shape[0] != self.samples:
-            return None
-        return self.weights if shape[1] == self.weights.shape[1] else self.weights.amax(1, keepdim=True)
-
-    def _roots(self, weights: Tensor, dtype: torch.dtype, of_rows: bool = False) -> Tensor:
-        """What rows are multiplied by: zero if ignored, else so that samples (or rows) that count stand for all."""
-        all_over_used = weights.numel() / weights.sum().clamp_min(1.0) if of_rows else self._all_over_used()
-        return (weights * all_over_used.sqrt()).to(dtype)[None, :, :, None]
-
-    def _all_over_used(self) -> Tensor:
-        return self.samples / self._samples_that_count()
-
     def _precise(self, x: Tensor, name: str) -> Tensor:
         return x.double() if name in self.double else precise(x)
 
 
 def _dtype_of(layer: MatrixLayer) -> torch.dtype:
     return precise(next(layer.module.parameters())[:0]).dtype
+
+
+def gather(passes: list[Pass]) -> dict[str, LayerStatistics]:
+    """The statistics of every layer over all passes."""
+    total: dict[str, LayerStatistics] = {}
+    for one in passes:
+        for name in one.layers:
+            statistics = one.finish(name)
+            total[name] = statistics if name not in total else total[name].merged(statistics)
+    for statistics in total.values():
+        statistics.join()
+    return total
+
+
+def note_gradients(parameters: list[nn.Parameter], capture: Any) -> None:
+    """Note at the end of a backward pass which gradients there are: if they are thrown away, so are the passes."""
+    noted = [(parameter, parameter.grad._version) for parameter in parameters if parameter.grad is not None]
+    capture.gradients = noted if capture.passes else []
 
 
 def unfolded(X: Tensor, samples: int) -> Tensor:

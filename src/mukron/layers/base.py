@@ -96,6 +96,7 @@ class MatrixLayer(Layer, ABC):
         d_in: Size of the factor of the layer's inputs.
         d_out: Size of the factor of its output's derivatives.
         groups: Number of independent weight matrices.
+        plain_rows: True if the rows of ``inputs`` are those of the input itself, [..., d_in], and not patches of it.
         one_hot: True if inputs are indices: A is diagonal, and ``inputs`` returns [groups, samples, positions].
         tf32: True if the layer's float32 products on a GPU use TF32 although torch's matrix products do not.
 
@@ -108,6 +109,7 @@ class MatrixLayer(Layer, ABC):
     d_in: int
     d_out: int
     groups: int = 1
+    plain_rows: ClassVar[bool] = False
     one_hot: ClassVar[bool] = False
     tf32: bool = False
 

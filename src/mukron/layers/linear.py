@@ -12,6 +12,8 @@ from mukron.layers.base import BIAS, WEIGHT, Fans, Layer, MatrixLayer, Shape, re
 class LinearLayer(MatrixLayer):
     """x [samples, ..., d_in]: the dimensions between samples and features are positions."""
 
+    plain_rows = True
+
     def __init__(self, module: nn.Linear) -> None:
         super().__init__(module)
         self.d_in, self.d_out = module.in_features, module.out_features
@@ -20,10 +22,13 @@ class LinearLayer(MatrixLayer):
         return linear_fans(name, shape)
 
     def inputs(self, x: Tensor) -> Tensor:
-        return _with_positions(x)
+        if x.ndim == 2:
+            return x[None, :, None]
+        if x.ndim == 1:
+            x = x.unsqueeze(0)
+        return x.reshape(1, x.shape[0], -1, x.shape[-1])
 
-    def signals(self, delta: Tensor) -> Tensor:
-        return _with_positions(delta)
+    signals = inputs
 
     def row_count(self, x: Tensor) -> int:
         return x.numel() // self.d_in
@@ -48,17 +53,9 @@ def linear_fans(name: str, shape: Shape) -> Fans | None:
     return Fans(shape[1], shape[0]) if name == WEIGHT else None
 
 
-def _with_positions(x: Tensor) -> Tensor:
-    if x.ndim == 2:
-        return x[None, :, None]
-    if x.ndim == 1:
-        x = x.unsqueeze(0)
-    return x.reshape(1, x.shape[0], -1, x.shape[-1])
-
-
 @register(NonDynamicallyQuantizableLinear)
 class AttentionOutput(Layer):
-    """The output projection of MultiheadAttention, which uses its weight without calling it: no forward pass is seen."""
+    """The output projection of MultiheadAttention, which uses its weight without calling it: no pass is seen."""
 
     def fans(self, name: str, shape: Shape) -> Fans | None:
         return linear_fans(name, shape)

@@ -27,7 +27,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from mukron.linalg.factors import CHOLESKY, ONE, Factor, MatrixFactor, Operator, State
+from mukron.linalg.factors import CHOLESKY, ONE, Factor, Matrix, MatrixFactor, Operator, State
 from mukron.linalg.roots import largest_by_squaring
 from mukron.linalg.solvers import Solver, Tracked
 
@@ -44,8 +44,9 @@ class KeptFactor(Factor):
 
     tracked = True
 
-    def __init__(self, kept: State, rows: Tensor, tolerance: float = TOLERANCE) -> None:
+    def __init__(self, kept: State, rows: Tensor, tolerance: float = TOLERANCE, applied_to: int = 0) -> None:
         self.kept, self.rows, self.tolerance, self.d = kept, rows, tolerance, rows.shape[-1]
+        self.applied_to = applied_to
         self._prepared: tuple[Operator, str] | None = None
 
     def mix(self, kept: State, old: float, new: float) -> KeptFactor:
@@ -64,7 +65,10 @@ class KeptFactor(Factor):
     def prepare(self, rho: Tensor, e: Fraction = ONE, solver: Solver = CHOLESKY) -> tuple[Operator, str]:
         """Once: it may renew the basis, which is then no longer the one of M."""
         if self._prepared is None:
-            self._prepared = self._prepare(rho, e)
+            operator, rescue = self._prepare(rho, e)
+            if isinstance(operator, Turned) and self.applied_to > self.d:
+                operator = Matrix(operator.matrix())  # it will be applied often enough to be multiplied out
+            self._prepared = operator, rescue
         return self._prepared
 
     def _prepare(self, rho: Tensor, e: Fraction) -> tuple[Operator, str]:
@@ -79,9 +83,13 @@ class KeptFactor(Factor):
         self.kept["Q"] = Q
 
 
-def kept_factor(kept: State, rows: Tensor, tolerance: float = TOLERANCE) -> KeptFactor:
-    """The form that suits what comes in; ``tolerance``: relative error of its root in the worst direction seen."""
-    return (ThinFactor if is_thin(*rows.shape[-2:]) else TrackedFactor)(kept, rows, tolerance)
+def kept_factor(kept: State, rows: Tensor, tolerance: float = TOLERANCE, applied_to: int = 0) -> KeptFactor:
+    """The form that suits what comes in.
+
+    tolerance: relative error of its root in the worst direction seen. applied_to: rows that its root will be applied
+    to before it is made again, if it serves several steps.
+    """
+    return (ThinFactor if is_thin(*rows.shape[-2:]) else TrackedFactor)(kept, rows, tolerance, applied_to)
 
 
 def is_thin(rows: int, d: int) -> bool:

@@ -8,7 +8,8 @@ Tensors may have a leading run dimension in place of groups: a stack of runs use
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import nullcontext
 from fractions import Fraction
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -19,7 +20,6 @@ from torch import Tensor
 from mukron.curvature import probe
 from mukron.layers import WEIGHT
 from mukron.linalg import Factor, FactorizationError, Inverse, LowRank, Operator, Solver, attempt, invert, products_of
-from mukron.optim.guards import proportion
 from mukron.optim.options import AdamStep, StepRule
 from mukron.optim.table import LayerEntry, ParameterEntry
 from mukron.optim.update import Move
@@ -38,24 +38,28 @@ def directions(optimizer: SecondOrder, step: Transaction) -> dict[str, Move]:
     moves: dict[str, Move] = {}
     products: list[tuple[float, Tensor]] = []
     graft, kl_clip = optimizer.options.graft, optimizer.options.kl_clip
+    plain = graft is None and kl_clip is None
     for layer in step.ready:
-        with products_of(layer.layer.tf32):
+        with products_of(True) if layer.layer.tf32 else nullcontext():
             for block, entry in layer.blocks.items():
                 raw = whole_gradient(step, layer, block, entry)
                 if raw is None:
                     continue
+                step.rates[entry.name] = rate = base_rate(entry) * entry.scale
                 G = block_gradient(step, layer, block, entry, raw)
                 move = optimizer.precondition(layer, block, G, step)
-                if isinstance(move, LowRank) and optimizer.adds_products(entry, move):
-                    moves[entry.name] = move
-                    continue
+                if isinstance(move, LowRank) and plain and not entry.group["nesterov"]:
+                    parameter = entry.parameter
+                    if parameter.is_contiguous() and parameter.dtype == move.D.dtype:
+                        moves[entry.name] = move  # it is added straight to its weight or buffer
+                        continue
                 matrix = move.matrix() if isinstance(move, LowRank) else move
                 if graft is not None:
                     other = _by_rule(step, graft, entry, layer.layer.values(block, dense(raw)), dense(G))
                     matrix = matrix * (other.norm() / matrix.norm().clamp_min(1e-30))
                 if kl_clip is not None:
-                    products.append(((entry.base_rate * entry.scale) ** 2, (matrix * dense(G)).sum()))
-                moves[entry.name] = layer.layer.values(block, matrix)
+                    products.append((rate**2, (matrix * dense(G)).sum()))
+                moves[entry.name] = matrix
     if kl_clip is not None and products:
         # nu = min(1, sqrt(kappa / sum of eta^2 <direction, gradient>))  (Grosse and Martens 2016)
         total = torch.stack([rate * product.double() for rate, product in products]).sum()
@@ -63,11 +67,20 @@ def directions(optimizer: SecondOrder, step: Transaction) -> dict[str, Move]:
         moves = {name: nu.to(move.dtype) * move for name, move in moves.items() if isinstance(move, Tensor)}
     for entry in optimizer.entries.values():
         if not entry.preconditioned and entry.parameter.grad is not None:
+            step.rates[entry.name] = base_rate(entry) * entry.scale
             G = averaged = plain_gradient(entry)
             if on_gradient(entry) and not isinstance(optimizer.options.fallback, AdamStep):
                 averaged = _averaged(step, entry, G)
             moves[entry.name] = _by_rule(step, optimizer.options.fallback, entry, G, averaged)
     return moves
+
+
+def base_rate(entry: ParameterEntry) -> float:
+    """The learning rate that the group gives a parameter, before the parametrization's multiplier."""
+    lr, fallback_lr = float(entry.group["lr"]), entry.group["fallback_lr"]
+    if entry.preconditioned or fallback_lr is None:
+        return lr
+    return float(fallback_lr) * lr / entry.group["reference_lr"]  # schedulers move lr alone
 
 
 # The gradient.
@@ -91,7 +104,7 @@ def whole_gradient(step: Transaction, layer: LayerEntry, block: str, entry: Para
     """The gradient of a block as matrices, or as D^T H where autograd did not form it; None: there is none."""
     G = None if entry.parameter.grad is None else layer.layer.block(block, plain_gradient(entry))
     statistics = step.statistics.get(layer.name)
-    own = statistics.gradient(fused=True) if statistics is not None and block == WEIGHT else None
+    own = statistics.unformed if statistics is not None and block == WEIGHT else None
     if own is None:
         return G
     if entry.group["maximize"]:
@@ -129,7 +142,7 @@ def _as_product(step: Transaction, layer: LayerEntry, G: Tensor) -> Move:
     rounding, is seen in what G does to a random vector, once the step reads its numbers; then G itself is used.
     """
     statistics = step.statistics.get(layer.name)
-    own = statistics.gradient() if statistics is not None and step.uses_products else None
+    own = statistics.product if statistics is not None and step.optimizer.uses_products else None
     if own is None or layer.name in step.altered:
         step.applied_dense.add(layer.name)
         return G
@@ -241,24 +254,22 @@ def _rounding(dtype: torch.dtype, device: torch.device, *sizes: tuple[int, int])
     return torch.tensor(numbers, dtype=dtype, device=device)
 
 
-def apply(operators: Mapping[str, Operator], G: Move) -> Move:
-    """P_out G P_in for G [groups, d_out, d_in], in the form in which G came."""
+def apply(operators: Mapping[str, Operator], G: Move, sides: Collection[str] = IN_SIDE + OUT_SIDE) -> Move:
+    """P_out G P_in for G [groups, d_out, d_in], in the form in which G came; or one side alone."""
     for name, operator in operators.items():
-        G = _right(operator, G) if name in IN_SIDE else _left(operator, G)
+        if name not in sides:
+            continue
+        if isinstance(G, LowRank):
+            G = G.right(operator) if name in IN_SIDE else G.left(operator)
+        else:
+            G = operator.right(G) if name in IN_SIDE else operator.left(G)
     return G
 
 
-def _right(operator: Operator, G: Move) -> Move:
-    return G.right(operator) if isinstance(G, LowRank) else operator.right(G)
-
-
-def _left(operator: Operator, G: Move) -> Move:
-    return G.left(operator) if isinstance(G, LowRank) else operator.left(G)
-
-
-def apply_out(operators: Mapping[str, Operator], G: Tensor) -> Tensor:
-    """P_out G for a bias's gradient G [groups, d_out, 1]: an input weight whose input is the constant 1."""
-    for name, operator in operators.items():
-        if name in OUT_SIDE:
-            G = operator.left(G)
-    return G
+def proportion(ours: Tensor, actual: Tensor) -> tuple[Tensor, Tensor]:
+    """The factor that takes ours to the actual one, and what is missing then; at any size, even where squares are 0."""
+    tiny = torch.finfo(actual.dtype).tiny
+    ours_size, actual_size = (x.abs().amax().clamp_min(tiny) for x in (ours, actual))
+    a, b = ours / ours_size, actual / actual_size
+    factor = (a * b).sum() / a.square().sum().clamp_min(tiny)
+    return factor * actual_size / ours_size, (b - factor * a).norm() / b.norm().clamp_min(tiny)

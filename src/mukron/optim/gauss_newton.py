@@ -78,9 +78,7 @@ class GaussNewton(SecondOrder):
             fallback_lr=fallback_lr,
             params=params,
             options=StepOptions(kl_clip=kl_clip, graft=graft, fallback=fallback, exclude=exclude),  # type: ignore[arg-type]
-            capture_options=CaptureOptions(
-                inputs=False, signals=False, jacobian=True, fisher=self.loss, output=output
-            ),
+            capture_options=CaptureOptions(inputs=False, signals=False, jacobian=True, fisher=self.loss, output=output),
         )
 
     def measure(self, layer: LayerEntry, statistics: LayerStatistics | None, step: Transaction) -> Blocks:

@@ -5,25 +5,23 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from mukron.curvature import Empirical, probe
+from mukron.curvature import Empirical, LayerStatistics, perturbed, probe
 from mukron.layers import WEIGHT
-from mukron.linalg import LowRank
+from mukron.optim.direction import Move, block_gradient, dense, proportion, whole_gradient
 from mukron.optim.options import check_momentum
+from mukron.optim.table import LayerEntry
+from mukron.optim.transaction import Transaction
 from mukron.params import Parametrization
 
 if TYPE_CHECKING:
     from mukron.optim.optimizer import SecondOrder
-    from mukron.optim.transaction import Transaction
 
-HALF = (torch.float16, torch.bfloat16)
 TOO_COARSE = 0.005
-Move = Tensor | LowRank
 SUSPICIOUS = 0.05  # of a gradient that does not come from its layer's own pass
 
 
@@ -113,6 +111,7 @@ def check_uses(optimizer: SecondOrder, step: Transaction) -> None:
         fused = [one.layers[layer.name].fused for one in capture.passes if layer.name in one.layers]
         if statistics is not None and statistics.halves and all(fused):  # the gradient has served, and makes room
             statistics.halves = [half._replace(fused=True) for half in statistics.halves]
+            statistics.join()
             entry.parameter.grad = None
     _check_scaler(optimizer, list(factors.values()))
 
@@ -149,8 +148,7 @@ def check_precision(optimizer: SecondOrder, step: Transaction, moves: Mapping[st
         move = moves.get(entry.name)
         if move is None:
             continue
-        again = step.with_statistics(layer, statistics.perturbed(4 * torch.finfo(torch.float32).eps))
-        U = layer.layer.block(WEIGHT, move) if isinstance(move, Tensor) else move.matrix()
+        again, U = _direction(step, layer, perturbed(statistics, 4 * torch.finfo(torch.float32).eps)), dense(move)
         off = float((again - U).norm() / U.norm().clamp_min(1e-30))
         if not off < TOO_COARSE:
             warnings.warn(
@@ -161,32 +159,14 @@ def check_precision(optimizer: SecondOrder, step: Transaction, moves: Mapping[st
             )
 
 
-def proportion(ours: Tensor, actual: Tensor) -> tuple[Tensor, Tensor]:
-    """The factor that takes ours to the actual one, and what is missing then; at any size, even where squares are 0."""
-    tiny = torch.finfo(actual.dtype).tiny
-    ours_size, actual_size = (x.abs().amax().clamp_min(tiny) for x in (ours, actual))
-    a, b = ours / ours_size, actual / actual_size
-    factor = (a * b).sum() / a.square().sum().clamp_min(tiny)
-    return factor * actual_size / ours_size, (b - factor * a).norm() / b.norm().clamp_min(tiny)
-
-
-def norms(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Of each, in float32 at least: a half-precision norm overflows where its entries do not."""
-    precise = [tensor.float() if tensor.dtype in HALF else tensor for tensor in tensors]
-    found = list(precise)
-    for dtype in {tensor.dtype for tensor in precise}:
-        places = [place for place, tensor in enumerate(precise) if tensor.dtype == dtype]
-        for place, norm in zip(places, torch._foreach_norm([precise[place] for place in places]), strict=True):
-            found[place] = norm
-    return found
-
-
-def read(groups: Sequence[Sequence[Tensor]]) -> list[list[float]]:
-    """The numbers of each group, with one look at the device."""
-    numbers = [number if number.ndim == 1 else number.reshape(-1) for group in groups for number in group]
-    if not numbers:
-        return [[] for _ in groups]
-    if len({number.dtype for number in numbers}) > 1:
-        numbers = [number.double() for number in numbers]
-    values = iter(torch.cat(numbers).tolist())
-    return [list(islice(values, sum([number.numel() for number in group]))) for group in groups]
+def _direction(step: Transaction, layer: LayerEntry, statistics: LayerStatistics) -> Tensor:
+    """The direction that a layer's weight would have with other statistics; nothing of the step is changed."""
+    other = Transaction(step.optimizer, {layer.name: statistics})
+    other.active, other.double, other.altered, other.rescue = [layer], set(step.double), set(step.altered), True
+    other.measure()
+    other.prepare()
+    entry = layer.blocks[WEIGHT]
+    raw = whole_gradient(other, layer, WEIGHT, entry)
+    assert raw is not None
+    G = block_gradient(other, layer, WEIGHT, entry, raw)
+    return dense(step.optimizer.precondition(layer, WEIGHT, G, other))

@@ -21,7 +21,7 @@ from mukron.damping import Rescaled, Rule
 from mukron.layers import BIAS, WEIGHT
 from mukron.linalg import Cholesky, Eigh, Newton, Solver
 from mukron.memory import Batch, Memory, Window
-from mukron.optim.direction import apply, apply_out
+from mukron.optim.direction import OUT_SIDE, apply
 from mukron.optim.docs import describe
 from mukron.optim.optimizer import SecondOrder
 from mukron.optim.options import Momentum, StepOptions, StepRule, one_of
@@ -121,6 +121,7 @@ class KFAC(SecondOrder):
             output=output,
             fused=fused,
         )
+        self.positions_power = float(self.method.e_A)
         scaler = capture_options.fisher.grad_scaler if isinstance(capture_options.fisher, Empirical) else grad_scaler
         if fused and scaler is not None:
             raise ValueError("fused=True leaves no gradients for a GradScaler to unscale; train in bfloat16 or float32")
@@ -165,10 +166,11 @@ class KFAC(SecondOrder):
         operators = step.value(layer, "operators")[WEIGHT]
         if block != BIAS:
             return apply(operators, G)
-        assert isinstance(G, Tensor)
         # An input weight whose input is 1 at every position: A is their number where positions are expanded.
         positions = step.value(layer, "positions") if self.capture_options.sharing == "expand" else 1
-        return apply_out(operators, G) / positions ** float(self.method.e_A)
+        moved = apply(operators, G, OUT_SIDE)
+        assert isinstance(moved, Tensor)
+        return moved / positions**self.positions_power
 
     def warn(self) -> None:
         """From an output layer at zero one step lands on kernel regression (Section 4.3).

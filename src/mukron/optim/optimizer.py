@@ -13,19 +13,19 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from fractions import Fraction
-from functools import lru_cache
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mukron.curvature import Capture, CaptureOptions, LayerStatistics
+from mukron.curvature import Capture, CaptureOptions, LayerStatistics, gather
 from mukron.damping import Rule
-from mukron.linalg import Factor, LowRank, Operator
-from mukron.optim.direction import apply, directions
+from mukron.layers import BIAS, WEIGHT
+from mukron.linalg import Factor, LowRank
+from mukron.optim.direction import apply, base_rate, directions
 from mukron.optim.exchange import Exchange
-from mukron.optim.guards import check_arguments, check_dtypes, check_precision, check_group, check_model, check_uses
+from mukron.optim.guards import check_arguments, check_dtypes, check_group, check_model, check_precision, check_uses
 from mukron.optim.options import AdamStep, GradientMomentum, HeavyBall, Momentum, StepOptions, refuse_unknown
 from mukron.optim.plan import plan_table
 from mukron.optim.saving import complete_state, load_state
@@ -80,6 +80,7 @@ class SecondOrder(Optimizer):
         check_arguments(type(self).__name__, parametrization, lr)
         self.model, self.options, self.capture_options = model, options, capture_options
         self.parametrization = None if parametrization is None else parametrization.bind(model)
+        self.powers = {block: self.powers_of(block) for block in (WEIGHT, BIAS)}
         self.exchange: Exchange | None = None
         self.steps, self.skipped, self._skipped_in_a_row = 0, 0, 0
         self.watchers: list[Watcher] = []
@@ -120,14 +121,10 @@ class SecondOrder(Optimizer):
         """The direction for the gradient G of a block."""
         return apply(step.value(layer, "operators")[block], G)
 
-    def finish(self, factors: Mapping[str, Factor], operators: dict[str, Operator]) -> dict[str, Operator]:
-        """The operators of a block as they are kept."""
-        return operators
-
     def warn(self) -> None:
         """What a user should know of the model before the first step."""
 
-    def powers(self, block: str) -> dict[str, Fraction]:
+    def powers_of(self, block: str) -> dict[str, Fraction]:
         """By factor, the power of it that the gradient of a block is divided by."""
         return {statistic.name: e for statistic, e in self.method.factors}
 
@@ -161,19 +158,16 @@ class SecondOrder(Optimizer):
             self._capture.close()
         heard = {name: entry.layer for name, entry in self.layers.items()} if self.capture_options.anything else {}
         self._capture = Capture(unwrap(self.model), heard, self.capture_options, self.generator)
-        self._set_due(wanting=False)
+        self.capture.due, self.capture.double = self._wants()
 
-    def _set_due(self, wanting: bool) -> None:
-        """Tell the capture what the coming step wants. wanting: a layer waits for its first factors."""
-        self.capture.due = self.steps % self.options.factor_every == 0 or wanting
-        double = [name for name, layer in self.layers.items() if self._needs_double(layer)] if self.inverts else ()
-        self.capture.double = frozenset(double)
-
-    def _needs_double(self, layer: LayerEntry) -> bool:
-        state = self.state.get(layer.anchor, {})
-        if "double" in state:
-            return bool(state["double"])
-        return layer.anchor.dtype != torch.float64 and ill_conditioned(self, layer)
+    def _wants(self, waiting: bool = False) -> tuple[bool, frozenset[str]]:
+        """Whether the coming step wants fresh factors, and layers in float64. waiting: for a layer's first factors."""
+        double = set()
+        for name, layer in self.layers.items() if self.inverts else ():
+            state = self.state.get(layer.anchor, {})
+            if state["double"] if "double" in state else ill_conditioned(self, layer):
+                double.add(name)
+        return waiting or self.steps % self.options.factor_every == 0, frozenset(double)
 
     @property
     def capture(self) -> Capture:
@@ -182,15 +176,11 @@ class SecondOrder(Optimizer):
 
     def rule_of(self, layer: LayerEntry, block: str) -> Rule:
         """The damping rule of a layer, with the number that its group has now."""
-        entry = layer.blocks.get(block) or next(iter(layer.blocks.values()))
-        damping = entry.group["damping"]
-        if isinstance(damping, Rule):
-            return damping
-        return _rule(tuple({**entry.group["damping_rule"], "rho": float(damping)}.items()))
+        return Rule.of_group((layer.blocks.get(block) or next(iter(layer.blocks.values()))).group)
 
     def rate(self, name: str) -> float:
         """The learning rate of a parameter: its group's, times the parametrization's multiplier."""
-        return self.entries[name].base_rate * self.entries[name].scale
+        return base_rate(self.entries[name]) * self.entries[name].scale
 
     # The step.
 
@@ -215,13 +205,13 @@ class SecondOrder(Optimizer):
             raise
         if moves is None:
             self._skip()
-        else:
-            step.commit()
-            with stage("mukron::write"):
-                write([self._update(name, move) for name, move in moves.items()])
-            self.steps, self._skipped_in_a_row = self.steps + 1, 0
-            self.capture.commit()
-        self._set_due(wanting=moves is not None and len(step.ready) < len(step.active))
+            return loss
+        step.commit()
+        self.steps, self._skipped_in_a_row = self.steps + 1, 0
+        wants = self._wants(waiting=len(step.ready) < len(step.active))
+        with stage("mukron::write"):
+            write([self._update(name, move, step.rates[name]) for name, move in moves.items()])
+        self.capture.commit(*wants)
         return loss
 
     def _attempt(self) -> tuple[Transaction, dict[str, Move] | None]:
@@ -230,7 +220,7 @@ class SecondOrder(Optimizer):
         All is launched as if nothing could go wrong, and the device is read once, at the end. Only then, if an inverse
         did not come out well or a gradient is not what it was taken for, is a part of it done again.
         """
-        statistics = self.capture.gather()
+        statistics = gather(self.capture.passes)
         step = Transaction(self, statistics if self.exchange is None else self.exchange.gather(statistics))
         if self.capture.checks_uses:
             check_uses(self, step)
@@ -247,33 +237,32 @@ class SecondOrder(Optimizer):
             check_precision(self, step, moves)
         return step, moves if counts else None
 
-    def _update(self, name: str, move: Move) -> Update:
+    def _update(self, name: str, move: Move, rate: float) -> Update:
         """What a parameter's move becomes: its learning rate, decay, and momentum if that is on the update."""
         entry, group = self.entries[name], self.entries[name].group
         weight: Tensor = entry.parameter
-        rate, momentum = entry.base_rate, group["momentum"]
         adam = not entry.preconditioned and isinstance(self.options.fallback, AdamStep)
-        on_update = momentum and group["momentum_on"] == "update" and not adam
+        on_update = group["momentum"] and group["momentum_on"] == "update" and not adam
         buffer = self._buffer(entry, move) if on_update else None
-        if isinstance(move, LowRank):
-            layer = self.layers[name.rpartition(".")[0]].layer
-            weight, buffer = layer.matrix(weight), None if buffer is None else layer.matrix(buffer)
-        decay = rate * group["weight_decay"] if group["decoupled"] else 0.0
-        return Update(weight, move, rate * entry.scale, decay, buffer, momentum, group["nesterov"])
+        if entry.preconditioned:
+            of_layer, _, block = name.rpartition(".")
+            layer = self.layers[of_layer].layer
+            if isinstance(move, LowRank) or weight.is_contiguous():
+                weight, buffer = layer.block(block, weight), None if buffer is None else layer.block(block, buffer)
+            else:
+                move = layer.values(block, move)
+        decay = rate / entry.scale * group["weight_decay"] if group["decoupled"] and group["weight_decay"] else 0.0
+        return Update(weight, move, rate, decay, buffer, group["momentum"], group["nesterov"])
 
     def _buffer(self, entry: ParameterEntry, move: Move) -> Tensor:
         state = self.state[entry.parameter]
         if "momentum_buffer" not in state:
-            dtype = entry.parameter.dtype if isinstance(move, LowRank) else _at_least_float32(entry.parameter.dtype)
-            like = torch.zeros_like(entry.parameter, dtype=dtype, memory_format=torch.contiguous_format)
-            state["momentum_buffer"] = like
+            half = entry.parameter.dtype in (torch.float16, torch.bfloat16)
+            dtype = torch.float32 if half else entry.parameter.dtype
+            contiguous = torch.contiguous_format
+            state["momentum_buffer"] = torch.zeros_like(entry.parameter, dtype=dtype, memory_format=contiguous)
         buffer: Tensor = state["momentum_buffer"]
         return buffer
-
-    def adds_products(self, entry: ParameterEntry, move: LowRank) -> bool:
-        """Whether D^T H may be added straight to its weight or buffer, without being formed."""
-        plain = self.options.graft is None and self.options.kl_clip is None and not entry.group["nesterov"]
-        return plain and entry.parameter.is_contiguous() and entry.parameter.dtype == move.D.dtype
 
     def _skip(self) -> None:
         self.skipped += 1
@@ -359,12 +348,3 @@ def _momentum(momentum: Momentum) -> dict[str, Any]:
     if isinstance(momentum, HeavyBall):
         return {"momentum": momentum.beta, "nesterov": momentum.nesterov, "momentum_on": "update"}
     return {"momentum": momentum.beta, "nesterov": False, "momentum_on": "gradient"}
-
-
-def _at_least_float32(dtype: torch.dtype) -> torch.dtype:
-    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
-
-
-@lru_cache(maxsize=64)
-def _rule(plain: tuple[tuple[str, Any], ...]) -> Rule:
-    return Rule.from_plain(dict(plain))

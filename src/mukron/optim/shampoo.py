@@ -18,14 +18,11 @@ from mukron.linalg import (
     Factor,
     Identity,
     LowRank,
-    Matrix,
     MatrixFactor,
     Newton,
-    Operator,
     Solver,
     State,
     Tracked,
-    Turned,
     add_to_diagonal,
     kept_factor,
     turn,
@@ -36,8 +33,9 @@ from mukron.optim.docs import describe
 from mukron.optim.optimizer import SecondOrder
 from mukron.optim.options import Momentum, StepOptions, StepRule
 from mukron.optim.table import LayerEntry
-from mukron.optim.transaction import Blocks, Transaction, times
-from mukron.optim.update import Move
+from mukron.optim.transaction import Blocks, Transaction
+from mukron.optim.units import gradients_to_square, unit_of
+from mukron.optim.update import Move, times
 from mukron.params import Parametrization
 from mukron.theory import shampoo
 
@@ -133,7 +131,7 @@ class Shampoo(SecondOrder):
     def measure(self, layer: LayerEntry, statistics: LayerStatistics | None, step: Transaction) -> Blocks:
         memory = step.state_of(layer.anchor).get("memory", {})
         blocks: Blocks = {}
-        for block, G in step.squared_gradients(layer).items():
+        for block, G in gradients_to_square(step, layer).items():
             kept = {name: dict(memory.get(block, {}).get(name, {})) for name in ("L", "R")}
             blocks[block] = self._factors(layer, block, G, kept)
         return blocks
@@ -154,28 +152,18 @@ class Shampoo(SecondOrder):
             if diagonal[name]:
                 factors[name] = DiagonalFactor(rows.square().sum(-2))
             elif isinstance(solver, Tracked):
-                factors[name] = kept_factor(kept[name], rows, solver.tolerance)
+                steps, other = self.options.inverse_every, d_in if name == "L" else d_out
+                factors[name] = kept_factor(kept[name], rows, solver.tolerance, steps * other if steps > 1 else 0)
             else:
                 factors[name] = MatrixFactor(rows.mT @ rows)
         return factors
 
-    def powers(self, block: str) -> dict[str, Fraction]:
+    def powers_of(self, block: str) -> dict[str, Fraction]:
         e = self.method.e_A
         return {"L": e} if block == BIAS else {"L": e / 2, "R": e / 2}
 
-    def finish(self, factors: Mapping[str, Factor], operators: dict[str, Operator]) -> dict[str, Operator]:
-        """A root in its basis that will be applied often is multiplied out."""
-        uses = self.options.inverse_every
-        for name, other in (("L", "R"), ("R", "L")):
-            operator = operators.get(name)
-            if isinstance(operator, Turned) and uses > 1:
-                d_other = factors[other].d if other in factors else 1
-                if uses * d_other > factors[name].d:
-                    operators[name] = Matrix(operator.matrix())
-        return operators
-
     def precondition(self, layer: LayerEntry, block: str, G: Move, step: Transaction) -> Move:
-        unit, e = step.unit(layer, block), float(self.method.e_A)
+        unit, e = unit_of(step, layer, block), float(self.method.e_A)
         return times(self._precondition(layer, block, times(G, 1 / unit), step), unit ** (1 - 2 * e))
 
     def _precondition(self, layer: LayerEntry, block: str, G: Move, step: Transaction) -> Move:
@@ -205,9 +193,7 @@ class Shampoo(SecondOrder):
 def _turned(G: Move, kept: Mapping[str, State], diagonal: Mapping[str, bool]) -> Move:
     """Q_L^T G Q_R; a side that keeps its diagonal alone has no basis."""
     if isinstance(G, LowRank):
-        return LowRank(
-            G.D if diagonal["L"] else turn(kept["L"], G.D), G.H if diagonal["R"] else turn(kept["R"], G.H)
-        )
+        return LowRank(G.D if diagonal["L"] else turn(kept["L"], G.D), G.H if diagonal["R"] else turn(kept["R"], G.H))
     G = G if diagonal["L"] else turn(kept["L"], G.mT).mT
     return G if diagonal["R"] else turn(kept["R"], G)
 

@@ -35,14 +35,6 @@ class ParameterEntry:
     scale: float
     preconditioned: bool
 
-    @property
-    def base_rate(self) -> float:
-        """The learning rate that the group gives it, before the parametrization's multiplier."""
-        lr = float(self.group["lr"])
-        if self.preconditioned or self.group["fallback_lr"] is None:
-            return lr
-        return float(self.group["fallback_lr"]) * lr / self.group["reference_lr"]  # schedulers move lr alone
-
 
 @dataclass(frozen=True)
 class LayerEntry:

@@ -17,6 +17,12 @@ from mukron.linalg import LowRank
 Move = Tensor | LowRank
 
 
+def times(G: Move, factor: float) -> Move:
+    if factor == 1:
+        return G
+    return LowRank(G.D * factor, G.H) if isinstance(G, LowRank) else G * factor
+
+
 class Update(NamedTuple):
     """What one weight moves by.
 

@@ -1,0 +1,74 @@
+"""Positions that the loss ignores, such as padding: they count in no factor.
+
+    weights  [samples, positions of the output], 1 where the loss depends on the output, else 0
+
+A layer with as many positions as the output has those weights. Any other layer has one weight a sample: 1 unless the
+loss ignores all of it.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+class Ignored:
+    """Which positions of a batch count."""
+
+    def __init__(self, errors: Tensor, class_dim: int) -> None:
+        """errors: the derivative of the loss by the model's output, zero for all classes where it is ignored."""
+        used = errors.movedim(class_dim, -1).ne(0).any(-1)
+        self.weights = used.reshape(len(errors), -1).to(torch.float32)
+        self.samples = len(errors)
+        self.used_samples = self.weights.amax(1).sum().clamp_min(1.0)
+
+    def of_rows(self, shape: tuple[int, ...]) -> Tensor | None:
+        """Weights for rows [samples, positions] of a layer; None: they are not sorted by samples."""
+        if shape[0] != self.samples:
+            return None
+        return self.weights if shape[1] == self.weights.shape[1] else self.weights.amax(1, keepdim=True)
+
+    def of_inputs(self, H: Tensor) -> Tensor:
+        """Rows [groups, samples, positions, d] for A, a sum divided by the number of samples that count."""
+        weights = self.of_rows(H.shape[1:3])
+        return H if weights is None else H * self._factor(weights, self.samples / self.used_samples, H)
+
+    def of_signals(self, D: Tensor, of_samples: bool, of_mean_loss: bool) -> Tensor:
+        """Rows for B, a mean over rows that count, or over samples.
+
+        of_mean_loss: they are derivatives of a mean over the samples that count, not of a sum.
+        """
+        weights = self.of_rows(D.shape[1:3])
+        if weights is None:
+            return D
+        all_over_used = weights.numel() / weights.sum().clamp_min(1.0)
+        factor = self._factor(weights, self.samples / self.used_samples if of_samples else all_over_used, D)
+        return D * factor * (self.used_samples / self.samples).to(D.dtype) if of_mean_loss else D * factor
+
+    def _factor(self, weights: Tensor, all_over_used: Tensor, like: Tensor) -> Tensor:
+        return (weights * all_over_used.sqrt()).to(like.dtype)[None, :, :, None]
+
+    def means(self, H: Tensor) -> Tensor:
+        """[groups, samples, d]: the mean over the positions of each sample that count, for rows from ``of_inputs``."""
+        weights = self.of_rows(H.shape[1:3])
+        if weights is None or weights.shape[1] != H.shape[2]:
+            return H.mean(2)
+        return H.sum(2) / weights.sum(1).clamp_min(1.0).to(H.dtype)[None, :, None]
+
+    def rows(self, count: int, shape: tuple[int, ...]) -> float | Tensor:
+        """Rows that count, as if all samples did, of ``count`` rows of that shape."""
+        weights = self.of_rows(shape)
+        if weights is None:
+            return count
+        used = weights.sum() * (count / weights.numel())
+        return (used * self.samples / self.used_samples).clamp_min(1.0)
+
+    def frequencies(self, indices: Tensor) -> Tensor | None:
+        """A weight for every index [groups, samples, positions] of an embedding's input."""
+        weights = self.of_rows(indices.shape[1:3])
+        return None if weights is None else (weights * (self.samples / self.used_samples)).expand(indices.shape)
+
+    def signals(self, v: Tensor, class_dim: int) -> Tensor:
+        """Fisher targets v of the output's shape, zero where it is ignored."""
+        shape = v.movedim(class_dim, -1).shape[:-1]
+        return v * self.weights.to(v.dtype).reshape(shape).unsqueeze(-1).movedim(-1, class_dim)
