@@ -11,7 +11,7 @@ from mukron.curvature.fisher import (
     drawn_targets,
     targets,
 )
-from mukron.curvature.forms import FORMS, as_rows
+from mukron.curvature.forms import FORMS, as_rows, keeps_halves
 from mukron.curvature.passes import Accumulator, Halves, Jacobian, LayerStatistics, gather, probe
 from mukron.curvature.precision import double, perturbed
 
@@ -32,6 +32,7 @@ __all__ = [
     "double",
     "drawn_targets",
     "gather",
+    "keeps_halves",
     "perturbed",
     "probe",
     "targets",

@@ -72,7 +72,7 @@ def _with_momentum(updates: Sequence[Update]) -> list[Move]:
     for place, (weight, move, _, _, buffer, momentum, nesterov) in enumerate(updates):
         if buffer is None:
             continue
-        if isinstance(move, LowRank) and not nesterov:
+        if isinstance(move, LowRank) and not nesterov and move.D.dtype == buffer.dtype:
             moves[place] = buffer.baddbmm_(move.D.mT, move.H, beta=momentum)
         else:
             matrix = move.matrix() if isinstance(move, LowRank) else move

@@ -23,7 +23,7 @@ from mukron.train.stacked.choice import stackable
 from mukron.train.stacked.network import Stack
 from mukron.train.surroundings import interruptible, precision, repeatable
 
-OWN = ("lr", "damping", "scheme", "output_exponent", "seed")  # of a run; all else is the stack's
+PER_RUN = ("lr", "damping", "scheme", "output_exponent", "seed")  # of a run; all else is the stack's
 ALONE = "alone"  # the status of a run that left its stack
 
 
@@ -57,8 +57,8 @@ def train_stack(
     for config in configs:
         if reason := stackable(config):
             raise RunError(f"{reason}. Train such runs one by one")
-        if different := [name for name in first.differences(config) if name not in OWN]:
-            raise RunError(f"runs of one stack share all but {', '.join(OWN)}; these differ in {', '.join(different)}")
+        if different := [name for name in first.differences(config) if name not in PER_RUN]:
+            raise RunError(f"runs of one stack share all but {', '.join(PER_RUN)}; these differ in {', '.join(different)}")
     with ExitStack() as stack:
         data = dataset_of(first, dataset, data_dir)
         stack.enter_context(own_random_numbers(device_of(first)))

@@ -1,6 +1,8 @@
-"""The networks and optimizers of a stack: every tensor has a run dimension.
+"""The networks and optimizers of a stack: every tensor has a run dimension where a layer of one run has groups.
 
 H [runs, N, d_in] inputs    D [runs, N, d_out] the loss's derivatives    F [runs, N, d_out] the Fisher's
+
+Preconditioning and the update are those of the optimizers: ``direction.prepare``, ``direction.apply``, ``update.write``.
 """
 
 from __future__ import annotations
@@ -15,17 +17,20 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.optim import Optimizer
 
-from mukron.curvature import Accumulator, drawn_targets
+from mukron.curvature import Accumulator, drawn_targets, keeps_halves
 from mukron.damping import EachOwn, Rule, Sides
 from mukron.data import Dataset
-from mukron.linalg import Factor, FactorizationError, LowRank, RowsFactor
-from mukron.optim.base import WEIGHT, SecondOrder
+from mukron.layers import WEIGHT
+from mukron.linalg import Cholesky, Factor, FactorizationError, LowRank
+from mukron.optim import SecondOrder
+from mukron.optim.direction import Move, apply, at_least_rounding, base_rate, prepare
+from mukron.optim.transaction import EPS, ILL_CONDITIONED, ill_conditioned
+from mukron.optim.update import Update, write
 from mukron.params import Parametrization
-from mukron.precond import apply, prepare
 from mukron.train.build import Loss, loss_of, network_of, optimizer_of
 from mukron.train.config import RunConfig
 
-INVERSES = {"A": Fraction(1), "B": Fraction(1)}
+POWERS = {"A": Fraction(1), "B": Fraction(1)}
 
 
 class Stack:
@@ -41,22 +46,21 @@ class Stack:
         self.loss: Loss = torch.func.vmap(loss_of(config, dataset.classes))
         self.generators: list[Generator] = []
         networks: dict[tuple[object, ...], tuple[nn.Module, Parametrization]] = {}
-        settings: dict[str, list[Settings]] = {}
-        for each in configs:  # built as ``build`` does; runs that begin alike share their network
-            key = (each.seed, each.scheme, each.output_exponent)
+        layers: dict[str, list[RunLayer]] = {}
+        for run in configs:  # built as ``build`` does; runs that begin alike share their network
+            key = (run.seed, run.scheme, run.output_exponent)
             if key not in networks:
-                networks[key] = network_of(each, dataset)
+                networks[key] = network_of(run, dataset)
             model, plan = networks[key]
-            optimizer = optimizer_of(each, model, plan)
+            optimizer = optimizer_of(run, model, plan)
             for name, module in model.named_children():
                 if isinstance(module, nn.Linear):
-                    settings.setdefault(name, []).append(
-                        Settings.of(optimizer, name, cast(nn.Parameter, module.weight))
-                    )
+                    weight = cast(nn.Parameter, module.weight)
+                    layers.setdefault(name, []).append(RunLayer.of(optimizer, name, weight))
             if isinstance(optimizer, SecondOrder):
                 self.generators.append(optimizer.generator)
                 optimizer.close()
-        self.layers = [StackedLayer.of(each) for each in settings.values()]
+        self.layers = [StackedLayer.of(runs) for runs in layers.values()]
         self.modules = [module for module in model if not isinstance(module, nn.Flatten)]  # type: ignore[attr-defined]
 
     def keep(self, places: Sequence[int]) -> None:
@@ -78,17 +82,19 @@ class Stack:
             F = torch.autograd.grad(f, u, drawn, retain_graph=True)
         D = torch.autograd.grad(f, u, v)
         if self.fisher == "empirical":
-            F = [len(y[0]) * each for each in D]  # of the summed loss
+            F = [len(y[0]) * signals for signals in D]  # of the summed loss
         with torch.no_grad():
             odd = torch.zeros(len(y), dtype=torch.bool, device=y.device)
             for place, layer in enumerate(self.layers):
+                move: Move
                 if self.second_order:
                     move, is_odd = layer.precondition(H[place], D[place], F[place] if F else None)
                     odd |= is_odd
-                    layer.W.mul_(1 - factor * layer.decay)
-                else:
-                    move = torch.baddbmm(layer.decay * layer.W, D[place].mT, H[place])
-                layer.write(move, factor, self.momentum, self.nesterov)
+                    decay: float | Tensor = factor * layer.decay
+                else:  # torch's SGD decays by the gradient
+                    move, decay = torch.baddbmm(layer.decay * layer.W, D[place].mT, H[place]), 0.0
+                buffer = layer.buffer if self.momentum else None
+                write([Update(layer.W, move, factor * layer.rate, decay, buffer, self.momentum, self.nesterov)])
             hits = (output.argmax(-1) == y).sum(1)
         return losses.detach().double(), hits, odd
 
@@ -118,7 +124,7 @@ class Stack:
         return h, H, u
 
 
-class Settings(NamedTuple):
+class RunLayer(NamedTuple):
     """What one run's optimizer knows of one layer."""
 
     weight: Tensor
@@ -126,16 +132,19 @@ class Settings(NamedTuple):
     decay: float
     rule: Rule | None = None
     sides: Sides | None = None
+    double: bool = False
 
     @classmethod
-    def of(cls, optimizer: Optimizer, name: str, weight: nn.Parameter) -> Settings:
-        group = next(group for group in optimizer.param_groups if any(weight is each for each in group["params"]))
+    def of(cls, optimizer: Optimizer, name: str, weight: nn.Parameter) -> RunLayer:
+        group = next(group for group in optimizer.param_groups if any(weight is p for p in group["params"]))
         decay = group["weight_decay"]
         if not isinstance(optimizer, SecondOrder):
             return cls(weight.detach(), group["lr"], decay)
-        slot = optimizer.slots[name]
-        rule, sides = optimizer.rule_of(slot, WEIGHT), slot.sides_of(WEIGHT)
-        return cls(weight.detach(), optimizer.rate(weight), optimizer.base_rate(weight) * decay, rule, sides)
+        layer = optimizer.layers[name]
+        entry, rule = layer.blocks[WEIGHT], optimizer.rule_of(layer, WEIGHT)
+        rate = base_rate(entry)
+        double = ill_conditioned(optimizer, layer)
+        return cls(weight.detach(), rate * entry.scale, rate * decay, rule, layer.sides[WEIGHT], double)
 
 
 @dataclass
@@ -147,22 +156,21 @@ class StackedLayer:
     rate: Tensor  # [runs, 1, 1], before the schedule
     decay: Tensor  # [runs, 1, 1]: of SGD a part of the gradient, of the others what a step takes off the weights
     rules: list[tuple[Rule, Sides]]
+    double: bool  # the damping of a run is so small that the layer is preconditioned in float64
     peaks: dict[str, Tensor] = field(default_factory=dict)  # the largest traces so far
 
     @classmethod
-    def of(cls, settings: Sequence[Settings]) -> StackedLayer:
-        W = torch.stack([each.weight for each in settings])
-        rate, decay = (
-            W.new_tensor([getattr(each, name) for each in settings])[:, None, None] for name in ("rate", "decay")
-        )
-        rules = [(each.rule, each.sides) for each in settings if each.rule is not None and each.sides is not None]
-        return cls(W, torch.zeros_like(W), rate, decay, rules)
+    def of(cls, runs: Sequence[RunLayer]) -> StackedLayer:
+        W = torch.stack([run.weight for run in runs])
+        rate, decay = (W.new_tensor([getattr(run, name) for run in runs])[:, None, None] for name in ("rate", "decay"))
+        rules = [(run.rule, run.sides) for run in runs if run.rule is not None and run.sides is not None]
+        return cls(W, torch.zeros_like(W), rate, decay, rules, any(run.double for run in runs))
 
     def keep(self, places: Sequence[int]) -> None:
         index = torch.tensor(places, device=self.W.device, dtype=torch.int64)
         for name in ("W", "buffer", "rate", "decay"):
             setattr(self, name, getattr(self, name)[index])
-        self.peaks = {name: each[index] for name, each in self.peaks.items()}
+        self.peaks = {name: peak[index] for name, peak in self.peaks.items()}
         self.rules = [self.rules[place] for place in places] if self.rules else []
         self.__dict__.pop("damping", None)
 
@@ -171,36 +179,28 @@ class StackedLayer:
         rules, sides = zip(*self.rules, strict=True)
         return EachOwn(rules, sides, self.W.device)
 
-    def precondition(self, H: Tensor, D: Tensor, F: Tensor | None) -> tuple[Tensor | LowRank, Tensor]:
+    def precondition(self, H: Tensor, D: Tensor, F: Tensor | None) -> tuple[Move, Tensor]:
         """(B + rho_B)^-1 G (A + rho_A)^-1 with G = D^T H, A of H, B of F; and whether ``train`` would do otherwise."""
         _, d_out, d_in = self.W.shape
+        if self.double:
+            H, D, F = H.double(), D.double(), None if F is None else F.double()
         factors = {"A": _factor(H, d_out)}
         if F is not None:
             factors["B"] = _factor(F, d_in)
         traces = {name: factor.trace() for name, factor in factors.items()}
         self.peaks = {name: torch.maximum(self.peaks.get(name, trace), trace) for name, trace in traces.items()}
-        rho = self.damping(factors, self.peaks)
-        (made,), numbers = prepare([(factors, rho)], INVERSES, "cholesky", rescue=False)
-        assert not isinstance(made, FactorizationError)  # without a rescue nobody looks
-        operators, _ = made
-        as_rows = isinstance(factors["A"], RowsFactor) and LowRank.is_cheaper(H.shape[1], d_out, d_in)
-        move = apply(operators, LowRank(D, H) if as_rows else D.mT @ H)
-        # |G| <= |D| |H|: where this is finite, all is that train looks at
+        (rho,), (conditions,) = at_least_rounding([(factors, self.damping(factors, self.peaks))])
+        (prepared,), numbers = prepare([(factors, rho)], [POWERS], Cholesky(), rescue=False)
+        assert not isinstance(prepared, FactorizationError)  # without a rescue nobody looks
+        halves = self.double or keeps_halves(H.shape[1], d_in, d_out, "auto", F is not None)
+        move = apply(prepared[0], LowRank(D, H) if halves else D.mT @ H)
+        # |G| <= |D| |H|: where this is finite, so is all that train looks at
         sizes = [_norm(D) * traces["A"].sqrt(), *traces.values(), *numbers]
         sizes += [_norm(move.D), _norm(move.H)] if isinstance(move, LowRank) else [_norm(move)]
-        return move, ~torch.stack(sizes).isfinite().all(0)
-
-    def write(self, move: Tensor | LowRank, factor: float, momentum: float, nesterov: bool) -> None:
-        """Momentum and the update; ``factor`` is the schedule's."""
-        if isinstance(move, LowRank) and momentum and not nesterov:
-            self.buffer.baddbmm_(move.D.mT, move.H, beta=momentum)
-            move = self.buffer
-        elif momentum:
-            step = move.matrix() if isinstance(move, LowRank) else move
-            self.buffer.mul_(momentum).add_(step)
-            move = step.add(self.buffer, alpha=momentum) if nesterov else self.buffer
-        matrix = move.matrix() if isinstance(move, LowRank) else move
-        self.W.addcmul_(matrix, self.rate, value=-factor)
+        odd = ~torch.stack(sizes).isfinite().all(0)
+        if H.dtype == torch.float32:  # train would change to float64
+            odd |= EPS * torch.stack(list(conditions.values())).amax(0) > ILL_CONDITIONED
+        return move, odd
 
 
 def _factor(X: Tensor, other: int) -> Factor:
