@@ -149,9 +149,7 @@ def _as_product(step: Transaction, layer: LayerEntry, G: Tensor) -> Move:
     v = probe(own.H.shape[2], own.H.dtype, G.device)
     ours = own.D.mT @ (own.H @ v)
     factor, off = proportion(ours, G.to(v.dtype) @ v)
-    # rounding is that of |D| |H|, from which the sum may have cancelled
-    a, d, h = (torch.linalg.vector_norm(x, dtype=torch.float64) for x in (ours, own.D, own.H))
-    step.offsets[layer.name] = off * a / (d * h).clamp_min(1e-300)
+    step.offsets[layer.name] = off, (ours, own.D, own.H)
     return LowRank(factor * own.D, own.H)
 
 

@@ -247,7 +247,7 @@ class SecondOrder(Optimizer):
         if entry.preconditioned:
             of_layer, _, block = name.rpartition(".")
             layer = self.layers[of_layer].layer
-            if isinstance(move, LowRank) or weight.is_contiguous():
+            if isinstance(move, LowRank):
                 weight, buffer = layer.block(block, weight), None if buffer is None else layer.block(block, buffer)
             else:
                 move = layer.values(block, move)

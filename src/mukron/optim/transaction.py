@@ -49,7 +49,7 @@ class Transaction:
         rates: Learning rates by parameter, of those that have a direction.
         double: Layers that are preconditioned in float64, since their damping is too small for float32.
         altered: Layers whose gradient is not D^T H of this batch: somebody changed it.
-        offsets: By layer, how far the gradient is from D^T H.
+        offsets: By layer, how far the gradient is from D^T H, with D^T H v, D and H.
         applied_dense: Layers whose gradient was preconditioned as a matrix.
         traces: Of factors, by layer, block and factor.
         sizes: Of gradients that are squared, by layer and block.
@@ -64,7 +64,7 @@ class Transaction:
         self.rates: dict[str, float] = {}
         self.double = set(optimizer.capture.double)
         self.altered: set[str] = set()
-        self.offsets: dict[str, Tensor] = {}
+        self.offsets: dict[str, tuple[Tensor, tuple[Tensor, ...]]] = {}
         self.applied_dense: set[str] = set()
         self.traces: dict[tuple[str, str, str], Tensor] = {}
         self.sizes: dict[tuple[str, str], list[Tensor]] = {}
@@ -152,9 +152,9 @@ class Transaction:
                     factors = {name: memory.update(of_block.setdefault(name, {}), X) for name, X in batch.items()}
                 traces = {name: factor.trace() for name, factor in factors.items()}
                 self.traces.update({(layer.name, block, name): trace for name, trace in traces.items()})
-                highest = peaks.setdefault(block, {})
-                for name, trace in traces.items():
-                    highest[name] = torch.maximum(highest[name].to(trace.dtype), trace) if name in highest else trace
+                highest, new_traces = peaks.setdefault(block, {}), list(traces.values())
+                known = [highest[name].to(trace.dtype) if name in highest else trace for name, trace in traces.items()]
+                highest.update(zip(traces, torch._foreach_maximum(known, new_traces) if traces else (), strict=True))
                 if factors and (new or optimizer.steps % optimizer.options.inverse_every == 0):
                     sides = replace(layer.sides.get(block, layer.sides[WEIGHT]), peaks=highest)
                     entry = layer.blocks.get(block) or next(iter(layer.blocks.values()))
@@ -213,14 +213,15 @@ class Transaction:
         """Read all numbers at once: the step counts (True), is skipped (False), or must be tried again (None)."""
         optimizer = self.optimizer
         grads = [entry.parameter.grad for entry in optimizer.entries.values() if entry.parameter.grad is not None]
+        products = [part for _, of_layer in self.offsets.values() for part in of_layer]
         parts = {name: (move.D, move.H) if isinstance(move, LowRank) else (move,) for name, move in moves.items()}
         groups = [
             norms([grad.coalesce().values() if grad.is_sparse else grad for grad in grads]),
             list(self.traces.values()),
             [size for sizes in self.sizes.values() for size in sizes],
             self._inverted,
-            norms([part for of_move in parts.values() for part in of_move]),
-            list(self.offsets.values()),
+            norms([*products, *(part for of_move in parts.values() for part in of_move)]),
+            [off for off, _ in self.offsets.values()],
             [kappa for of_layer in self._conditions.values() for kappa in of_layer.values()],
         ]
         numbers = read(groups)
@@ -236,12 +237,12 @@ class Transaction:
         if self.operators_failed or not all(map(math.isfinite, inverted)):
             self.rescue = True
             return self._measure_again(frozenset())
-        altered = self._altered(offsets)
+        altered = self._altered(offsets, lengths[: len(products)])
         ill = self._ill_conditioned(bounds)
         self.offsets, self.applied_dense = {}, set()
         if ill:
             return self._measure_again(ill)
-        return None if altered else self._fits(parts, lengths)
+        return None if altered else self._fits(parts, lengths[len(products) :])
 
     def _measure_again(self, ill: frozenset[str]) -> None:
         """Set up the next attempt: with a look at each inverse, or with layers in float64 whose damping is small."""
@@ -255,10 +256,15 @@ class Transaction:
         self.measure()
         self.prepare()
 
-    def _altered(self, offsets: list[float]) -> bool:
-        """Whether gradients turned out not to be D^T H, within the rounding of the products they are made of."""
-        before = len(self.altered)
-        for name, off in zip(self.offsets, offsets, strict=True):
+    def _altered(self, offsets: list[float], lengths: list[float]) -> bool:
+        """Whether gradients turned out not to be D^T H, within the rounding of the products they are made of.
+
+        lengths: |D^T H v|, |D| and |H|, for each: rounding is that of the terms, from which the sum may have cancelled.
+        """
+        before, values = len(self.altered), iter(lengths)
+        for name, missing in zip(self.offsets, offsets, strict=True):
+            whole, d, h = next(values), next(values), next(values)
+            off = missing * whole / (d * h) if d * h > 0 else missing
             layer, weight = self.optimizer.layers[name].layer, self.optimizer.layers[name].anchor
             product = (
                 rounding(weight.dtype, weight.device, layer.tf32) if weight.is_cuda else torch.finfo(weight.dtype).eps

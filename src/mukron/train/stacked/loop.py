@@ -58,7 +58,9 @@ def train_stack(
         if reason := stackable(config):
             raise RunError(f"{reason}. Train such runs one by one")
         if different := [name for name in first.differences(config) if name not in PER_RUN]:
-            raise RunError(f"runs of one stack share all but {', '.join(PER_RUN)}; these differ in {', '.join(different)}")
+            raise RunError(
+                f"runs of one stack share all but {', '.join(PER_RUN)}; these differ in {', '.join(different)}"
+            )
     with ExitStack() as stack:
         data = dataset_of(first, dataset, data_dir)
         stack.enter_context(own_random_numbers(device_of(first)))
