@@ -28,7 +28,7 @@ class LinearLayer(MatrixLayer):
             x = x.unsqueeze(0)
         return x.reshape(1, x.shape[0], -1, x.shape[-1])
 
-    signals = inputs
+    signals = inputs  # type: ignore[assignment]
 
     def row_count(self, x: Tensor) -> int:
         return x.numel() // self.d_in

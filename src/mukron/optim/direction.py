@@ -80,7 +80,7 @@ def base_rate(entry: ParameterEntry) -> float:
     lr, fallback_lr = float(entry.group["lr"]), entry.group["fallback_lr"]
     if entry.preconditioned or fallback_lr is None:
         return lr
-    return float(fallback_lr) * lr / entry.group["reference_lr"]  # schedulers move lr alone
+    return float(fallback_lr) * lr / float(entry.group["reference_lr"])  # schedulers move lr alone
 
 
 # The gradient.
@@ -160,7 +160,8 @@ def _averaged(step: Transaction, entry: ParameterEntry, G: Tensor) -> Tensor:
     m = G * (1 - beta) if old is None else old.to(G.dtype).lerp(G, 1 - beta)
     weight = (1 - beta) + beta * state.get("gradient_weight", 0.0)  # 1 - beta^t, for a beta that schedulers may move
     step.stage(entry.parameter, gradient_average=m, gradient_weight=weight)
-    return m / weight
+    average: Tensor = m / weight
+    return average
 
 
 def dense(G: Move) -> Tensor:

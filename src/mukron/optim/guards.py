@@ -12,10 +12,11 @@ from torch import Tensor, nn
 
 from mukron.curvature import Empirical, LayerStatistics, perturbed, probe
 from mukron.layers import WEIGHT
-from mukron.optim.direction import Move, block_gradient, dense, proportion, whole_gradient
+from mukron.optim.direction import block_gradient, dense, proportion, whole_gradient
 from mukron.optim.options import check_momentum
 from mukron.optim.table import LayerEntry
 from mukron.optim.transaction import Transaction
+from mukron.optim.update import Move
 from mukron.params import Parametrization
 
 if TYPE_CHECKING:

@@ -170,7 +170,8 @@ class KFAC(SecondOrder):
         positions = step.value(layer, "positions") if self.capture_options.sharing == "expand" else 1
         moved = apply(operators, G, OUT_SIDE)
         assert isinstance(moved, Tensor)
-        return moved / positions**self.positions_power
+        step_of_bias: Tensor = moved / positions**self.positions_power
+        return step_of_bias
 
     def warn(self) -> None:
         """From an output layer at zero one step lands on kernel regression (Section 4.3).

@@ -88,7 +88,13 @@ class SecondOrder(Optimizer):
         self.told: set[str] = set()  # layers whose precision was looked at
         self._capture: Capture | None = None
         self._ready = False
-        defaults = {"lr": lr, "damping": damping, "momentum": momentum, "nesterov": nesterov, "momentum_on": "update"}
+        defaults: dict[str, Any] = {
+            "lr": lr,
+            "damping": damping,
+            "momentum": momentum,
+            "nesterov": nesterov,
+            "momentum_on": "update",
+        }
         defaults |= {"weight_decay": weight_decay, "decoupled": decoupled, "maximize": maximize}
         defaults |= {"fallback_lr": fallback_lr}
         if isinstance(momentum, (HeavyBall, GradientMomentum)):
@@ -98,7 +104,7 @@ class SecondOrder(Optimizer):
         if not any(p["params"] if isinstance(p, dict) else True for p in params):
             raise ValueError("params is empty: there is nothing to train; leave it out to train the whole model")
         super().__init__(params, defaults)
-        self.register_state_dict_post_hook(complete_state)  # first, so that hooks of the user's own see it all
+        self.register_state_dict_post_hook(complete_state)  # type: ignore[arg-type]  # first, so that hooks of the user's own see it all
         first = next(parameter for group in self.param_groups for parameter in group["params"])
         self.generator = torch.Generator(first.device).manual_seed(options.seed)
         self._ready = True

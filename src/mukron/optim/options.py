@@ -114,7 +114,7 @@ FALLBACKS = ("sgd", "adamw")
 GRAFTS = ("sgd", "adam")
 
 
-def step_rule(name: str, rule: StepRule | str | None, known: Iterable[str]) -> StepRule:
+def step_rule(name: str, rule: Any, known: tuple[str, ...]) -> StepRule:
     """A rule from its value or from one of its names."""
     if isinstance(rule, (SGDStep, AdamStep)):
         return rule

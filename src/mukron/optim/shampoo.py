@@ -176,7 +176,8 @@ class Shampoo(SecondOrder):
         L, R = sides["L"], sides.get("R", Identity())
         if isinstance(G_turned, LowRank):
             return LowRank(L.back(L.inside(G_turned.D)), R.back(R.inside(G_turned.H)))
-        return L.back(R.back(R.inside(L.inside(G_turned.mT).mT)).mT).mT
+        moved: Tensor = L.back(R.back(R.inside(L.inside(G_turned.mT).mT)).mT).mT
+        return moved
 
     @property
     def renewals(self) -> dict[str, int]:

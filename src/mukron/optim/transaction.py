@@ -24,9 +24,10 @@ from mukron.curvature import LayerStatistics, double
 from mukron.damping import Rule
 from mukron.layers import WEIGHT
 from mukron.linalg import Factor, FactorizationError, LowRank, SampleSpace, products_of, rounding
-from mukron.optim.direction import Move, at_least_rounding, prepare, whole_gradient
+from mukron.optim.direction import at_least_rounding, prepare, whole_gradient
 from mukron.optim.table import LayerEntry
 from mukron.optim.units import changes_units, convert
+from mukron.optim.update import Move
 
 if TYPE_CHECKING:
     from mukron.optim.optimizer import SecondOrder
@@ -231,20 +232,22 @@ class Transaction:
         if not all(map(math.isfinite, gradients)):
             return False
         if self.sizes and changes_units(self, sizes, traces):
-            return self._measure_again(frozenset())
+            self._measure_again()
+            return None
         if not all(map(math.isfinite, traces)):
             return False
         if self.operators_failed or not all(map(math.isfinite, inverted)):
             self.rescue = True
-            return self._measure_again(frozenset())
+            self._measure_again()
+            return None
         altered = self._altered(offsets, lengths[: len(products)])
         ill = self._ill_conditioned(bounds)
         self.offsets, self.applied_dense = {}, set()
         if ill:
-            return self._measure_again(ill)
-        return None if altered else self._fits(parts, lengths[len(products) :])
+            self._measure_again(ill)
+        return None if altered or ill else self._fits(parts, lengths[len(products) :])
 
-    def _measure_again(self, ill: frozenset[str]) -> None:
+    def _measure_again(self, ill: frozenset[str] = frozenset()) -> None:
         """Set up the next attempt: with a look at each inverse, or with layers in float64 whose damping is small."""
         for name in ill:
             statistics = self.statistics.get(name)

@@ -2,7 +2,7 @@
 
 H [runs, N, d_in] inputs    D [runs, N, d_out] the loss's derivatives    F [runs, N, d_out] the Fisher's
 
-Preconditioning and the update are those of the optimizers: ``direction.prepare``, ``direction.apply``, ``update.write``.
+Preconditioning and the update are the optimizers' own: ``direction.prepare``, ``direction.apply``, ``update.write``.
 """
 
 from __future__ import annotations
