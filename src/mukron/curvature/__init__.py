@@ -12,7 +12,7 @@ from mukron.curvature.fisher import (
     targets,
 )
 from mukron.curvature.forms import FORMS, as_rows, keeps_halves
-from mukron.curvature.passes import Accumulator, Halves, Jacobian, LayerStatistics, gather, probe
+from mukron.curvature.passes import Accumulator, Halves, Jacobian, LayerStatistics, gather
 from mukron.curvature.precision import double, perturbed
 
 __all__ = [
@@ -34,6 +34,5 @@ __all__ = [
     "gather",
     "keeps_halves",
     "perturbed",
-    "probe",
     "targets",
 ]

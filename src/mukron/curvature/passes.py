@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -21,7 +20,7 @@ from mukron.curvature.fisher import CaptureOptions
 from mukron.curvature.forms import AUTO, MATRIX, as_rows, keeps_halves, rows_wait
 from mukron.curvature.ignored import Ignored
 from mukron.layers import MatrixLayer
-from mukron.linalg import DiagonalFactor, Factor, LowRank, MatrixFactor, RowsFactor, products_of
+from mukron.linalg import DiagonalFactor, Factor, LowRank, MatrixFactor, RowsFactor, probe, products_of
 
 AS_THEY_ARE = nullcontext()  # products of the precision that torch has
 
@@ -397,10 +396,3 @@ def unfolded(X: Tensor, samples: int) -> Tensor:
 def precise(x: Tensor) -> Tensor:
     """Statistics are float32 at least."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
-
-
-@lru_cache(maxsize=64)
-def probe(d: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A random vector [d, 1], the same each time."""
-    generator = torch.Generator("cpu").manual_seed(d)
-    return torch.randn(d, 1, generator=generator, dtype=torch.float64, device="cpu").to(device, dtype)

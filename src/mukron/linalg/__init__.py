@@ -23,7 +23,7 @@ from mukron.linalg.inverses import (
     invert,
 )
 from mukron.linalg.kernel import JacobianRows, KernelFactor
-from mukron.linalg.precision import matmul_precision, products_of, rounding
+from mukron.linalg.precision import matmul_precision, probe, products_of, rounding
 from mukron.linalg.roots import inverse_root_eigh, inverse_root_newton
 from mukron.linalg.solvers import Cholesky, Eigh, Newton, Solver, Tracked
 from mukron.linalg.tracked import KeptFactor, Turned, kept_factor, turn
@@ -60,6 +60,7 @@ __all__ = [
     "invert",
     "kept_factor",
     "matmul_precision",
+    "probe",
     "products_of",
     "rounding",
     "turn",

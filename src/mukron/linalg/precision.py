@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import lru_cache
 
 import torch
+from torch import Tensor
 
 TF32_ROUNDING = 2.0**-10
 
@@ -27,6 +29,13 @@ def rounding(dtype: torch.dtype, device: torch.device, tf32: bool = False) -> fl
     if dtype == torch.float32 and device.type == "cuda" and (tf32 or matmul_precision() != "highest"):
         return TF32_ROUNDING
     return torch.finfo(dtype).eps
+
+
+@lru_cache(maxsize=64)
+def probe(d: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A random vector [d, 1], the same each time: what two matrices do to it shows whether they are the same."""
+    generator = torch.Generator("cpu").manual_seed(d)
+    return torch.randn(d, 1, generator=generator, dtype=torch.float64, device="cpu").to(device, dtype)
 
 
 def products_of(tf32: bool) -> AbstractContextManager[None]:

@@ -17,9 +17,19 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from mukron.curvature import probe
 from mukron.layers import WEIGHT
-from mukron.linalg import Factor, FactorizationError, Inverse, LowRank, Operator, Solver, attempt, invert, products_of
+from mukron.linalg import (
+    Factor,
+    FactorizationError,
+    Inverse,
+    LowRank,
+    Operator,
+    Solver,
+    attempt,
+    invert,
+    probe,
+    products_of,
+)
 from mukron.optim.options import AdamStep, StepRule
 from mukron.optim.table import LayerEntry, ParameterEntry
 from mukron.optim.update import Move

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from mukron.curvature import Empirical, LayerStatistics, perturbed, probe
+from mukron.curvature import Empirical, LayerStatistics, perturbed
 from mukron.layers import WEIGHT
+from mukron.linalg import probe
 from mukron.optim.direction import block_gradient, dense, proportion, whole_gradient
 from mukron.optim.options import check_momentum
 from mukron.optim.table import LayerEntry
@@ -131,6 +132,35 @@ def _check_scaler(optimizer: SecondOrder, factors: Sequence[float]) -> None:
             f"them; the signals that {type(optimizer).__name__} reads from the loss are still scaled. Pass the scaler: "
             "grad_scaler=scaler",
             UserWarning,
+            stacklevel=5,
+        )
+
+
+def checked_params(model: nn.Module, params: Iterable[Any] | None) -> list[Any]:
+    """Parameters or groups as torch takes them, with generators as lists; refuses none at all."""
+    listed = list(model.parameters() if params is None else params)
+    listed = [{**p, "params": _listed(p["params"])} if isinstance(p, dict) else p for p in listed]
+    if not any(p["params"] if isinstance(p, dict) else True for p in listed):
+        raise ValueError("params is empty: there is nothing to train; leave it out to train the whole model")
+    return listed
+
+
+def _listed(params: Any) -> Any:
+    return params if isinstance(params, Tensor) else list(params)
+
+
+def tell(optimizer: SecondOrder, step: Transaction) -> None:
+    """Count factorizations that were rescued, and tell of them once a layer; tell of sums that were too coarse."""
+    for name, factor, how in step.rescues:
+        if not any(key.startswith(f"{name} ") for key in optimizer.rescues):
+            what = f", factor {factor}: factorized with" if factor else ": its factors could not be inverted,"
+            warnings.warn(f'layer "{name}"{what} {how}', RuntimeWarning, stacklevel=5)
+        optimizer.rescues[f"{name} {factor}: {how}"] += 1
+    for name in step.imprecise:
+        warnings.warn(
+            f'layer "{name}": its damping is so small beside its factors that float32 sums of them may put this step '
+            "off by more than 1 percent; raise the damping (later steps sum in float64)",
+            RuntimeWarning,
             stacklevel=5,
         )
 

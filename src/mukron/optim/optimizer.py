@@ -22,16 +22,25 @@ from torch.optim import Optimizer
 from mukron.curvature import Capture, CaptureOptions, LayerStatistics, gather
 from mukron.damping import Rule
 from mukron.layers import BIAS, WEIGHT
-from mukron.linalg import Factor, LowRank
+from mukron.linalg import Factor
 from mukron.optim.direction import apply, base_rate, directions
 from mukron.optim.exchange import Exchange
-from mukron.optim.guards import check_arguments, check_dtypes, check_group, check_model, check_precision, check_uses
-from mukron.optim.options import AdamStep, GradientMomentum, HeavyBall, Momentum, StepOptions, refuse_unknown
+from mukron.optim.guards import (
+    check_arguments,
+    check_dtypes,
+    check_group,
+    check_model,
+    check_precision,
+    check_uses,
+    checked_params,
+    tell,
+)
+from mukron.optim.options import GradientMomentum, HeavyBall, Momentum, StepOptions, refuse_unknown
 from mukron.optim.plan import plan_table
 from mukron.optim.saving import complete_state, load_state
-from mukron.optim.table import LayerEntry, ParameterEntry, build_tables
+from mukron.optim.table import LayerEntry, build_tables
 from mukron.optim.transaction import Blocks, Transaction, ill_conditioned
-from mukron.optim.update import Move, Update, write
+from mukron.optim.update import Move, updates_of, write
 from mukron.params import Parametrization
 from mukron.params.inventory import unwrap
 from mukron.stages import stage
@@ -88,22 +97,10 @@ class SecondOrder(Optimizer):
         self.told: set[str] = set()  # layers whose precision was looked at
         self._capture: Capture | None = None
         self._ready = False
-        defaults: dict[str, Any] = {
-            "lr": lr,
-            "damping": damping,
-            "momentum": momentum,
-            "nesterov": nesterov,
-            "momentum_on": "update",
-        }
-        defaults |= {"weight_decay": weight_decay, "decoupled": decoupled, "maximize": maximize}
-        defaults |= {"fallback_lr": fallback_lr}
-        if isinstance(momentum, (HeavyBall, GradientMomentum)):
-            defaults.update(_momentum(momentum))  # schedulers look for a number here
-        params = list(model.parameters() if params is None else params)
-        params = [{**p, "params": _listed(p["params"])} if isinstance(p, dict) else p for p in params]
-        if not any(p["params"] if isinstance(p, dict) else True for p in params):
-            raise ValueError("params is empty: there is nothing to train; leave it out to train the whole model")
-        super().__init__(params, defaults)
+        on_update = {"momentum": momentum, "nesterov": nesterov, "momentum_on": "update"}
+        groups: dict[str, Any] = {"lr": lr, "damping": damping, "weight_decay": weight_decay, "decoupled": decoupled}
+        groups |= {"maximize": maximize, "fallback_lr": fallback_lr, **_momentum(momentum, on_update)}
+        super().__init__(checked_params(model, params), groups)
         self.register_state_dict_post_hook(complete_state)  # type: ignore[arg-type]  # first, so that hooks of the user's own see it all
         first = next(parameter for group in self.param_groups for parameter in group["params"])
         self.generator = torch.Generator(first.device).manual_seed(options.seed)
@@ -140,9 +137,7 @@ class SecondOrder(Optimizer):
         group = dict(param_group)
         damping = group.get("damping", self.defaults["damping"])
         rule = damping if isinstance(damping, Rule) else self.rule(float(damping))  # type: ignore[call-arg]
-        group |= {"damping": rule.rho, "damping_rule": rule.plain()}
-        if isinstance(group.get("momentum"), (HeavyBall, GradientMomentum)):
-            group.update(_momentum(group["momentum"]))
+        group |= {"damping": rule.rho, "damping_rule": rule.plain(), **_momentum(group.get("momentum"), {})}
         group["reference_lr"] = float(group.get("lr", self.defaults["lr"]))
         super().add_param_group(group)
         try:
@@ -195,10 +190,7 @@ class SecondOrder(Optimizer):
         """Take one step, or skip it and change nothing if a number is not finite.
 
         Args:
-            closure: Computes the loss and its gradients; optional.
-
-        Returns:
-            What the closure returned.
+            closure: Computes the loss and its gradients, and returns the loss, which is passed on; optional.
         """
         loss = None
         if closure is not None:
@@ -213,10 +205,12 @@ class SecondOrder(Optimizer):
             self._skip()
             return loss
         step.commit()
+        if step.rescues or step.imprecise:
+            tell(self, step)
         self.steps, self._skipped_in_a_row = self.steps + 1, 0
         wants = self._wants(waiting=len(step.ready) < len(step.active))
         with stage("mukron::write"):
-            write([self._update(name, move, step.rates[name]) for name, move in moves.items()])
+            write(updates_of(self, moves, step.rates))
         self.capture.commit(*wants)
         return loss
 
@@ -226,8 +220,8 @@ class SecondOrder(Optimizer):
         All is launched as if nothing could go wrong, and the device is read once, at the end. Only then, if an inverse
         did not come out well or a gradient is not what it was taken for, is a part of it done again.
         """
-        statistics = gather(self.capture.passes)
-        step = Transaction(self, statistics if self.exchange is None else self.exchange.gather(statistics))
+        own = gather(self.capture.passes)
+        step = Transaction(self, own if self.exchange is None else self.exchange.gather(own))
         if self.capture.checks_uses:
             check_uses(self, step)
         with stage("mukron::factors"):
@@ -243,33 +237,6 @@ class SecondOrder(Optimizer):
             check_precision(self, step, moves)
         return step, moves if counts else None
 
-    def _update(self, name: str, move: Move, rate: float) -> Update:
-        """What a parameter's move becomes: its learning rate, decay, and momentum if that is on the update."""
-        entry, group = self.entries[name], self.entries[name].group
-        weight: Tensor = entry.parameter
-        adam = not entry.preconditioned and isinstance(self.options.fallback, AdamStep)
-        on_update = group["momentum"] and group["momentum_on"] == "update" and not adam
-        buffer = self._buffer(entry, move) if on_update else None
-        if entry.preconditioned:
-            of_layer, _, block = name.rpartition(".")
-            layer = self.layers[of_layer].layer
-            if isinstance(move, LowRank):
-                weight, buffer = layer.block(block, weight), None if buffer is None else layer.block(block, buffer)
-            else:
-                move = layer.values(block, move)
-        decay = rate / entry.scale * group["weight_decay"] if group["decoupled"] and group["weight_decay"] else 0.0
-        return Update(weight, move, rate, decay, buffer, group["momentum"], group["nesterov"])
-
-    def _buffer(self, entry: ParameterEntry, move: Move) -> Tensor:
-        state = self.state[entry.parameter]
-        if "momentum_buffer" not in state:
-            half = entry.parameter.dtype in (torch.float16, torch.bfloat16)
-            dtype = torch.float32 if half else entry.parameter.dtype
-            contiguous = torch.contiguous_format
-            state["momentum_buffer"] = torch.zeros_like(entry.parameter, dtype=dtype, memory_format=contiguous)
-        buffer: Tensor = state["momentum_buffer"]
-        return buffer
-
     def _skip(self) -> None:
         self.skipped += 1
         self._skipped_in_a_row += 1
@@ -281,13 +248,6 @@ class SecondOrder(Optimizer):
                 RuntimeWarning,
                 stacklevel=4,
             )
-
-    def count_rescue(self, layer: str, factor: str, how: str) -> None:
-        """Count a factorization that was rescued, and tell it once a layer."""
-        if not any(key.startswith(f"{layer} ") for key in self.rescues):
-            what = f", factor {factor}: factorized with" if factor else ": its factors could not be inverted,"
-            warnings.warn(f'layer "{layer}"{what} {how}', RuntimeWarning, stacklevel=6)
-        self.rescues[f"{layer} {factor}: {how}"] += 1
 
     # What a user may call beside ``step``.
 
@@ -345,12 +305,10 @@ class SecondOrder(Optimizer):
         self._listen()
 
 
-def _listed(params: Any) -> Any:
-    return params if isinstance(params, Tensor) else list(params)
-
-
-def _momentum(momentum: Momentum) -> dict[str, Any]:
-    """As entries of a parameter group."""
+def _momentum(momentum: Any, otherwise: dict[str, Any]) -> dict[str, Any]:
+    """Momentum as entries of a parameter group, where schedulers look for numbers."""
     if isinstance(momentum, HeavyBall):
         return {"momentum": momentum.beta, "nesterov": momentum.nesterov, "momentum_on": "update"}
-    return {"momentum": momentum.beta, "nesterov": False, "momentum_on": "gradient"}
+    if isinstance(momentum, GradientMomentum):
+        return {"momentum": momentum.beta, "nesterov": False, "momentum_on": "gradient"}
+    return otherwise

@@ -9,7 +9,6 @@ momentum on the update are written after the decision, by ``update.write``, whic
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -107,15 +106,6 @@ class Transaction:
         for watcher in optimizer.watchers:
             for (name, block), (factors, rho) in self._factors.items():
                 watcher(name, block, factors, rho)
-        for name, factor, how in self.rescues:
-            optimizer.count_rescue(name, factor, how)
-        for name in self.imprecise:
-            warnings.warn(
-                f'layer "{name}": its damping is so small beside its factors that float32 sums of them may put this '
-                "step off by more than 1 percent; raise the damping (later steps sum in float64)",
-                RuntimeWarning,
-                stacklevel=5,
-            )
 
     # Capture -> factors -> memory -> damping.
 

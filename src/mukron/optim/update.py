@@ -6,13 +6,17 @@ Tensors may have a leading run dimension; rates and decays are then tensors that
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
 from mukron.linalg import LowRank
+from mukron.optim.options import AdamStep
+
+if TYPE_CHECKING:
+    from mukron.optim.optimizer import SecondOrder
 
 Move = Tensor | LowRank
 
@@ -44,6 +48,33 @@ class Update(NamedTuple):
     buffer: Tensor | None = None
     momentum: float = 0.0
     nesterov: bool = False
+
+
+def updates_of(optimizer: SecondOrder, moves: Mapping[str, Move], rates: Mapping[str, float]) -> list[Update]:
+    """What parameters' moves become: their learning rates, decay, and momentum if that is on the update."""
+    updates = []
+    for name, direction in moves.items():
+        entry, move, rate = optimizer.entries[name], direction, rates[name]
+        weight: Tensor = entry.parameter
+        group, state = entry.group, optimizer.state[entry.parameter]
+        adam = not entry.preconditioned and isinstance(optimizer.options.fallback, AdamStep)
+        buffer: Tensor | None = None
+        if group["momentum"] and group["momentum_on"] == "update" and not adam:
+            if "momentum_buffer" not in state:
+                dtype = torch.float32 if weight.dtype in (torch.float16, torch.bfloat16) else weight.dtype
+                contiguous = torch.contiguous_format
+                state["momentum_buffer"] = torch.zeros_like(weight, dtype=dtype, memory_format=contiguous)
+            buffer = state["momentum_buffer"]
+        if entry.preconditioned:
+            of_layer, _, block = name.rpartition(".")
+            layer = optimizer.layers[of_layer].layer
+            if isinstance(move, LowRank):
+                weight, buffer = layer.block(block, weight), None if buffer is None else layer.block(block, buffer)
+            else:
+                move = layer.values(block, move)
+        decay = rate / entry.scale * group["weight_decay"] if group["decoupled"] and group["weight_decay"] else 0.0
+        updates.append(Update(weight, move, rate, decay, buffer, group["momentum"], group["nesterov"]))
+    return updates
 
 
 def write(updates: Sequence[Update]) -> None:
