@@ -91,12 +91,11 @@ class SecondOrder(Optimizer):
         self.parametrization = None if parametrization is None else parametrization.bind(model)
         self.powers = {block: self.powers_of(block) for block in (WEIGHT, BIAS)}
         self.exchange: Exchange | None = None
-        self.steps, self.skipped, self._skipped_in_a_row = 0, 0, 0
+        self.steps, self.skipped, self._skipped_in_a_row, self._ready = 0, 0, 0, False
         self.watchers: list[Watcher] = []
         self.rescues: Counter[str] = Counter()  # "layer factor: how" -> how often
         self.told: set[str] = set()  # layers whose precision was looked at
         self._capture: Capture | None = None
-        self._ready = False
         on_update = {"momentum": momentum, "nesterov": nesterov, "momentum_on": "update"}
         groups: dict[str, Any] = {"lr": lr, "damping": damping, "weight_decay": weight_decay, "decoupled": decoupled}
         groups |= {"maximize": maximize, "fallback_lr": fallback_lr, **_momentum(momentum, on_update)}
