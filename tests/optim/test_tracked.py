@@ -137,7 +137,7 @@ def test_watchers_see_the_trace_and_the_eigenvalues_of_the_factors(digits):
 
 
 def test_nothing_of_a_gradient_is_kept_after_its_step(digits):
-    """A step that counts or is skipped holds no more than its state: a copy is as large as one made of that state."""
+    """A step that counts or is skipped holds no more than its state: a copy is no larger than one of that state."""
     model = network()
     optimizer = Shampoo(model, lr=0.02, solver="tracked", factor_every=2, inverse_every=2)
     for step, (x, y) in enumerate(batches(digits, 6)):
@@ -150,6 +150,5 @@ def test_nothing_of_a_gradient_is_kept_after_its_step(digits):
         restored.load_state_dict(optimizer.state_dict())
         optimizer.zero_grad()
         restored.zero_grad()
-        held, expected = len(pickle.dumps(optimizer)), len(pickle.dumps(restored))
-        assert abs(held - expected) < 0.02 * expected, step
+        assert len(pickle.dumps(optimizer)) < 1.02 * len(pickle.dumps(restored)), step
     assert optimizer.skipped == 2
