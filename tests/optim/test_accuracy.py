@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 from mukron import EMA, FOOF, KFAC, GaussNewton
 
-BATCH, FEW, BAR = 128, 32, 1e-2
+BATCH, FEW, WIDTH, BAR = 64, 16, 256, 1e-2
 DAMPINGS = {"1": 1.0, "2^-8": 2.0**-8, "1e-3": 1e-3, "1e-4": 1e-4}
 FORMS = {
     "auto": {},
@@ -40,14 +40,14 @@ METHODS = {
 
 
 class MLP(nn.Module):
-    """64-512-512-10, with logits of the given type."""
+    """64-256-256-10, with logits of the given type."""
 
     def __init__(self, bias: bool = True) -> None:
         super().__init__()
         self.logits = torch.float32
-        self.first = nn.Linear(64, 512, bias)
-        self.hidden = nn.Linear(512, 512, bias)
-        self.head = nn.Linear(512, 10, bias)
+        self.first = nn.Linear(64, WIDTH, bias)
+        self.hidden = nn.Linear(WIDTH, WIDTH, bias)
+        self.head = nn.Linear(WIDTH, 10, bias)
 
     def forward(self, x):
         return self.head(F.relu(self.hidden(F.relu(self.first(x))))).to(self.logits)

@@ -12,7 +12,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import mukron
-from mukron import FOOF, KFAC, GaussNewton, Shampoo
+from alone import run_with_a_process_group
+from mukron import FOOF, KFAC, Batch, Fixed, GaussNewton, Heuristic, Shampoo, Window
 from networks import INPUTS, Net
 
 METHODS = {"KFAC": KFAC, "FOOF": FOOF, "Shampoo": Shampoo, "GaussNewton": GaussNewton}
@@ -297,3 +298,181 @@ def test_no_warning_where_the_gradient_was_merely_clipped(make, largest):
         optimizer.step()
     assert [str(warning.message) for warning in caught] == []
     assert optimizer.steps == 1
+
+
+# What no optimizer of ours can serve, at its construction or at the first pass that shows it.
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: KFAC(Net(8), lr=-0.1), "lr must not be negative, got -0.1"),
+        (lambda: KFAC(Net(8), lr=float("nan")), "lr must not be negative"),
+        (lambda: KFAC(Net(8), damping=-1.0), r"damping must not be negative: Rescaled\(rho=-1.0\)"),
+        (lambda: KFAC(Net(8), damping=Fixed(a=1.0, b=-1.0)), r"Fixed\(b=-1.0\)"),
+        (lambda: KFAC(Net(8), nesterov=True), "nesterov=True needs momentum"),
+        (lambda: KFAC(Net(8), weight_decay=-1.0), "weight_decay must not be negative"),
+        (lambda: KFAC(Net(8), likelihood="poisson"), "unknown likelihood 'poisson'"),
+        (lambda: KFAC(Net(8), sharing="both"), "unknown sharing 'both'; known: 'expand', 'reduce'"),
+        (lambda: KFAC(Net(8), form="sparse"), "unknown form 'sparse'"),
+        (lambda: KFAC(Net(8), kl_clip=0.0), "kl_clip must be positive"),
+        (lambda: KFAC(Net(8), factor_every=0), "factor_every counts steps"),
+        (lambda: KFAC(nn.LayerNorm(3)), "nothing to precondition: no Linear, Conv or Embedding"),
+        (lambda: KFAC(Net(8), exclude=("first", "hidden", "head")), "nothing to precondition.*not in exclude="),
+        (lambda: KFAC(nn.ReLU()), "ReLU has no parameters"),
+        (lambda: mukron.EMA(1.0), r"EMA's decay must lie in \[0, 1\)"),
+        (lambda: mukron.Window(0), "a window holds at least one batch"),
+        (lambda: Shampoo(Net(8), e=-1), "must not be negative"),
+        (lambda: Shampoo(Net(8), solver="cholesky"), "unknown solver 'cholesky'"),
+        (lambda: GaussNewton(Net(8), reduction="none"), "unknown reduction 'none'"),
+    ],
+)
+def test_a_number_or_a_model_that_cannot_be_used(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_arguments_that_do_not_fit_the_method_or_the_model():
+    with pytest.raises(TypeError, match="FOOF has no Fisher factor: fisher would have no effect"):
+        FOOF(Net(8), fisher="exact")
+    mixed = Net(8)
+    mixed.head = nn.Linear(8, 5, device="meta")
+    with pytest.raises(ValueError, match="several devices"):
+        KFAC(mixed)
+    model = Net(8)
+    optimizer = FOOF(model, damping=Heuristic(1.0))
+    F.cross_entropy(model(X), Y).backward()
+    with pytest.raises(ValueError, match="the heuristic damping balances A against B"):
+        optimizer.step()
+    plan = mukron.parametrize(Net(16), mukron.base_shapes(Net, width=8))
+    with pytest.raises(mukron.ParametrizationError, match="in this network"):
+        KFAC(Net(32), plan)
+    model = nn.Embedding(5, 3, sparse=True)
+    optimizer = Shampoo(nn.Sequential(model))
+    model(torch.tensor([1])).sum().backward()
+    with pytest.raises(ValueError, match=r'"0\.weight" has a sparse gradient'):
+        optimizer.step()
+
+
+def test_data_parallel_over_several_devices_is_refused():
+    wrapped = nn.DataParallel(Net(8))
+    wrapped.device_ids = [0, 1]
+    with pytest.raises(ValueError, match="DataParallel runs copies of the layers"):
+        KFAC(wrapped)
+
+
+def test_distributed_data_parallel_works_alone_and_is_refused_in_company():
+    run_with_a_process_group(
+        """
+        import pytest
+        from networks import INPUTS, Net
+        from mukron import KFAC
+
+        wrapped = nn.parallel.DistributedDataParallel(Net(8))
+        optimizer = KFAC(wrapped, lr=0.05)
+        before = wrapped.module.hidden.weight.detach().clone()
+        wrapped(torch.randn(10, INPUTS)).logsumexp(1).mean().backward()
+        optimizer.step()
+        assert not torch.equal(wrapped.module.hidden.weight, before)
+        torch.distributed.get_world_size = lambda: 2
+        with pytest.raises(ValueError, match="over several processes is not supported"):
+            KFAC(wrapped)
+        """
+    )
+
+
+def test_a_likelihood_that_does_not_fit_the_output():
+    class Scores(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(INPUTS, 1)
+
+        def forward(self, x):
+            return self.fc(x).squeeze(1)
+
+    model = Scores()
+    optimizer = KFAC(model, class_dim=1)
+    with pytest.raises(ValueError, match=r"class_dim=1 does not fit the model's output of shape \[10\]"):
+        model(X)
+    optimizer.close()
+    optimizer = KFAC(model)
+    with pytest.raises(ValueError, match=r"shape \[10\] has no classes.*likelihood=\"gaussian\""):
+        model(X)
+    optimizer.close()
+    optimizer = KFAC(model, likelihood="gaussian")
+    model(X).square().mean().backward()
+    optimizer.step()
+
+
+def test_a_model_that_hides_its_layers_or_its_output():
+    class Keyword(Net):
+        def forward(self, x):
+            return self.head(F.relu(self.first(input=x)))
+
+    model = Keyword(8)
+    optimizer = KFAC(model)
+    with pytest.raises(RuntimeError, match='layer "first" was called with keywords alone'):
+        model(X)
+    optimizer.close()
+
+    class Loss(Net):
+        def forward(self, x):
+            return F.cross_entropy(super().forward(x), Y)
+
+    model = Loss(8)
+    optimizer = KFAC(model)
+    with pytest.raises(ValueError, match="returned a single number"):
+        model(X)
+    optimizer.close()
+    with pytest.raises(ValueError, match="Shampoo's factors are matrices"):
+        Shampoo(Net(8), memory=Window(2))
+    model = Net(8)
+    optimizer = KFAC(model, memory=Batch())
+    optimizer.param_groups[0]["damping"] = mukron.Fixed(a=1.0, b=1.0)  # a rule, where a number is usual
+    F.cross_entropy(model(X), Y).backward()
+    optimizer.step()
+    assert optimizer.steps == 1
+
+
+@pytest.mark.parametrize("method", [KFAC, Shampoo, GaussNewton])
+def test_groups_that_grow_with_the_width_are_refused(method):
+    """A depthwise convolution's factors are of one channel each: the law of whole layers does not hold for them."""
+
+    def make(width: int) -> nn.Module:
+        return nn.Sequential(
+            nn.Conv2d(1, width, 3), nn.Conv2d(width, width, 3, groups=width), nn.Flatten(), nn.LazyLinear(3)
+        )
+
+    def depthwise(width: int) -> nn.Module:
+        model = make(width)
+        model(torch.zeros(1, 1, 5, 5))
+        return model
+
+    model = depthwise(32)
+    plan = mukron.parametrize(model, mukron.base_shapes(depthwise, width=8))
+    with pytest.raises(ValueError, match=r'layer "1" has 32 groups, and their number grows.*exclude=\("1",\)'):
+        method(model, plan)
+    method(model, plan, exclude=("1",))
+    FOOF(model, plan)
+    method(model)  # without a plan nothing is scaled
+
+
+def test_an_auxiliary_head_that_the_output_does_not_depend_on():
+    class Shared(Net):
+        def __init__(self, width):
+            super().__init__(width)
+            self.auxiliary = nn.Linear(width, 2)
+
+        def forward(self, x):
+            h = F.relu(self.first(x))
+            return self.head(F.relu(self.norm(self.hidden(h)))), self.auxiliary(h)
+
+    model = Shared(8)
+    optimizer = KFAC(model, output=lambda returned: returned[0])
+    F.cross_entropy(model(X)[0], Y).backward()  # its loss ignores the head
+    optimizer.step()
+    main, auxiliary = model(X)
+    optimizer.zero_grad()
+    (F.cross_entropy(main, Y) + auxiliary.square().mean()).backward()
+    with pytest.raises(RuntimeError, match=r'layer "auxiliary".*does not depend on it.*exclude=\("auxiliary",\)'):
+        optimizer.step()

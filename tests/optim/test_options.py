@@ -287,7 +287,7 @@ REFUSED = {
     "AdamStep(betas=(0.9, 1.5))": (lambda: mukron.AdamStep(betas=(0.9, 1.5)), r"1\.5"),
     "AdamStep(eps=-1)": (lambda: mukron.AdamStep(eps=-1.0), "-1"),
     "Empirical(reduction='none')": (lambda: mukron.Empirical(reduction="none"), "none"),
-    "momentum=1.0": (lambda: KFAC(net(), momentum=1.0), r"\b1\b"),
+    "momentum=1.0": (lambda: KFAC(net(), momentum=1.0), r"momentum must lie in \[0, 1\), got 1\.0"),
     "tolerance=0": (lambda: Shampoo(net(), solver="tracked", tolerance=0), r"\b0\b"),
     "memory='ema:2'": (lambda: KFAC(net(), memory="ema:2"), r"\b2\b"),
 }
@@ -374,21 +374,3 @@ def test_shampoo_takes_a_bias_for_a_vector(solver, rho):
             change = after - before[name]
             error = float((parameters[name].detach() - after).norm() / change.norm())
             assert error < (0.02 if solver == "tracked" else 1e-5), name
-
-
-@pytest.mark.parametrize("method", [Shampoo, GaussNewton])
-def test_the_plan_shows_every_block(method):
-    """Weights and biases have factors of their own: neither hides the other's."""
-    model = net()
-    optimizer = method(model, lr=0.05)
-    x, y = BATCHES[0]
-    F.cross_entropy(model(x), y).backward()
-    optimizer.step()
-    rows = [" ".join(row) for row in optimizer.plan().rows]
-    for layer in ("first", "hidden", "head"):
-        own = " ".join(row for row in rows if row.startswith(layer))
-        assert "weight" in own
-        assert "bias" in own
-        if method is Shampoo:  # L and R of the weight, L of the bias
-            assert len(re.findall(r"\bL\b", own)) >= 2
-            assert len(re.findall(r"\bR\b", own)) >= 1

@@ -151,7 +151,11 @@ def test_shampoo(network, e, solver):
             G = values.grad.flatten(1) if values.ndim > 1 else values.grad[:, None]
             L, R = G @ G.T, G.T @ G
             rho_L, rho_R = (1e-2 * float(torch.linalg.eigvalsh(M)[-1]) for M in (L, R))
-            step = plain.kronecker_step(G, R, L, rho_R, rho_L, half, half)
+            if values.ndim > 1:
+                step = plain.kronecker_step(G, R, L, rho_R, rho_L, half, half)
+            else:  # a vector has one side, and its factor the whole exponent
+                eigenvalues, Q = torch.linalg.eigh(L)
+                step = Q @ (Q.T @ G / (eigenvalues.clamp_min(0) + rho_L)[:, None] ** (2 * half))
             values.sub_(LR * step.reshape(values.shape))
     for (name, ours), theirs in zip(model.named_parameters(), expected.parameters(), strict=True):
         assert torch.allclose(ours, theirs, rtol=1e-7, atol=1e-9), name
@@ -291,3 +295,31 @@ def test_a_grouped_convolution_is_its_groups_side_by_side():
         run(method(two), two, x, y)
         assert torch.allclose(one[0].weight, torch.cat([two.left.weight, two.right.weight]), rtol=1e-8)
         assert torch.allclose(one[0].bias, torch.cat([two.left.bias, two.right.bias]), rtol=1e-8)
+
+
+def test_gauss_newton_of_an_embedding_is_that_of_a_linear_layer():
+    tokens, y = torch.randint(7, (10, 3)), torch.randint(5, (10,))
+    embedding = nn.Sequential(nn.Embedding(7, 4), nn.Flatten(), nn.Linear(12, 5))
+    linear = nn.Sequential(nn.Linear(7, 4, bias=False), nn.Flatten(), nn.Linear(12, 5))
+    with torch.no_grad():
+        linear[0].weight.copy_(embedding[0].weight.T)
+        linear[2].load_state_dict(embedding[2].state_dict())
+    run(GaussNewton(embedding, lr=0.1), embedding, tokens, y)
+    run(GaussNewton(linear, lr=0.1), linear, F.one_hot(tokens, 7).double(), y)
+    assert torch.allclose(embedding[0].weight, linear[0].weight.T, rtol=1e-9)
+
+
+def test_exact_fisher_of_one_number_a_sample():
+    class Score(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(5, 1)
+
+        def forward(self, x):
+            return self.fc(x).squeeze(1)
+
+    model = Score()
+    optimizer = KFAC(model, likelihood="gaussian", fisher="exact", form="matrix")
+    model(torch.randn(SAMPLES, 5)).square().mean().backward()
+    assert float(optimizer.capture.gather()["fc"].B.factor().M) == pytest.approx(1.0)
+    optimizer.step()

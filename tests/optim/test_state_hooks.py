@@ -192,7 +192,7 @@ def test_a_state_of_an_older_format_is_refused_in_one_line(make, older):
         state["mukron"]["format"] = 1
     other = make(copy.deepcopy(model))
     before = copy.deepcopy(other.state_dict())
-    with pytest.raises(ValueError, match="format") as caught:
+    with pytest.raises(ValueError, match="this state has format 1, and this version of mukron reads") as caught:
         other.load_state_dict(state)
     assert "\n" not in str(caught.value)
     assert same(other.state_dict(), before)
@@ -204,3 +204,9 @@ def test_a_state_of_torchs_own_optimizer_is_refused_in_one_line(make):
     with pytest.raises(ValueError, match="mukron") as caught:
         optimizer.load_state_dict(torch.optim.SGD(model.parameters(), lr=0.1).state_dict())
     assert "\n" not in str(caught.value)
+
+
+def test_states_of_another_method_are_refused():
+    _, shampoo = trained(METHODS["shampoo"])
+    with pytest.raises(ValueError, match="saved by Shampoo, not by KFAC"):
+        KFAC(net()).load_state_dict(shampoo.state_dict())

@@ -168,7 +168,7 @@ class Shampoo(SecondOrder):
 
     def _precondition(self, layer: LayerEntry, block: str, G: Move, step: Transaction) -> Move:
         sides = step.value(layer, "operators")[block]
-        G_turned, bases = self._in_bases.get((layer.name, block), (None, {}))
+        G_turned, bases = self._in_bases.pop((layer.name, block), (None, {}))  # of this step alone
         fresh = self.steps % self.options.factor_every == 0 and not on_gradient(layer.blocks[block])
         if G_turned is None or not fresh or any(not sides[name].lies_in(bases[name]) for name in sides):
             return apply(sides, G)

@@ -1,0 +1,67 @@
+"""Layers without a gradient, without curvature or without samples wait, and do no harm."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from mukron import FOOF, KFAC, GaussNewton, Shampoo
+from networks import INPUTS, Net
+
+DATA = torch.Generator().manual_seed(0)
+X, Y = torch.randn(10, INPUTS, generator=DATA), torch.randint(5, (10,), generator=DATA)
+
+
+def step(model, optimizer, x=X, y=Y):
+    optimizer.zero_grad()
+    F.cross_entropy(model(x), y).backward()
+    optimizer.step()
+
+
+def values(model):
+    return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+def test_a_layer_that_is_unfrozen_between_refreshes():
+    model = Net(8)
+    model.hidden.requires_grad_(False)
+    optimizer = KFAC(model, lr=0.05, factor_every=5, inverse_every=5)
+    for _ in range(2):
+        step(model, optimizer)
+    model.hidden.requires_grad_(True)
+    before = model.hidden.weight.detach().clone()
+    step(model, optimizer)
+    assert torch.equal(model.hidden.weight, before)  # its curvature was not seen: it waits
+    step(model, optimizer)
+    assert not torch.equal(model.hidden.weight, before)
+
+
+def test_gradients_of_zeros_for_a_layer_that_did_not_run():
+    class Skips(Net):
+        skip = False
+
+        def forward(self, x):
+            h = F.relu(self.first(x))
+            return self.head(h if self.skip else F.relu(self.norm(self.hidden(h))))
+
+    model = Skips(8)
+    optimizer = KFAC(model, lr=0.05)
+    step(model, optimizer)
+    model.skip = True
+    before = model.hidden.weight.detach().clone()
+    optimizer.zero_grad(set_to_none=False)
+    F.cross_entropy(model(X), Y).backward()
+    optimizer.step()
+    assert torch.equal(model.hidden.weight, before)
+
+
+@pytest.mark.parametrize("method", [KFAC, FOOF, Shampoo, GaussNewton])
+def test_an_empty_batch_moves_nothing(method):
+    model = nn.Sequential(nn.Linear(4, 3))
+    optimizer = method(model)
+    before = values(model)
+    F.cross_entropy(model(torch.randn(0, 4)), torch.empty(0, dtype=torch.long), reduction="sum").backward()
+    optimizer.step()
+    assert all(map(torch.equal, before, values(model)))
