@@ -244,7 +244,7 @@ class Pass:
         halves = this.fused or not fresh or N is None or name in self.double
         if not halves:
             halves = keeps_halves(N, layer.d_in, layer.d_out, self.options.form, self.options.signals)
-        gram_alone = fresh and expands and not halves and self.ignored is None
+        gram_alone = fresh and expands and not halves and self.ignored is None and not layer.plain_rows
         if may_wait and expands and this.made and not layer.plain_rows and N is not None and not gram_alone:
             this.waits = rows_wait(N, layer.d_in, layer.groups, x.numel())
             if this.waits:
@@ -258,7 +258,7 @@ class Pass:
                 this.statistics.A = Accumulator(layer.d_in, layer.d_out, MATRIX)
                 this.statistics.A.add_matrix(layer.gram(self._precise(x, name)), self.samples)
             else:
-                self._add_rows(this, self._precise(x if this.made else x.clone(), name), fresh, halves)
+                self._add_rows(this, self._precise(x if this.made or not halves else x.clone(), name), fresh, halves)
 
     def _add_indices(self, this: LayerPass, x: Tensor) -> None:
         layer, statistics, ignored = this.layer, this.statistics, self.ignored

@@ -69,7 +69,7 @@ def directions(optimizer: SecondOrder, step: Transaction) -> dict[str, Move]:
                     matrix = matrix * (other.norm() / matrix.norm().clamp_min(1e-30))
                 if kl_clip is not None:
                     products.append((rate**2, (matrix * dense(G)).sum()))
-                moves[entry.name] = matrix
+                moves[entry.name] = layer.layer.values(block, matrix)
     if kl_clip is not None and products:
         # nu = min(1, sqrt(kappa / sum of eta^2 <direction, gradient>))  (Grosse and Martens 2016)
         total = torch.stack([rate * product.double() for rate, product in products]).sum()

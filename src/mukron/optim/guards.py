@@ -17,7 +17,6 @@ from mukron.optim.direction import block_gradient, dense, proportion, whole_grad
 from mukron.optim.options import check_momentum
 from mukron.optim.table import LayerEntry
 from mukron.optim.transaction import Transaction
-from mukron.optim.update import Move
 from mukron.params import Parametrization
 
 if TYPE_CHECKING:
@@ -165,22 +164,22 @@ def tell(optimizer: SecondOrder, step: Transaction) -> None:
         )
 
 
-def check_precision(optimizer: SecondOrder, step: Transaction, moves: Mapping[str, Move]) -> None:
-    """Once a layer, where damping is so small that float64 is used: whether the statistics themselves are too coarse.
+def check_precision(optimizer: SecondOrder, step: Transaction) -> None:
+    """Once a layer, where damping is so small that float64 is used: whether what float32 gave is too coarse for it.
 
-    The network ran in float32. Rows that are off by a few roundings must not move the step by more than ``TOO_COARSE``.
+    Rows and gradients that are off by a few roundings must not move the step by more than ``TOO_COARSE``.
     """
+    size = 4 * torch.finfo(torch.float32).eps
     for layer in step.ready:
         statistics = step.statistics.get(layer.name)
-        entry = layer.blocks.get(WEIGHT)
-        if layer.name not in step.double - optimizer.told or statistics is None or entry is None:
+        if layer.name not in step.double - optimizer.told or statistics is None:
             continue
         optimizer.told.add(layer.name)
-        move = moves.get(entry.name)
-        if move is None:
-            continue
-        again, U = _direction(step, layer, perturbed(statistics, 4 * torch.finfo(torch.float32).eps)), dense(move)
-        off = float((again - U).norm() / U.norm().clamp_min(1e-30))
+        U, again = (
+            _directions(step, layer, statistics, 0.0),
+            _directions(step, layer, perturbed(statistics, size), size),
+        )
+        off = max(float((V - W).norm() / W.norm().clamp_min(1e-30)) for V, W in zip(again, U, strict=True))
         if not off < TOO_COARSE:
             warnings.warn(
                 f'layer "{layer.name}": its damping is so small beside its factors that float32 inputs and derivatives '
@@ -190,14 +189,18 @@ def check_precision(optimizer: SecondOrder, step: Transaction, moves: Mapping[st
             )
 
 
-def _direction(step: Transaction, layer: LayerEntry, statistics: LayerStatistics) -> Tensor:
-    """The direction that a layer's weight would have with other statistics; nothing of the step is changed."""
+def _directions(step: Transaction, layer: LayerEntry, statistics: LayerStatistics, size: float) -> list[Tensor]:
+    """A layer's directions by block with other statistics, and gradients with relative errors of that size."""
     other = Transaction(step.optimizer, {layer.name: statistics})
     other.active, other.double, other.altered, other.rescue = [layer], set(step.double), set(step.altered), True
     other.measure()
     other.prepare()
-    entry = layer.blocks[WEIGHT]
-    raw = whole_gradient(other, layer, WEIGHT, entry)
-    assert raw is not None
-    G = block_gradient(other, layer, WEIGHT, entry, raw)
-    return dense(step.optimizer.precondition(layer, WEIGHT, G, other))
+    moves = []
+    for block, entry in layer.blocks.items():
+        raw = whole_gradient(other, layer, block, entry)
+        if raw is not None:
+            G = block_gradient(other, layer, block, entry, raw)
+            if isinstance(G, Tensor) and size:
+                G = G + size * G * torch.randn(G.shape, generator=torch.Generator().manual_seed(0)).to(G)
+            moves.append(dense(step.optimizer.precondition(layer, block, G, other)))
+    return moves

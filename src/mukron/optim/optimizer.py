@@ -233,7 +233,7 @@ class SecondOrder(Optimizer):
                 moves = {} if step.operators_failed else directions(self, step)
             counts = step.decide(moves)
         if counts and not step.double <= self.told:
-            check_precision(self, step, moves)
+            check_precision(self, step)
         return step, moves if counts else None
 
     def _skip(self) -> None:

@@ -98,8 +98,6 @@ class Shampoo(SecondOrder):
             tracked = Tracked(tolerance)
             solver = tracked if isinstance(solver, Tracked) else solver
         self.max_size = max_size
-        # gradients in the bases of the last measurement, by layer and block, and those bases
-        self._in_bases: dict[tuple[str, str], tuple[Move, dict[str, Tensor | None]]] = {}
         options = StepOptions(
             memory=Sum() if memory is None else Memory.of(memory),
             factor_every=factor_every,
@@ -133,10 +131,12 @@ class Shampoo(SecondOrder):
         blocks: Blocks = {}
         for block, G in gradients_to_square(step, layer).items():
             kept = {name: dict(memory.get(block, {}).get(name, {})) for name in ("L", "R")}
-            blocks[block] = self._factors(layer, block, G, kept)
+            blocks[block] = self._factors(layer, block, G, kept, step)
         return blocks
 
-    def _factors(self, layer: LayerEntry, block: str, G: Move, kept: Mapping[str, State]) -> dict[str, Factor]:
+    def _factors(
+        self, layer: LayerEntry, block: str, G: Move, kept: Mapping[str, State], step: Transaction
+    ) -> dict[str, Factor]:
         """L and R; tracked ones are measured in the bases that are kept, where Q_L^T G Q_R serves both sides."""
         d_out, d_in = (G.D.shape[-1], G.H.shape[-1]) if isinstance(G, LowRank) else G.shape[-2:]
         one_hot = block == WEIGHT and layer.layer.one_hot
@@ -144,7 +144,7 @@ class Shampoo(SecondOrder):
         solver = self.options.solver
         if isinstance(solver, Tracked):
             G = _turned(G, kept, diagonal)
-            self._in_bases[layer.name, block] = G, {name: side.get("Q") for name, side in kept.items()}
+            step.scratch[layer.name, block] = G, {name: side.get("Q") for name, side in kept.items()}
         factors: dict[str, Factor] = {}
         for name, rows in zip(("L", "R"), rows_of(G), strict=True):
             if block == BIAS and name == "R":
@@ -168,7 +168,7 @@ class Shampoo(SecondOrder):
 
     def _precondition(self, layer: LayerEntry, block: str, G: Move, step: Transaction) -> Move:
         sides = step.value(layer, "operators")[block]
-        G_turned, bases = self._in_bases.pop((layer.name, block), (None, {}))  # of this step alone
+        G_turned, bases = step.scratch.get((layer.name, block), (None, {}))
         fresh = self.steps % self.options.factor_every == 0 and not on_gradient(layer.blocks[block])
         if G_turned is None or not fresh or any(not sides[name].lies_in(bases[name]) for name in sides):
             return apply(sides, G)

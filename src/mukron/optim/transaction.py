@@ -54,6 +54,7 @@ class Transaction:
         traces: Of factors, by layer, block and factor.
         sizes: Of gradients that are squared, by layer and block.
         units: Of such gradients, by layer and block, where this step changes them.
+        scratch: What a method keeps from ``measure`` to ``precondition``.
         rescue: Look at every inverse, and go to some lengths for it.
     """
 
@@ -69,6 +70,7 @@ class Transaction:
         self.traces: dict[tuple[str, str, str], Tensor] = {}
         self.sizes: dict[tuple[str, str], list[Tensor]] = {}
         self.units: dict[str, dict[str, float]] = {}
+        self.scratch: dict[Any, Any] = {}
         self.rescue, self.operators_failed = False, False
         self.rescues: list[tuple[str, str, str]] = []  # layer, factor, how
         self.imprecise: list[str] = []  # layers whose factors were summed in float32 though float64 was needed

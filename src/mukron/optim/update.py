@@ -53,8 +53,8 @@ class Update(NamedTuple):
 def updates_of(optimizer: SecondOrder, moves: Mapping[str, Move], rates: Mapping[str, float]) -> list[Update]:
     """What parameters' moves become: their learning rates, decay, and momentum if that is on the update."""
     updates = []
-    for name, direction in moves.items():
-        entry, move, rate = optimizer.entries[name], direction, rates[name]
+    for name, move in moves.items():
+        entry, rate = optimizer.entries[name], rates[name]
         weight: Tensor = entry.parameter
         group, state = entry.group, optimizer.state[entry.parameter]
         adam = not entry.preconditioned and isinstance(optimizer.options.fallback, AdamStep)
@@ -65,13 +65,10 @@ def updates_of(optimizer: SecondOrder, moves: Mapping[str, Move], rates: Mapping
                 contiguous = torch.contiguous_format
                 state["momentum_buffer"] = torch.zeros_like(weight, dtype=dtype, memory_format=contiguous)
             buffer = state["momentum_buffer"]
-        if entry.preconditioned:
+        if isinstance(move, LowRank):
             of_layer, _, block = name.rpartition(".")
             layer = optimizer.layers[of_layer].layer
-            if isinstance(move, LowRank):
-                weight, buffer = layer.block(block, weight), None if buffer is None else layer.block(block, buffer)
-            else:
-                move = layer.values(block, move)
+            weight, buffer = layer.block(block, weight), None if buffer is None else layer.block(block, buffer)
         decay = rate / entry.scale * group["weight_decay"] if group["decoupled"] and group["weight_decay"] else 0.0
         updates.append(Update(weight, move, rate, decay, buffer, group["momentum"], group["nesterov"]))
     return updates
