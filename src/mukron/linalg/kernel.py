@@ -19,8 +19,8 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
-from mukron.linalg.factors import Factor, LowRank, MatrixFactor, Operator
-from mukron.linalg.inverses import Inverse
+from mukron.linalg.factors import CHOLESKY, ONE, Factor, LowRank, MatrixFactor, Operator
+from mukron.linalg.inverses import factorize
 from mukron.linalg.solvers import Solver
 
 
@@ -28,12 +28,13 @@ from mukron.linalg.solvers import Solver
 class JacobianRows(Operator):
     """The prepared update for one layer; acts on G [groups, d_out, d_in].
 
-    h [groups, rows, positions, d_in] and delta [groups, rows, positions, d_out], the errors multiplied into delta.
+    h [groups, rows, positions, d_in] and delta [groups, rows, positions, d_out], the errors multiplied into delta;
+    ``lower``: the Cholesky factor of S^-1, with which a solution keeps digits that a product with S would lose.
     """
 
     h: Tensor
     delta: Tensor
-    S: Tensor
+    lower: Tensor
     rho: Tensor
     n: float
 
@@ -47,14 +48,17 @@ class JacobianRows(Operator):
     def right(self, G: Tensor) -> Tensor:
         # J~ g, one number a row: delta^T G h, summed over positions and groups
         along = ((self.delta.flatten(1, 2) @ G) * self.h.flatten(1, 2)).sum((0, 2))
-        inner = self.S[0] @ along.reshape(self.h.shape[1:3]).sum(1)
+        inner = self._solved(along.reshape(self.h.shape[1:3]).sum(1))
         weighted = (self.delta * inner[None, :, None, None]).flatten(1, 2)
         return (G - weighted.mT @ self.h.flatten(1, 2) / self.n) / self.rho
 
     def of_own_gradient(self, G: LowRank) -> LowRank:
         """The same for a multiple of the batch's own gradient, G = c J~^T 1, without cancellation: c J~^T S 1."""
-        inner = self.S[0].sum(1).repeat_interleave(self.h.shape[2])
+        inner = self._solved(self.lower.new_ones(self.h.shape[1])).repeat_interleave(self.h.shape[2])
         return LowRank(G.D * inner[None, :, None], G.H)
+
+    def _solved(self, values: Tensor) -> Tensor:
+        return torch.cholesky_solve(values[:, None], self.lower)[:, 0]
 
 
 def kernel(h: Tensor, delta: Tensor) -> Tensor:
@@ -81,8 +85,10 @@ class KernelFactor(MatrixFactor):
     def double(self) -> Factor:
         return KernelFactor(self.h.double(), self.delta.double(), self.n)
 
-    def damped(self, rho: Tensor, e: Fraction, solver: Solver) -> tuple[Tensor, Tensor]:
-        return self.M, rho
+    def damped(self, rho: Tensor, e: Fraction, solver: Solver) -> None:
+        return None
 
-    def operator(self, inverse: Inverse) -> Operator:
-        return JacobianRows(self.h, self.delta, inverse.matrix, inverse.rho, self.n)
+    def prepare(self, rho: Tensor, e: Fraction = ONE, solver: Solver = CHOLESKY) -> tuple[Operator, str]:
+        factorization = factorize(self.M[0], rho[0])
+        operator = JacobianRows(self.h, self.delta, factorization.lower, factorization.rho[None], self.n)
+        return operator, factorization.rescue
