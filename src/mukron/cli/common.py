@@ -15,6 +15,7 @@ from rich.markup import escape
 from rich.table import Table as RichTable
 
 from mukron.table import Table
+from mukron.workers.exits import BROKEN, STOPPED, WRONG_REQUEST
 
 BUILT_IN = "mlp, cnn, myrtle5, resnet18, resnet50, vgg19, cbow"  # said in help without loading torch
 
@@ -26,10 +27,10 @@ def errors() -> Iterator[None]:
         yield
     except ValueError as error:
         Console(stderr=True, soft_wrap=True).print(f"[bold red]error:[/] {escape(str(error))}", highlight=False)
-        raise typer.Exit(2) from None
+        raise typer.Exit(WRONG_REQUEST) from None
     except KeyboardInterrupt:
         Console(stderr=True).print("interrupted")
-        raise typer.Exit(130) from None
+        raise typer.Exit(STOPPED) from None
     except (typer.Exit, typer.Abort):
         raise
     except BrokenPipeError:  # "| head" has seen enough
@@ -37,7 +38,7 @@ def errors() -> Iterator[None]:
         raise typer.Exit(141) from None
     except Exception:  # of the user's own code, or ours: 1 and 2 mean other things
         traceback.print_exc()
-        raise typer.Exit(3) from None
+        raise typer.Exit(BROKEN) from None
 
 
 def show(table: Table) -> None:

@@ -19,7 +19,7 @@ from mukron.params import Parametrization, base_shapes, build_without_memory, pa
 from mukron.params.storage import Data, stamp
 from mukron.study.cost import MeasuringError, Sizes, StepCost, available_memory, bytes_, measured, sizes_of
 from mukron.study.errors import StudyError
-from mukron.study.points import own_damping
+from mukron.study.points import default_damping
 from mukron.study.script import script
 from mukron.table import Table
 from mukron.theory import SP, get_method
@@ -158,7 +158,7 @@ def plan_for(
             "width: they do not transfer. Tune with scheme 'mup'"
         )
     base = base_width_of(tuned)
-    damping = own_damping(tuned.family) if tuned.damping is None else tuned.damping
+    damping = default_damping(tuned.family) if tuned.damping is None else tuned.damping
     config = tuned.replace(width=width, base_width=base, damping=damping)
     dataset = dataset_of(config, dataset, None if data_dir is None else Path(data_dir))
     batch = min(config.batch or len(dataset.train), len(dataset.train))
@@ -194,7 +194,7 @@ def _meaning(config: RunConfig) -> list[str]:
             + ("does not keep to." if moves else "sees to.")
         )
         if moves:
-            own = own_damping(config.family)
+            own = default_damping(config.family)
             assert own is not None
             notes.append(
                 "WARNING: with this rule the best settings move with the width, muP or not; tune with --damping "

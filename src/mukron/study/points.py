@@ -77,13 +77,13 @@ def read_scheme(text: str, method: str) -> tuple[str, float | None]:
             f"scheme {text!r}: {error}; expected SCHEME or SCHEME/DAMPING, as in sp/heuristic:1e-3"
         ) from None
     if config.damping is None:
-        config = config.replace(damping=own_damping(config.family))
+        config = config.replace(damping=default_damping(config.family))
     if config.damping is None:
         return name, None
     return f"{name}/{config.damping.text()}", config.damping.rho
 
 
-def own_damping(family: str) -> Rule | None:
+def default_damping(family: str) -> Rule | None:
     """The rule that the method has if nothing is said."""
     if family in FIRST_ORDER:
         return None
