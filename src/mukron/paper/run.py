@@ -8,7 +8,6 @@ was stopped. What is concluded lives in FOLDER/NAME.
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -47,33 +46,33 @@ class Request:
     def experiments(self) -> dict[str, Experiment]:
         if unknown := [name for name in self.names if name not in RECIPES]:
             raise ReproductionError(f"no recipe is called {', '.join(unknown)}; mukron reproduce --list names them all")
-        found = {name: RECIPES[name].experiment(self.scale, self.less, self.device) for name in self.names}
+        experiments = {name: RECIPES[name].experiment(self.scale, self.less, self.device) for name in self.names}
         for name in self.names:
             self._refuse_another(name)
-        return found
+        return experiments
 
     def _refuse_another(self, name: str) -> None:
         """A result of the same recipe, but of another size, is not overwritten."""
         folder = Path(self.folder) / name
         if not (folder / RESULT_FILE).exists():
             return
-        there = Outcome.load(folder)
-        if (there.scale, there.less) != (self.scale.value, self.reduced(name)):
-            size = there.scale + (f", reduced: {there.less}" if there.less else "")
+        kept = Outcome.load(folder)
+        if (kept.scale, kept.less) != (self.scale.value, self.reduced(name)):
+            size = kept.scale + (f", reduced: {kept.less}" if kept.less else "")
             raise ReproductionError(f"{folder}: holds a result of another size ({size}); choose another folder (--out)")
 
     def reduced(self, name: str) -> str:
         """How the recipe is smaller than its scale, in words; nothing where it is not."""
-        whole, less = (RECIPES[name].experiment(self.scale, each, self.device).parts for each in (None, self.less))
-        return "" if whole == less else self.less.words()
+        whole, smaller = (RECIPES[name].experiment(self.scale, less, self.device).parts for less in (None, self.less))
+        return "" if whole == smaller else self.less.words()
 
     def parts(self) -> list[Assigned]:
-        """In the order of the recipes; one that several have is there once."""
-        found: dict[str, Assigned] = {}
+        """All parts in the order of the recipes; a part that several recipes share is there once."""
+        parts: dict[str, Assigned] = {}
         for name, experiment in self.experiments().items():
             for title, part in experiment.parts.items():
-                found.setdefault(key_of(part), self._assigned(f"{name}: {title}", part))
-        return list(found.values())
+                parts.setdefault(key_of(part), self._assigned(f"{name}: {title}", part))
+        return list(parts.values())
 
     def _assigned(self, title: str, part: Part) -> Assigned:
         folder = Path(self.folder) / RUNS / key_of(part)
@@ -82,10 +81,10 @@ class Request:
         return AssignedStudy(title, part, folder, self.data_dir)
 
     def command(self, name: str) -> str:
-        """What runs one of the recipes again, wherever data and results are kept."""
-        said = ["mukron", "reproduce", name, "--scale", self.scale.value]
-        said += ["--device", self.device] if self.device != "cpu" else []
-        return " ".join([*said, *self.less.options()])
+        """The command that runs one of the recipes again, wherever data and results are kept."""
+        words = ["mukron", "reproduce", name, "--scale", self.scale.value]
+        words += ["--device", self.device] if self.device != "cpu" else []
+        return " ".join([*words, *self.less.options()])
 
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "scale": self.scale.value}
@@ -104,13 +103,21 @@ class Request:
 
 @dataclass(frozen=True)
 class Progress:
-    """Where it stands."""
+    """How much of the recipes is run.
+
+    Attributes:
+        parts: Parts that are complete.
+        of_parts: All parts.
+        runs: Runs that have ended.
+        of_runs: All runs.
+        now: The title of the first part that is not complete.
+    """
 
     parts: int
     of_parts: int
     runs: int
     of_runs: int
-    now: str  # the first part that is not over
+    now: str
 
 
 # All of it.
@@ -123,9 +130,21 @@ def reproduce(
     progress: Callable[[Progress], None] | None = None,
     concluded: Callable[[Outcome, list[Path]], None] | None = None,
 ) -> dict[str, Outcome]:
-    """Run what is not there yet, conclude every recipe, and return what each found. Ctrl-C stops it; nothing is lost.
+    """Run the parts of recipes that were not run yet, and conclude every recipe. Ctrl-C stops it; nothing is lost.
 
-    concluded: called with each outcome and its files as soon as the recipe's parts are all there.
+    Args:
+        request: The recipes, their size, and where results are kept.
+        workers: Processes on this machine.
+        progress: Called now and then with how much is run.
+        concluded: Called with every outcome and its files as soon as the recipe's parts are complete.
+
+    Returns:
+        The outcomes by the names of the recipes.
+
+    Raises:
+        ReproductionError: The request is wrong, or runs are missing since their workers died every time.
+        RuntimeError: A worker broke.
+        KeyboardInterrupt: It was stopped. Call it again to continue.
     """
     if workers < 1:
         raise ReproductionError(f"workers: at least 1, got {workers}")
@@ -160,7 +179,6 @@ class Book:
         self.experiments, self.parts = request.experiments(), request.parts()
         self.by_key = {assigned.folder.name: assigned for assigned in self.parts}
         self.outcomes: dict[str, Outcome] = {}
-        self.began = time.monotonic()
         self._over: set[str] = set()
 
     def over(self, assigned: Assigned) -> bool:
