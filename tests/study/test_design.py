@@ -11,7 +11,7 @@ from small_studies import TINY
 from mukron.damping import Heuristic, Rescaled
 from mukron.study import Point, Result, Search, StudyError, usual_schemes
 from mukron.study.design import TRIES, Design
-from mukron.study.points import label, own_damping, read_scheme
+from mukron.study.points import default_damping, label, read_scheme
 from mukron.study.store import ENDED, INTERRUPTED, LOST, RUNNING, WORKER_DIED, Entry
 from mukron.train.build import SECOND_ORDER
 
@@ -148,7 +148,7 @@ def test_what_cannot_be_a_search_is_refused(options):
 def test_a_schemes_own_damping_is_the_optimizers(method, optimizer):
     signatures = [inspect.signature(kind).parameters for kind in optimizer.__mro__[:3]]  # FOOF hands it on to K-FAC
     default = next(each["damping"].default for each in signatures if "damping" in each)
-    assert own_damping(method) == TINY.replace(method=method, damping=default).damping
+    assert default_damping(method) == TINY.replace(method=method, damping=default).damping
 
 
 def test_schemes_have_one_spelling_and_a_name_for_people():

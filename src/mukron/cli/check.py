@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 
 from mukron.cli.common import BUILT_IN, errors, show, split
+from mukron.cli.progress import BAR, COUNT, TIME_LEFT, shown_bar
 from mukron.cli.train import default_width, describe
 from mukron.imports import import_function
 
@@ -145,13 +146,8 @@ def _print_files(written: list[Path], folder: Path) -> None:
 @contextmanager
 def check_progress() -> Iterator[Callable[[int, int, str], None]]:
     """Yields a callback that moves a progress bar on a terminal, and does nothing elsewhere."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("check", total=None)
-        yield lambda done, total, what: bar.update(task, completed=done, total=total, description=what)
+    with shown_bar("{task.description}", BAR, COUNT, TIME_LEFT, description="check") as bar:
+        yield lambda done, total, what: bar.update(done, total, description=what)
 
 
 def _create_folder(path: Path | None) -> None:

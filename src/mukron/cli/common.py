@@ -15,6 +15,7 @@ from rich.markup import escape
 from rich.table import Table as RichTable
 
 from mukron.table import Table
+from mukron.workers.exits import BROKEN, STOPPED, WRONG_REQUEST
 
 BUILT_IN = "mlp, cnn, myrtle5, resnet18, resnet50, vgg19, cbow"  # for help texts, without loading torch
 
@@ -30,10 +31,10 @@ def errors() -> Iterator[None]:
         yield
     except ValueError as error:
         Console(stderr=True, soft_wrap=True).print(f"[bold red]error:[/] {escape(str(error))}", highlight=False)
-        raise typer.Exit(2) from None
+        raise typer.Exit(WRONG_REQUEST) from None
     except KeyboardInterrupt:
         Console(stderr=True).print("interrupted")
-        raise typer.Exit(130) from None
+        raise typer.Exit(STOPPED) from None
     except (typer.Exit, typer.Abort):
         raise
     except BrokenPipeError:  # the reader, as in "| head", has closed the pipe
@@ -41,7 +42,7 @@ def errors() -> Iterator[None]:
         raise typer.Exit(141) from None
     except Exception:  # in the user's code or in ours; exit codes 1 and 2 have other meanings
         traceback.print_exc()
-        raise typer.Exit(3) from None
+        raise typer.Exit(BROKEN) from None
 
 
 def show(table: Table) -> None:
