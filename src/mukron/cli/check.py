@@ -10,11 +10,11 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from mukron.cli.common import BUILT_IN, errors, show, split
+from mukron.cli.common import BUILT_IN, METHODS, Group, errors, show, split
 from mukron.cli.train import describe, own_width
 from mukron.imports import import_function
 
-check_app = typer.Typer(invoke_without_command=True)
+check_app = typer.Typer(cls=Group, invoke_without_command=True)
 BASE_WIDTH = 64  # of a factory that does not say
 OWN = ("width", "seed", "epochs")
 TABLES = {
@@ -32,7 +32,7 @@ def check(
     factory: Annotated[
         str | None, typer.Option(help="Your own network: MODULE:FUNCTION, called with its width.")
     ] = None,
-    method: Annotated[str, typer.Option(help="sgd, adamw, kfac, foof, shampoo, shampoo:E, gauss-newton.")] = "kfac",
+    method: Annotated[str, typer.Option(help=f"{METHODS}.")] = "kfac",
     scheme: Annotated[str, typer.Option(help="mup, sp, ntk or uniform:R.")] = "mup",
     damping: Annotated[str | None, typer.Option(help="A number, or RULE[:NUMBER], as in heuristic:1e-3.")] = None,
     lr: Annotated[float | None, typer.Option(help="Learning rate; one that suits a check if not given.")] = None,
@@ -64,6 +64,7 @@ def check(
         return
     with errors():
         from mukron.diagnose.configured import check_run, usual_rate
+        from mukron.optim.spec import spec_of
         from mukron.params.storage import write_json
 
         if model is not None and factory is not None:
@@ -86,8 +87,8 @@ def check(
             **{"damping": damping, "lr": lr, "data": data, "samples": samples, "loss": loss, "momentum": 0.0},
             **{"output_exponent": output_exponent, "device": device, "roles": roles or None},
         }
-        if method.startswith("adam"):
-            del given["momentum"]  # its beta1
+        if "momentum" not in spec_of(method).defaults:
+            del given["momentum"]  # Adam's beta1
         given["lr"] = usual_rate(method, scheme) if lr is None else lr
         chosen = {name: value for name, value in given.items() if value is not None}
         config = describe(None, chosen, settings or [])

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from mukron.cli.common import BUILT_IN, errors, show
+from mukron.cli.common import BUILT_IN, METHODS, errors, show
 from mukron.cli.numbers import read_numbers
 from mukron.cli.train import describe, own_width
 from mukron.imports import import_function
@@ -24,10 +24,6 @@ if TYPE_CHECKING:
 
 OWN = ("width", "seed", "lr", "scheme", "damping")
 SHORT = {"epochs": 5, "batch": 128}  # of a study's runs, where a single run's defaults are longer
-USUAL_LR = {  # powers of two, by method; they suit the built-in networks
-    **{"sgd": (-7, 1), "adamw": (-12, -3), "kfac": (-11, -2), "foof": (-9, 0), "shampoo": (-9, -1)},
-    **{"gauss-newton": (-13, -6)},
-}
 USUAL_DAMPING = "2^-4:2^4"  # times the scheme's own
 SEARCHED_DAMPING = "2^-8:2^4"
 EDGE = 0.05  # of a range, by its logarithm: the best may lie beyond
@@ -37,7 +33,7 @@ Factory = Annotated[str | None, typer.Option(help="Your own network: MODULE:FUNC
 Data = Annotated[str | None, typer.Option(help="A data set by name, or your own MODULE:FUNCTION. digits.")]
 Samples = Annotated[int | None, typer.Option(min=1, help="Train on that many; all if not given.")]
 Loss = Annotated[str | None, typer.Option(help="cross-entropy or mse. cross-entropy.")]
-Method = Annotated[str | None, typer.Option(help="sgd, adamw, kfac, foof, shampoo, shampoo:E, gauss-newton. kfac.")]
+Method = Annotated[str | None, typer.Option(help=f"{METHODS}. kfac.")]
 Epochs = Annotated[int | None, typer.Option(min=1, help="Passes over the samples. 5.")]
 Batch = Annotated[int | None, typer.Option(min=1, help="Samples a step. 128.")]
 Device = Annotated[str | None, typer.Option(help="cpu or cuda. cpu.")]
@@ -113,7 +109,7 @@ def transfer(
         chosen_widths = None if widths is None else read_numbers(widths, "--widths")
         described, own = _described(config, model, factory, given, settings or [], base_width, chosen_widths)
         base = described.base_width or 1.0
-        lrs, dampings = _axes(over, lr, damping, described.family, search is not None)
+        lrs, dampings = _axes(over, lr, damping, described.spec.lr_range, search is not None)
         study = TransferStudy(
             described,
             widths=chosen_widths or [base * times for times in (1, 2, 4, 8)],
@@ -180,14 +176,13 @@ def tune(
     """
     with errors():
         from mukron.study import Search, TransferStudy
-        from mukron.study.points import own_damping
 
         given = {"data": data, "samples": samples, "loss": loss, "method": method, "epochs": epochs}
         given |= {"batch": batch, "device": device}
         described, own = _described(config, model, factory, given, settings or [], width)
-        both = own_damping(described.family) is not None
+        both = described.spec.damping is not None
         damping = damping or (SEARCHED_DAMPING if both else None)
-        lrs, dampings = _axes("lr,damping" if both else "lr", lr, damping, described.family, True)
+        lrs, dampings = _axes("lr,damping" if both else "lr", lr, damping, described.spec.lr_range, True)
         study = TransferStudy(
             described,
             widths=[width],
@@ -245,12 +240,17 @@ def _described(
     return described.replace(base_width=base, width=base, seed=RunConfig().seed, scheme="mup", damping=None), own
 
 
-def _axes(over: str, lr: str | None, damping: str | None, family: str, search: bool) -> tuple[list[float], list[float]]:
-    """The learning rates and the multiples of the damping; of a search the ends."""
+def _axes(
+    over: str, lr: str | None, damping: str | None, lr_range: tuple[int, int], search: bool
+) -> tuple[list[float], list[float]]:
+    """The learning rates and the multiples of the damping; of a search the ends.
+
+    lr_range: the method's own learning rates, as powers of two.
+    """
     axes = over.split(",")
     if not axes or any(axis not in ("lr", "damping") for axis in axes):
         raise ValueError(f"--over {over!r}: expected lr, damping or lr,damping")
-    low, high = USUAL_LR[family]
+    low, high = lr_range
     usual = f"2^{low}:2^{high}"
     if lr is None:
         lr = usual if "lr" in axes else f"2^{(low + high) // 2}"

@@ -15,16 +15,12 @@ from mukron.diagnose.check import Check
 from mukron.diagnose.readings import TOLERANCE
 from mukron.diagnose.record import Started, run
 from mukron.models import get_model
+from mukron.optim.spec import spec_of
 from mukron.params import build_without_memory, plain_width
-from mukron.theory import get_method
 from mukron.train import RunConfig, RunError, base_width_of, build, dataset_of, factory_of, loss_of
 from mukron.train.surroundings import precision
 
-# Small enough for the first steps to follow the law, at every width and in every scheme.
-RATES = {"sgd": 0.1, "adam": 0.001, "kfac": 0.01, "foof": 0.02, "shampoo": 0.005, "gauss-newton": 0.01}
 IN_SP = 0.1  # times that where nothing is scaled and wide layers take larger steps
-SAMPLES = {"gauss-newton": 16}  # its cost is that of samples x outputs
-USUAL_SAMPLES = 32
 NOT_HERE = {
     "batch": "a check learns all its samples in one batch",
     "augment": "a check learns the same batch at every step",
@@ -32,12 +28,11 @@ NOT_HERE = {
     "warmup": "a check makes a few steps at one learning rate",
 }
 TIMES = (2, 4, 8, 16)  # the base width, for a network of the user's own
-LARGEST_ROOT = 4096  # Shampoo's roots are of whole matrices: above this one takes minutes on two cores
 
 
 def usual_rate(method: str, scheme: str) -> float:
     """A learning rate that suits a check of this method."""
-    return RATES[get_method(method).name.partition(":")[0]] * (IN_SP if scheme == "sp" else 1.0)
+    return spec_of(method).lr * (IN_SP if scheme == "sp" else 1.0)
 
 
 def check_run(
@@ -80,7 +75,7 @@ def check_run(
 def _few(config: RunConfig, dataset: Dataset | None, data_dir: str | Path | None) -> Dataset:
     if config.samples is not None:
         return dataset_of(config, dataset, data_dir)
-    few = SAMPLES.get(config.family, USUAL_SAMPLES)
+    few = config.spec.samples
     if dataset is None and ":" not in config.data:  # a large data set draws them itself
         return dataset_of(config.replace(samples=few), None, data_dir)
     whole = dataset_of(config, dataset, data_dir)
@@ -88,7 +83,7 @@ def _few(config: RunConfig, dataset: Dataset | None, data_dir: str | Path | None
 
 
 def usual_widths(config: RunConfig, dataset: Dataset) -> list[float]:
-    """The network's own, or multiples of the base width; narrower ones where Shampoo could not go on."""
+    """The network's own, or multiples of the base width; narrower ones where the method would take too long."""
     if ":" not in config.model:
         entry = get_model(config.model)
         times = (config.base_width or entry.base_width) / entry.base_width
@@ -96,7 +91,8 @@ def usual_widths(config: RunConfig, dataset: Dataset) -> list[float]:
     else:
         assert config.base_width is not None
         widths = [plain_width(times * config.base_width) for times in TIMES]
-    while config.family == "shampoo" and _largest_side(config, dataset, widths[-1]) > LARGEST_ROOT:
+    longest = config.spec.largest_side
+    while longest is not None and _largest_side(config, dataset, widths[-1]) > longest:
         if any(width % 2 for width in widths):
             break
         widths = [plain_width(width / 2) for width in widths]

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +33,9 @@ from mukron.precond import Layer, Preparation, Prepared, apply, prepare
 from mukron.stages import stage
 from mukron.table import Table
 from mukron.theory import Method
+
+if TYPE_CHECKING:
+    from mukron.optim.spec import MethodSpec
 
 SUSPICIOUS = 0.05  # of a gradient that does not come from its layer's own pass
 FORMAT = 2  # of saved states
@@ -115,6 +118,7 @@ class Staged:
 class SecondOrder(Optimizer):
     """Base of K-FAC, FOOF, Shampoo and Gauss-Newton: a true ``torch.optim.Optimizer``."""
 
+    spec: ClassVar[MethodSpec]  # of which ``register`` makes the two below
     method: ClassVar[Method]
     rule: ClassVar[type[Rule]]  # what a bare number means as damping
 

@@ -11,13 +11,29 @@ from torch import Tensor, nn
 from mukron.curvature import Gathered, Listening
 from mukron.damping import Rescaled, Rule
 from mukron.linalg import Factor, FactorizationError, Operator
+from mukron.optim import sizes
 from mukron.optim.base import BIAS, Blocks, Move, SecondOrder, Settings, one_of
+from mukron.optim.options import EVERY_LAYER
 from mukron.optim.slots import Slot
+from mukron.optim.spec import MethodSpec, register
 from mukron.params import Parametrization
 from mukron.precond import KernelFactor, Layer, Preparation, Prepared
 from mukron.theory import METHODS
 
 
+@register(
+    MethodSpec(
+        name="gauss-newton",
+        method=METHODS["gauss-newton"],
+        lr=0.01,
+        lr_range=(-13, -6),
+        options=EVERY_LAYER,
+        damping=Rescaled(1.0),
+        captures=("jacobian",),
+        state_size=sizes.kernel,
+        samples=16,  # the cost is that of samples x outputs
+    )
+)
 class GaussNewton(SecondOrder):
     """Gauss-Newton, layer by layer: (J^T diag(chi)^2 J / n + rho)^-1 g, solved over samples x outputs.
 
@@ -25,9 +41,6 @@ class GaussNewton(SecondOrder):
     reduction: of your loss, "mean" or "sum"; its derivative by the outputs is read in your backward pass.
     Costs one backward pass an output: for few outputs.
     """
-
-    method = METHODS["gauss-newton"]
-    rule = Rescaled
 
     def __init__(
         self,

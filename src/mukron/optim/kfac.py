@@ -1,4 +1,4 @@
-"""K-FAC, and FOOF as K-FAC without B."""
+"""K-FAC: preconditioned by the second moments of inputs and of signals."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from mukron.curvature import FISHERS, LIKELIHOODS, Batch, Gathered, Listening, Memory, Window, needs_matrix, probe
-from mukron.damping import Rescaled, Rule
+from mukron.damping import Heuristic, Rescaled, Rule
 from mukron.linalg import SOLVERS, LowRank, Operator
+from mukron.optim import sizes
 from mukron.optim.base import BIAS, WEIGHT, Blocks, Move, SecondOrder, Settings, joined, one_of
 from mukron.optim.numbers import proportion
+from mukron.optim.options import EVERY_LAYER, FISHER, INTERVALS, KRONECKER
 from mukron.optim.slots import Slot
+from mukron.optim.spec import MethodSpec, register, with_fisher
 from mukron.params import Parametrization
 from mukron.precond import apply, apply_out
 from mukron.theory import METHODS, Role
@@ -22,6 +25,21 @@ from mukron.theory import METHODS, Role
 NEARLY_ZERO = 1e-3  # of the size that muP gives output weights
 
 
+@register(
+    MethodSpec(
+        name="kfac",
+        method=METHODS["kfac"],
+        lr=0.01,
+        lr_range=(-11, -2),
+        options=(*EVERY_LAYER, *INTERVALS, *KRONECKER, *FISHER),
+        damping=Rescaled(1.0),
+        sp_damping=Heuristic(1e-3),
+        captures=("inputs", "signals"),
+        arguments=with_fisher,
+        state_size=sizes.both_factors,
+        stacks=True,
+    )
+)
 class KFAC(SecondOrder):
     """K-FAC: W <- W - lr (B + rho_B)^-1 G (A + rho_A)^-1 with A = E[h h^T], B = E[delta delta^T].
 
@@ -38,9 +56,6 @@ class KFAC(SecondOrder):
         signals: their ``grad`` stays None. Faster where layers are wide; nothing may look at those gradients before
         the step (no clipping, no GradScaler, no activation checkpointing).
     """
-
-    method = METHODS["kfac"]
-    rule = Rescaled
 
     def __init__(
         self,
@@ -182,17 +197,3 @@ class KFAC(SecondOrder):
 def _form(memory: Memory, form: str) -> str:
     """A window holds batches of any size side by side: rows, all of them."""
     return "rows" if isinstance(memory, Window) else form
-
-
-class FOOF(KFAC):
-    """K-FAC without B: W <- W - lr G (A + rho_A)^-1. No Fisher, so no extra backward pass."""
-
-    method = METHODS["foof"]
-
-    def __init__(
-        self, model: nn.Module, parametrization: Parametrization | None = None, lr: float | Tensor = 0.1, **options: Any
-    ) -> None:
-        useless = {"fisher", "likelihood", "class_dim", "reduction", "grad_scaler", "seed"} & set(options)
-        if useless:
-            raise TypeError(f"FOOF has no Fisher factor: {', '.join(sorted(useless))} would have no effect")
-        super().__init__(model, parametrization, lr, **options)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mukron import readers as read
 from mukron.curvature import Gathered, Listening, Memory, Sum, Window
 from mukron.damping import MaxEigenvalue, Rule
 from mukron.linalg import (
@@ -24,15 +25,39 @@ from mukron.linalg import (
     kept_factor,
     turn,
 )
+from mukron.optim import sizes
 from mukron.optim.base import WEIGHT, Blocks, Move, SecondOrder, Settings, one_of
+from mukron.optim.options import EVERY_LAYER, FUSED, INTERVALS, Option, memory_in_matrices
 from mukron.optim.slots import Slot
+from mukron.optim.spec import MethodSpec, register
 from mukron.params import Parametrization
 from mukron.precond import Layer, Preparation
-from mukron.theory import shampoo
+from mukron.theory import FAMILIES, METHODS, shampoo
 
 SOLVERS = ("eigh", "newton", "tracked")
 
 
+@register(
+    MethodSpec(
+        name="shampoo",
+        method=METHODS["shampoo"],
+        lr=0.005,
+        lr_range=(-9, -1),
+        options=(
+            *EVERY_LAYER,
+            *INTERVALS,
+            Option.typed("memory", memory_in_matrices, "what factors remember: sum (the default), ema:DECAY or batch"),
+            FUSED,
+            Option("solver", read.one_of(SOLVERS), f"how roots are computed: {', '.join(SOLVERS)}"),
+            Option("tolerance", read.number(), "of solver=tracked: the relative error at which a basis is renewed"),
+            Option("max_size", read.whole(1), "a longer side of a layer keeps its diagonal alone"),
+        ),
+        damping=MaxEigenvalue(1e-6),
+        state_size=sizes.gradient_moments,
+        largest_side=4096,  # roots are of whole matrices: above this one takes minutes on two cores
+        family=FAMILIES["shampoo"],
+    )
+)
 class Shampoo(SecondOrder):
     """Shampoo: W <- W - lr (L + rho_L)^(-e/2) G (R + rho_R)^(-e/2) with L = sum G G^T, R = sum G^T G.
 
@@ -46,8 +71,6 @@ class Shampoo(SecondOrder):
         never form it, as K-FAC's ``fused`` does: products then cost the batch times the width squared, not its cube.
     max_size: a side larger than this keeps only its diagonal, as an embedding's vocabulary does.
     """
-
-    rule = MaxEigenvalue
 
     def __init__(
         self,

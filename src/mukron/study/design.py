@@ -11,9 +11,10 @@ from functools import cache
 from numbers import Integral, Real
 from typing import Any
 
+from mukron.optim.spec import spec_of
 from mukron.params import plain_width
 from mukron.study.errors import StudyError
-from mukron.study.points import Point, own_damping, read_scheme
+from mukron.study.points import Point, read_scheme
 from mukron.study.search import PRUNERS, SAMPLERS, propose
 from mukron.study.store import ENDED, LOST, RUNNING, WORKER_DIED, Entry
 from mukron.train import RunConfig
@@ -219,9 +220,9 @@ class Design:
 
 def usual_schemes(method: str) -> tuple[str, ...]:
     """What people do today, against muP."""
-    own = own_damping(method.partition(":")[0])
-    mup = "mup" if own is None else f"mup/{own.text()}"
-    return (("sp/heuristic" if method == "kfac" else mup.replace("mup", "sp")), mup)
+    spec = spec_of(method)
+    dampings = {"sp": spec.sp_damping or spec.damping, "mup": spec.damping}
+    return tuple(scheme if rule is None else f"{scheme}/{rule.text()}" for scheme, rule in dampings.items())
 
 
 @cache

@@ -15,7 +15,6 @@ from mukron.damping import Rule
 from mukron.study.errors import StudyError
 from mukron.theory import get_scheme
 from mukron.train import RunConfig, records
-from mukron.train.config import FIRST_ORDER
 from mukron.train.records import Row
 
 FINISHED, DIVERGED, PRUNED = records.FINISHED, records.DIVERGED, "pruned"
@@ -77,17 +76,10 @@ def read_scheme(text: str, method: str) -> tuple[str, float | None]:
             f"scheme {text!r}: {error}; expected SCHEME or SCHEME/DAMPING, as in sp/heuristic:1e-3"
         ) from None
     if config.damping is None:
-        config = config.replace(damping=own_damping(config.family))
+        config = config.replace(damping=config.spec.damping)
     if config.damping is None:
         return name, None
     return f"{name}/{config.damping.text()}", config.damping.rho
-
-
-def own_damping(family: str) -> Rule | None:
-    """The rule that the method has if nothing is said."""
-    if family in FIRST_ORDER:
-        return None
-    return Rule.parse("max-eigenvalue" if family == "shampoo" else "rescaled")
 
 
 def label(scheme: str) -> str:

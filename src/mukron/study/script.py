@@ -5,17 +5,16 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Mapping
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, is_dataclass
+from fractions import Fraction
 from typing import Any
 
-from mukron.curvature import parse_memory
+import mukron
 from mukron.damping import Rule
 from mukron.imports import import_function
 from mukron.models import get_model
 from mukron.theory import MUP, get_method
 from mukron.train import RunConfig
-from mukron.train.build import SECOND_ORDER
-from mukron.train.config import FIRST_ORDER
 
 LINE = 100
 
@@ -28,7 +27,15 @@ def script(config: RunConfig, network_options: Mapping[str, Any]) -> str:
     title = f"{get_method(config.method).title} at width {config.width:g}, settings of base width {config.base_width:g}"
     imports, definition = _network(config, network_options)
     lines = [f'"""{title}. ``loader`` is yours."""', "", "import torch", "from torch.nn import functional as F", ""]
-    lines += ["import mukron", *imports, *definition, "", *_setup(config, by_name=not definition), *_schedule(config)]
+    lines += [
+        "import mukron",
+        *imports,
+        *_optimizer_import(config),
+        *definition,
+        "",
+        *_setup(config, by_name=not definition),
+        *_schedule(config),
+    ]
     return "\n".join([*lines, "", *_loop(config), ""])
 
 
@@ -66,29 +73,28 @@ def _setup(config: RunConfig, by_name: bool) -> list[str]:
 
 
 def _optimizer(config: RunConfig) -> str:
-    options: dict[str, Any] = dict(config.method_options)
+    spec = config.spec
+    keywords = {
+        name: value
+        for name, value in spec.keywords(config).items()
+        if name in config.method_options or name not in spec.defaults or spec.defaults[name] != value
+    }
     decay = {"weight_decay": config.weight_decay} if config.weight_decay else {}
-    momentum = {"momentum": config.momentum} if config.momentum else {}
-    if config.method in FIRST_ORDER:
+    if not spec.layerwise:
         groups = f"p.param_groups({', '.join([_literal(config.method), *_keywords({'lr': config.lr, **decay})])})"
-        if config.method == "sgd":
-            return _call("optimizer = torch.optim.SGD", [groups, *_keywords({**momentum, **options})])
-        betas = (config.momentum, options.pop("beta2", 0.999))
-        return _call("optimizer = torch.optim.AdamW", [groups, *_keywords({"betas": betas, **options})])
-    written = {} if config.damping is None else {"damping": _rule(config.damping)}
-    if "memory" in options:
-        written["memory"] = f"mukron.{parse_memory(options.pop('memory'))!r}"
-    if config.kl_clip is not None:
-        options["kl_clip"] = config.kl_clip
-    if config.method == "kfac" and config.loss == "mse":
-        options["likelihood"] = "gaussian"
-    if config.method == "kfac" and config.seed:
-        options["seed"] = config.seed
-    if exponent := config.method.partition(":")[2]:
-        options["e"] = exponent
-    arguments = [*_keywords({"lr": config.lr}), *(f"{name}={text}" for name, text in written.items())]
-    arguments += _keywords({**momentum, **decay, **options})
-    return _call(f"optimizer = mukron.{SECOND_ORDER[config.family].__name__}", ["model", "p", *arguments])
+        return _call(f"optimizer = torch.optim.{spec.optimizer.__name__}", [groups, *_keywords(keywords)])
+    given = {"damping": config.damping, "kl_clip": config.kl_clip}
+    given = {name: value for name, value in given.items() if value is not None}
+    arguments = _keywords({"lr": config.lr, **given, **decay, **keywords})
+    own = "mukron." if not _optimizer_import(config) else ""
+    return _call(f"optimizer = {own}{spec.optimizer.__name__}", ["model", "p", *arguments])
+
+
+def _optimizer_import(config: RunConfig) -> list[str]:
+    """Of an optimizer that is not one of this library's or torch's."""
+    kind = config.spec.optimizer
+    known = not config.spec.layerwise or getattr(mukron, kind.__name__, None) is kind
+    return [] if known else [f"from {kind.__module__} import {kind.__name__}"]
 
 
 def _is_scheduled(config: RunConfig) -> bool:
@@ -152,12 +158,16 @@ def _keywords(values: Mapping[str, Any]) -> list[str]:
 
 
 def _literal(value: Any) -> str:
-    """JSON data as Python writes it; what a config keeps frozen, as a plain dict."""
+    """JSON data as Python writes it; what a config keeps frozen, as a plain dict; settings by their types."""
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{_literal(name)}: {_literal(each)}" for name, each in value.items()) + "}"
     if isinstance(value, tuple):
         return f"({', '.join(map(_literal, value))}{',' if len(value) == 1 else ''})"
-    return json.dumps(value) if isinstance(value, str) else repr(value)
+    if isinstance(value, Rule):
+        return _rule(value)
+    if is_dataclass(value):
+        return f"mukron.{value!r}"
+    return json.dumps(str(value)) if isinstance(value, (str, Fraction)) else repr(value)
 
 
 def _rule(rule: Rule) -> str:

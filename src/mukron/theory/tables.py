@@ -42,12 +42,12 @@ def method_table(method: Method | str, scheme: Scheme | str = MUP) -> Table:
     return Table(f"{method.title}, {scheme}", columns, tuple(rows), LEGEND)
 
 
-def comparison_table(scheme: Scheme | str = MUP, methods: Sequence[Method | str] = tuple(METHODS)) -> Table:
-    """Every method side by side, in the form of the paper's Table 1, damping included."""
+def comparison_table(scheme: Scheme | str = MUP, methods: Sequence[Method | str] | None = None) -> Table:
+    """Methods side by side (all that are known, if none are given), as in the paper's Table 1, with damping."""
     scheme = get_scheme(scheme)
     shown = {"input and vector": Role.INPUT, "hidden": Role.HIDDEN, "output": Role.OUTPUT}
     rows = []
-    for method in map(get_method, methods):
+    for method in map(get_method, METHODS if methods is None else methods):
         exponents = solve(method, scheme)
         rows.append((method.title, *(_cell(exponents[role]) for role in shown.values())))
     notes = (LEGEND[1], "A vector (bias, gain) scales as an input weight; a scalar has b = c = d = 0.")
