@@ -58,23 +58,35 @@ def memory_in_matrices(text: str) -> Memory:
     return memory
 
 
-NESTEROV = Option("nesterov", read.flag, "look one step ahead along the momentum", stacks=(False, True))
+NESTEROV = Option("nesterov", read.flag, "Nesterov's momentum: look one step ahead along it", stacks=(False, True))
 FUSED = Option(
-    "fused", read.flag, "never form gradients of wide layers: use inputs and signals instead", stacks=(False, True)
+    "fused",
+    read.flag,
+    "precondition wide layers from inputs and signals, without forming their gradients",
+    stacks=(False, True),
 )
 EVERY_LAYER = (  # of all methods that work layer by layer
     NESTEROV,
-    Option("decoupled", read.flag, "weight decay beside the step, not in the gradient (default: true)", stacks=(True,)),
+    Option(
+        "decoupled", read.flag, "apply weight decay to the weights, not to the gradient (default: true)", stacks=(True,)
+    ),
     Option(
         "graft", read.optional(read.one_of(("sgd", "adam"))), "take the length of a step of sgd or adam", stacks=(None,)
     ),
-    Option("fallback", read.one_of(FALLBACKS), "the rule of other parameters, sgd or adamw", stacks=("sgd",)),
+    Option(
+        "fallback",
+        read.one_of(FALLBACKS),
+        "the rule of parameters that no layer owns or that are excluded: sgd or adamw",
+        stacks=("sgd",),
+    ),
     Option("fallback_lr", read.optional(read.number()), "the learning rate of the fallback rule", stacks=(None,)),
     Option("exclude", read.names(read.text), "layers to leave to the fallback rule, by name", stacks=((),)),
 )
 INTERVALS = (
     Option("factor_every", read.whole(1), "steps from one update of the factors to the next", stacks=(1,)),
-    Option("inverse_every", read.whole(1), "likewise of the inverses; a multiple of factor_every", stacks=(1,)),
+    Option(
+        "inverse_every", read.whole(1), "steps from one inversion to the next, a multiple of factor_every", stacks=(1,)
+    ),
 )
 KRONECKER = (  # of methods that divide by A and B
     Option.typed("memory", parse_memory, "what factors remember: batch, sum, ema:DECAY or window:BATCHES", (Batch(),)),

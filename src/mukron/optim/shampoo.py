@@ -50,7 +50,11 @@ SOLVERS = ("eigh", "newton", "tracked")
             FUSED,
             Option("solver", read.one_of(SOLVERS), f"how roots are computed: {', '.join(SOLVERS)}"),
             Option("tolerance", read.number(), "of solver=tracked: the relative error at which a basis is renewed"),
-            Option("max_size", read.whole(1), "a longer side of a layer keeps its diagonal alone"),
+            Option(
+                "max_size",
+                read.whole(1),
+                "the longest side of a layer that keeps a whole factor; of longer ones the diagonal is kept",
+            ),
         ),
         damping=MaxEigenvalue(1e-6),
         state_size=sizes.gradient_moments,
