@@ -23,6 +23,7 @@ from mukron.models import MLP
 from mukron.optim import SPECS, MethodSpec, SecondOrder, Settings, register, spec_of
 from mukron.optim.options import EVERY_LAYER, Option
 from mukron.optim.spec import unregister
+from mukron.study.script import script
 from mukron.theory import METHODS, Method, Role, get_method, solve
 from mukron.train import RunConfig, RunError, build, dataset_of, train
 
@@ -135,6 +136,14 @@ def test_a_run_trains_by_its_name(Signum, tmp_path):
 def test_a_run_refuses_what_its_record_does_not_have(fields, message):
     with pytest.raises(RunError, match=message):
         RunConfig(method="signum", **fields)
+
+
+def test_a_plan_writes_its_import(Signum):
+    code = script(
+        RunConfig(method="signum", width=256, base_width=64, momentum=0.5, method_options={"fresh": 1}), {"classes": 10}
+    )
+    assert f"\nfrom {Signum.__module__} import Signum\n" in code
+    assert "\noptimizer = Signum(model, p, lr=0.01, beta=0.5, fresh=1.0)\n" in code
 
 
 def command(*arguments: str) -> str:

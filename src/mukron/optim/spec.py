@@ -187,7 +187,7 @@ def register(spec: MethodSpec) -> Callable[[type[Kind]], type[Kind]]:
     def decorate(cls: type[Kind]) -> type[Kind]:
         cls.spec = replace(spec, optimizer=cls)
         cls.method = spec.method
-        cls.rule = Constant if spec.damping is None else type(spec.damping)
+        cls.rule = Constant if spec.damping is None else type(spec.damping)  # without factors nothing is damped
         add(cls.spec)
         return cls
 

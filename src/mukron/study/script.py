@@ -27,15 +27,8 @@ def script(config: RunConfig, network_options: Mapping[str, Any]) -> str:
     title = f"{get_method(config.method).title} at width {config.width:g}, settings of base width {config.base_width:g}"
     imports, definition = _network(config, network_options)
     lines = [f'"""{title}. ``loader`` is yours."""', "", "import torch", "from torch.nn import functional as F", ""]
-    lines += [
-        "import mukron",
-        *imports,
-        *_optimizer_import(config),
-        *definition,
-        "",
-        *_setup(config, by_name=not definition),
-        *_schedule(config),
-    ]
+    lines += ["import mukron", *imports, *_own_imports(config), *definition, ""]
+    lines += [*_setup(config, by_name=not definition), *_schedule(config)]
     return "\n".join([*lines, "", *_loop(config), ""])
 
 
@@ -86,15 +79,23 @@ def _optimizer(config: RunConfig) -> str:
     given = {"damping": config.damping, "kl_clip": config.kl_clip}
     given = {name: value for name, value in given.items() if value is not None}
     arguments = _keywords({"lr": config.lr, **given, **decay, **keywords})
-    own = "mukron." if not _optimizer_import(config) else ""
-    return _call(f"optimizer = {own}{spec.optimizer.__name__}", ["model", "p", *arguments])
+    return _call(f"optimizer = {_named(spec.optimizer)}", ["model", "p", *arguments])
 
 
-def _optimizer_import(config: RunConfig) -> list[str]:
-    """Of an optimizer that is not one of this library's or torch's."""
-    kind = config.spec.optimizer
-    known = not config.spec.layerwise or getattr(mukron, kind.__name__, None) is kind
-    return [] if known else [f"from {kind.__module__} import {kind.__name__}"]
+def _own_imports(config: RunConfig) -> list[str]:
+    """Of the optimizer and the types of its settings, where they are not this library's or torch's."""
+    spec = config.spec
+    kinds: list[type] = [type(value) for value in spec.keywords(config).values() if is_dataclass(value)]
+    kinds += [spec.optimizer] if spec.layerwise else []
+    return [f"from {kind.__module__} import {kind.__name__}" for kind in kinds if not _is_public(kind)]
+
+
+def _is_public(kind: type) -> bool:
+    return getattr(mukron, kind.__name__, None) is kind
+
+
+def _named(kind: type) -> str:
+    return f"mukron.{kind.__name__}" if _is_public(kind) else kind.__name__
 
 
 def _is_scheduled(config: RunConfig) -> bool:
@@ -166,7 +167,8 @@ def _literal(value: Any) -> str:
     if isinstance(value, Rule):
         return _rule(value)
     if is_dataclass(value):
-        return f"mukron.{value!r}"
+        settings = (f"{each.name}={_literal(getattr(value, each.name))}" for each in fields(value))
+        return f"{_named(type(value))}({', '.join(settings)})"
     return json.dumps(str(value)) if isinstance(value, (str, Fraction)) else repr(value)
 
 
