@@ -31,8 +31,8 @@ def stackable(config: RunConfig) -> str:
         return f"model={config.model!r}: a stack is of MLPs"
     spec = config.spec
     if not spec.stacks:
-        known = ", ".join(each.name for each in SPECS.values() if each.stacks)
-        return f"method={config.method!r}: a stack knows {known}"
+        *known, last = (name for name, each in SPECS.items() if each.stacks)
+        return f"method={config.method!r}: a stack knows {', '.join(known)} and {last}"
     if config.dtype == "bfloat16" or torch.device(config.device).type not in ("cpu", "cuda"):
         return (
             f"dtype={config.dtype!r}, device={config.device!r}: a stack computes in float32 or float64 on cpu or cuda"
