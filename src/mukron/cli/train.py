@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from mukron.cli.common import BUILT_IN, errors, show, split
+from mukron.cli.common import BUILT_IN, METHODS, errors, show, split
 from mukron.cli.progress import BAR, TIME_LEFT, clock, shown_bar
 from mukron.imports import import_function
 from mukron.table import Table
@@ -56,7 +56,7 @@ def train(
     ] = None,
     samples: Annotated[int | None, typer.Option(help="Train on that many; all if not given.")] = None,
     loss: Annotated[str | None, _field("loss", "cross-entropy or mse.")] = None,
-    method: Annotated[str | None, _field("method", "sgd, adamw, kfac, foof, shampoo, shampoo:E, gauss-newton.")] = None,
+    method: Annotated[str | None, _field("method", f"{METHODS}.")] = None,
     scheme: Annotated[str | None, _field("scheme", "mup, sp, ntk or uniform:R.")] = None,
     lr: Annotated[float | None, _field("lr", "Learning rate, as tuned at the base width.")] = None,
     damping: Annotated[

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from mukron.cli.common import BUILT_IN, errors, show
+from mukron.cli.common import BUILT_IN, METHODS, errors, show
 from mukron.cli.numbers import read_numbers
 from mukron.cli.progress import BAR, COUNT, clock, shown_bar
 from mukron.cli.train import default_width, describe
@@ -27,10 +27,6 @@ if TYPE_CHECKING:
 
 FIELDS_SET_BY_STUDY = ("width", "seed", "lr", "scheme", "damping")  # fields of a run that --set may not change
 STUDY_DEFAULTS = {"epochs": 5, "batch": 128}  # shorter than the defaults of a single run
-USUAL_LR = {  # exponents of two by method, which suit the built-in networks
-    **{"sgd": (-7, 1), "adamw": (-12, -3), "kfac": (-11, -2), "foof": (-9, 0), "shampoo": (-9, -1)},
-    **{"gauss-newton": (-13, -6)},
-}
 USUAL_DAMPING = "2^-4:2^4"  # factors on the scheme's damping, in a grid
 SEARCHED_DAMPING = "2^-8:2^4"  # the same in a search
 SECONDS_BETWEEN_LINES = 10.0
@@ -41,9 +37,7 @@ FactoryOption = Annotated[str | None, typer.Option(help="Your own network: MODUL
 DataOption = Annotated[str | None, typer.Option(help="A data set by name, or your own MODULE:FUNCTION. digits.")]
 SamplesOption = Annotated[int | None, typer.Option(min=1, help="Train on that many; all if not given.")]
 LossOption = Annotated[str | None, typer.Option(help="cross-entropy or mse. cross-entropy.")]
-MethodOption = Annotated[
-    str | None, typer.Option(help="sgd, adamw, kfac, foof, shampoo, shampoo:E, gauss-newton. kfac.")
-]
+MethodOption = Annotated[str | None, typer.Option(help=f"{METHODS}. kfac.")]
 EpochsOption = Annotated[int | None, typer.Option(min=1, help="Passes over the samples. 5.")]
 BatchOption = Annotated[int | None, typer.Option(min=1, help="Samples a step. 128.")]
 DeviceOption = Annotated[str | None, typer.Option(help="cpu or cuda. cpu.")]
@@ -121,7 +115,7 @@ def transfer(
             config, model, factory, given, settings or [], base_width, chosen_widths
         )
         base = described.base_width or 1.0
-        lrs, dampings = _axes(over, lr, damping, described.family, search is not None)
+        lrs, dampings = _axes(over, lr, damping, described.spec.lr_range, search is not None)
         design = Design(
             described,
             widths=chosen_widths or [base * times for times in (1, 2, 4, 8)],
@@ -191,14 +185,13 @@ def tune(
     """
     with errors():
         from mukron.study import Design, Search, TransferStudy
-        from mukron.study.points import default_damping
 
         given = {"data": data, "samples": samples, "loss": loss, "method": method, "epochs": epochs}
         given |= {"batch": batch, "device": device}
         described, config_scheme = _describe_study(config, model, factory, given, settings or [], width)
-        has_damping = default_damping(described.family) is not None
+        has_damping = described.spec.damping is not None
         damping = damping or (SEARCHED_DAMPING if has_damping else None)
-        lrs, dampings = _axes("lr,damping" if has_damping else "lr", lr, damping, described.family, True)
+        lrs, dampings = _axes("lr,damping" if has_damping else "lr", lr, damping, described.spec.lr_range, True)
         design = Design(
             described,
             widths=width,
@@ -261,12 +254,17 @@ def _describe_study(
     ), config_scheme
 
 
-def _axes(over: str, lr: str | None, damping: str | None, family: str, search: bool) -> tuple[list[float], list[float]]:
-    """Returns the learning rates and the factors on the damping; for a search only the ends of their ranges."""
+def _axes(
+    over: str, lr: str | None, damping: str | None, lr_range: tuple[int, int], search: bool
+) -> tuple[list[float], list[float]]:
+    """Returns the learning rates and the factors on the damping; for a search only the ends of their ranges.
+
+    lr_range: the method's usual learning rates, as exponents of two.
+    """
     axes = over.split(",")
     if not axes or any(axis not in ("lr", "damping") for axis in axes):
         raise ValueError(f"--over {over!r}: expected lr, damping or lr,damping")
-    low, high = USUAL_LR[family]
+    low, high = lr_range
     usual = f"2^{low}:2^{high}"
     if lr is None:
         lr = usual if "lr" in axes else f"2^{(low + high) // 2}"

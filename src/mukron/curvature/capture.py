@@ -221,9 +221,7 @@ class Capture:
 
     # In the user's backward pass.
 
-    def _differentiated(
-        self, this: Pass, f: Tensor, version: int, class_dim: int, number: int, errors: Tensor
-    ) -> None:
+    def _differentiated(self, this: Pass, f: Tensor, version: int, class_dim: int, number: int, errors: Tensor) -> None:
         """The derivative of the user's loss has arrived at the model's output."""
         if this.over:
             return

@@ -164,4 +164,3 @@ class ConvLayer(MatrixLayer):
 
 def _batched(x: Tensor, dimensions: int) -> Tensor:
     return x if x.ndim == dimensions + 2 else x.unsqueeze(0)
-

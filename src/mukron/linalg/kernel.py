@@ -49,7 +49,6 @@ class JacobianRows(Operator):
         weighted = (self.delta * inner[None, :, None, None]).flatten(1, 2)
         return (G - weighted.mT @ self.h.flatten(1, 2) / self.n) / self.rho
 
-
     def of_own_gradient(self, G: LowRank) -> LowRank:
         """The same for a multiple of the batch's own gradient, G = c J~^T 1, without cancellation: c J~^T S 1."""
         inner = self.S[0].sum(1).repeat_interleave(self.h.shape[2])

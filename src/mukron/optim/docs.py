@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import inspect
+from typing import TypeVar
+
+Class = TypeVar("Class", bound=type)
 
 ARGUMENTS = {
     "model": "Any module. Its Linear, Conv and Embedding layers are preconditioned, all else takes the ``fallback`` "
@@ -38,7 +41,7 @@ ARGUMENTS = {
 }
 
 
-def describe(cls: type) -> type:
+def describe(cls: Class) -> Class:
     """A class decorator: complete the ``Args:`` of the docstring with the shared arguments of the signature."""
     text = inspect.cleandoc(cls.__doc__ or "")
     head, _, rest = text.partition("Args:\n")

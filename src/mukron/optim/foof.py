@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -10,13 +11,30 @@ from torch import Tensor, nn
 from mukron.damping import Rule
 from mukron.linalg import Solver
 from mukron.memory import Memory
+from mukron.optim import sizes
 from mukron.optim.docs import describe
 from mukron.optim.kfac import KFAC
 from mukron.optim.options import Momentum, StepRule
+from mukron.optim.run_options import FISHER, without
+from mukron.optim.spec import register, with_momentum
 from mukron.params import Parametrization
 from mukron.theory import METHODS
 
 
+@register(
+    replace(
+        KFAC.spec,
+        name="foof",
+        method=METHODS["foof"],
+        lr=0.02,
+        lr_range=(-9, 0),
+        options=without(KFAC.spec.options, *(option.name for option in FISHER)),
+        sp_damping=None,
+        captures=("inputs",),
+        arguments=with_momentum,
+        state_size=sizes.input_factor,
+    )
+)
 @describe
 class FOOF(KFAC):
     """K-FAC without B: W <- W - lr G (A + rho_A)^-1. It has no Fisher, so no extra backward pass.
@@ -33,8 +51,6 @@ class FOOF(KFAC):
         >>> model = torch.nn.Linear(4, 3)
         >>> optimizer = mukron.FOOF(model, lr=0.1, damping=1.0)
     """
-
-    method = METHODS["foof"]
 
     def __init__(
         self,

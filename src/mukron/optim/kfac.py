@@ -17,14 +17,17 @@ from mukron.curvature import (
     Fisher,
     LayerStatistics,
 )
-from mukron.damping import Rescaled, Rule
+from mukron.damping import Heuristic, Rescaled, Rule
 from mukron.layers import BIAS, WEIGHT
 from mukron.linalg import Cholesky, Eigh, Newton, Solver
 from mukron.memory import Batch, Memory, Window
+from mukron.optim import sizes
 from mukron.optim.direction import apply, apply_out
 from mukron.optim.docs import describe
 from mukron.optim.optimizer import SecondOrder
 from mukron.optim.options import Momentum, StepOptions, StepRule, one_of
+from mukron.optim.run_options import EVERY_LAYER, FISHER, INTERVALS, KRONECKER
+from mukron.optim.spec import MethodSpec, register, with_fisher
 from mukron.optim.table import LayerEntry
 from mukron.optim.transaction import Blocks, Transaction
 from mukron.optim.update import Move
@@ -34,6 +37,21 @@ from mukron.theory import METHODS, Role
 NEARLY_ZERO = 1e-3  # of the size that muP gives output weights
 
 
+@register(
+    MethodSpec(
+        name="kfac",
+        method=METHODS["kfac"],
+        lr=0.01,
+        lr_range=(-11, -2),
+        options=(*EVERY_LAYER, *INTERVALS, *KRONECKER, *FISHER),
+        damping=Rescaled(1.0),
+        sp_damping=Heuristic(1e-3),
+        captures=("inputs", "signals"),
+        arguments=with_fisher,
+        state_size=sizes.both_factors,
+        stacks=True,
+    )
+)
 @describe
 class KFAC(SecondOrder):
     """K-FAC: W <- W - lr (B + rho_B)^-1 G (A + rho_A)^-1 with A = E[h h^T], B = E[delta delta^T].
@@ -58,8 +76,6 @@ class KFAC(SecondOrder):
         >>> optimizer.step()
     """
 
-    method = METHODS["kfac"]
-    rule = Rescaled
     uses_products = True
     inverts = True
 

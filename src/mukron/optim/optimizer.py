@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from fractions import Fraction
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +25,7 @@ from mukron.damping import Rule
 from mukron.linalg import Factor, LowRank, Operator
 from mukron.optim.direction import apply, directions
 from mukron.optim.exchange import Exchange
-from mukron.optim.guards import check_arguments, check_dtypes, check_precision, check_group, check_model, check_uses
+from mukron.optim.guards import check_arguments, check_dtypes, check_group, check_model, check_precision, check_uses
 from mukron.optim.options import AdamStep, GradientMomentum, HeavyBall, Momentum, StepOptions, refuse_unknown
 from mukron.optim.plan import plan_table
 from mukron.optim.saving import complete_state, load_state
@@ -38,6 +38,9 @@ from mukron.stages import stage
 from mukron.table import Table
 from mukron.theory import Method
 
+if TYPE_CHECKING:
+    from mukron.optim.spec import MethodSpec
+
 PATIENCE = 10  # skipped steps in a row before the user is told
 TIED_TO_THE_MODEL = ("_capture", "entries", "layers", "generator", "watchers", "exchange")
 Watcher = Callable[[str, str, Mapping[str, Factor], Mapping[str, Tensor]], None]
@@ -49,6 +52,7 @@ class SecondOrder(Optimizer):
     A method derives from it, and defines ``measure`` and, if it needs to, ``precondition``.
     """
 
+    spec: ClassVar[MethodSpec]  # the method's record, of which ``register`` makes the two below
     method: ClassVar[Method]
     rule: ClassVar[type[Rule]]  # what a bare number means as damping
     uses_products: ClassVar[bool] = False  # gradients may come as D^T H of the batch that the factors were made of
@@ -64,17 +68,20 @@ class SecondOrder(Optimizer):
         parametrization: Parametrization | None,
         lr: float | Tensor,
         *,
-        damping: float | Rule,
-        momentum: float | Momentum,
-        nesterov: bool,
-        weight_decay: float,
-        decoupled: bool,
-        maximize: bool,
-        fallback_lr: float | None,
-        params: Iterable[Any] | None,
-        options: StepOptions,
-        capture_options: CaptureOptions,
+        damping: float | Rule | None = None,
+        momentum: float | Momentum = 0.0,
+        nesterov: bool = False,
+        weight_decay: float = 0.0,
+        decoupled: bool = True,
+        maximize: bool = False,
+        fallback_lr: float | None = None,
+        params: Iterable[Any] | None = None,
+        options: StepOptions | None = None,
+        capture_options: CaptureOptions | None = None,
     ) -> None:
+        options = StepOptions() if options is None else options
+        if capture_options is None:
+            capture_options = CaptureOptions(inputs=False, signals=False)
         check_model(model, type(self).__name__)
         check_arguments(type(self).__name__, parametrization, lr)
         self.model, self.options, self.capture_options = model, options, capture_options
@@ -133,9 +140,9 @@ class SecondOrder(Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         group = dict(param_group)
-        damping = group.get("damping", self.defaults["damping"])
-        rule = damping if isinstance(damping, Rule) else self.rule(float(damping))  # type: ignore[call-arg]
-        group |= {"damping": rule.rho, "damping_rule": rule.plain()}
+        rule = self._damping_rule(group.get("damping", self.defaults["damping"]))
+        plain = {} if rule is None else rule.plain()
+        group |= {"damping": None if rule is None else rule.rho, "damping_rule": plain}
         if isinstance(group.get("momentum"), (HeavyBall, GradientMomentum)):
             group.update(_momentum(group["momentum"]))
         group["reference_lr"] = float(group.get("lr", self.defaults["lr"]))
@@ -147,6 +154,14 @@ class SecondOrder(Optimizer):
         except ValueError:
             self.param_groups.pop()
             raise
+
+    def _damping_rule(self, damping: float | Rule | None) -> Rule | None:
+        """The rule that a group's damping means; None for a method without damping."""
+        if damping is None:
+            return self.spec.damping
+        if self.spec.damping is None:
+            raise ValueError(f"{type(self).__name__} has no damping, got damping={damping}")
+        return damping if isinstance(damping, Rule) else self.rule(float(damping))  # type: ignore[call-arg]
 
     def _listen(self) -> None:
         """Build the tables of parameters and layers anew, and listen to those layers."""

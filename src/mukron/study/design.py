@@ -11,9 +11,10 @@ from functools import cache
 from numbers import Integral, Real
 from typing import Any
 
+from mukron.optim.spec import spec_of
 from mukron.params import plain_width
 from mukron.study.errors import StudyError
-from mukron.study.points import Point, default_damping, read_scheme
+from mukron.study.points import Point, read_scheme
 from mukron.study.search import PRUNERS, SAMPLERS, propose
 from mukron.study.store import ENDED, LOST, RUNNING, WORKER_DIED, Entry
 from mukron.train import RunConfig
@@ -289,9 +290,9 @@ def usual_schemes(method: str) -> tuple[str, ...]:
         >>> usual_schemes("kfac")
         ('sp/heuristic', 'mup/rescaled:1')
     """
-    damping = default_damping(method.partition(":")[0])
-    rule = "" if damping is None else f"/{damping.text()}"
-    return ("sp/heuristic" if method == "kfac" else f"sp{rule}"), f"mup{rule}"
+    spec = spec_of(method)
+    dampings = {"sp": spec.sp_damping or spec.damping, "mup": spec.damping}
+    return tuple(scheme if rule is None else f"{scheme}/{rule.text()}" for scheme, rule in dampings.items())
 
 
 @cache

@@ -19,12 +19,10 @@ from mukron.params import Parametrization, base_shapes, build_without_memory, pa
 from mukron.params.storage import Data, stamp
 from mukron.study.cost import MeasuringError, Sizes, StepCost, available_memory, bytes_, measured, sizes_of
 from mukron.study.errors import StudyError
-from mukron.study.points import default_damping
 from mukron.study.script import script
 from mukron.table import Table
 from mukron.theory import SP, get_method
 from mukron.train import RunConfig, base_width_of, dataset_of, factory_of
-from mukron.train.config import FIRST_ORDER
 
 KIND, VERSION = "plan", 1
 BREAK_MUP = (Heuristic, Constant)
@@ -72,7 +70,7 @@ class WidePlan:
         settings = []
         for name, plan in self.parametrization.parameters.items():
             excluded = any(name.startswith(f"{layer}.") for layer in options.get("exclude", ()))
-            falls_back = config.family not in FIRST_ORDER and (plan.fallback or excluded)
+            falls_back = config.spec.layerwise and (plan.fallback or excluded)
             lr = fallback_lr * fallback_scales[name].lr if falls_back else config.lr * rates[name].lr
             damping = {} if falls_back else dict(scales[name].damping)
             settings.append(Setting(name, plan.role.value, plan.shape, plan.std, lr, damping))
@@ -168,7 +166,7 @@ def plan_for(
             "width: they do not transfer. Tune with scheme 'mup'"
         )
     base = base_width_of(tuned)
-    damping = default_damping(tuned.family) if tuned.damping is None else tuned.damping
+    damping = tuned.spec.damping if tuned.damping is None else tuned.damping
     config = tuned.replace(width=width, base_width=base, damping=damping)
     dataset = dataset_of(config, dataset, None if data_dir is None else Path(data_dir))
     batch = min(config.batch or len(dataset.train), len(dataset.train))
@@ -204,7 +202,7 @@ def _meaning(config: RunConfig) -> list[str]:
             + ("does not keep to." if moves else "sees to.")
         )
         if moves:
-            recommended = default_damping(config.family)
+            recommended = config.spec.damping
             assert recommended is not None
             notes.append(
                 "WARNING: with this rule the best settings move with the width, muP or not; tune with --damping "

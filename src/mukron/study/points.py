@@ -15,7 +15,6 @@ from mukron.damping import Rule
 from mukron.study.errors import StudyError
 from mukron.theory import get_scheme
 from mukron.train import RunConfig, records
-from mukron.train.config import FIRST_ORDER
 from mukron.train.records import EpochRow
 
 FINISHED, DIVERGED, PRUNED = records.FINISHED, records.DIVERGED, "pruned"
@@ -119,17 +118,10 @@ def read_scheme(text: str, method: str) -> tuple[str, float | None]:
             f"scheme {text!r}: {error}; expected SCHEME or SCHEME/DAMPING, as in sp/heuristic:1e-3"
         ) from None
     if config.damping is None:
-        config = config.replace(damping=default_damping(config.family))
+        config = config.replace(damping=config.spec.damping)
     if config.damping is None:
         return name, None
     return f"{name}/{config.damping.text()}", config.damping.rho
-
-
-def default_damping(family: str) -> Rule | None:
-    """The method's damping where none is given; None for methods without damping."""
-    if family in FIRST_ORDER:
-        return None
-    return Rule.parse("max-eigenvalue" if family == "shampoo" else "rescaled")
 
 
 def label(scheme: str) -> str:

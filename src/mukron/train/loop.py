@@ -24,7 +24,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from mukron.data import Dataset, augmentation
 from mukron.linalg import FactorizationError
-from mukron.optim.base import PATIENCE
+from mukron.optim.optimizer import PATIENCE
 from mukron.train.build import build, dataset_of, device_of
 from mukron.train.config import RunConfig
 from mukron.train.errors import RunError
@@ -174,7 +174,7 @@ class Loop:
         self.batch = min(config.batch or len(dataset.train), len(dataset.train))
         self.steps_per_epoch = len(dataset.train) // self.batch
         self.built = build(config, dataset)
-        self.rates = [(group["lr"], group.get("fallback_lr")) for group in self.built.optimizer.param_groups]
+        self.rates = [group["lr"] for group in self.built.optimizer.param_groups]
         self.schedule = Schedule.parse(config.schedule)
         if ":" in config.model:
             self.built.try_out(self._prepared(dataset.train.inputs[:PROBED]), dataset.classes)
@@ -257,12 +257,10 @@ class Loop:
         return self.schedule.factor(step, self.steps_per_epoch, self.config.epochs, self.config.warmup)
 
     def _set_rates(self) -> None:
-        """Every group's learning rates as it began with them, times what the schedule says."""
+        """Every group's learning rate as it began with it, times what the schedule says."""
         factor = self._factor(self.state.step)
-        for group, (lr, fallback_lr) in zip(self.built.optimizer.param_groups, self.rates, strict=True):
+        for group, lr in zip(self.built.optimizer.param_groups, self.rates, strict=True):
             group["lr"] = lr * factor
-            if fallback_lr is not None:
-                group["fallback_lr"] = fallback_lr * factor
 
     def _move(self) -> None:
         """The optimizer's step. One that it skips is no ill, many in a row are."""

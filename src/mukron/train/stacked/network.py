@@ -18,10 +18,11 @@ from torch.optim import Optimizer
 from mukron.curvature import Accumulator, drawn_targets
 from mukron.damping import EachOwn, Rule, Sides
 from mukron.data import Dataset
+from mukron.layers import WEIGHT
 from mukron.linalg import Factor, FactorizationError, LowRank, RowsFactor
-from mukron.optim.base import WEIGHT, SecondOrder
+from mukron.optim import SecondOrder
+from mukron.optim.direction import apply, prepare
 from mukron.params import Parametrization
-from mukron.precond import apply, prepare
 from mukron.train.build import Loss, loss_of, network_of, optimizer_of
 from mukron.train.config import RunConfig
 
@@ -33,10 +34,11 @@ class Stack:
 
     def __init__(self, configs: Sequence[RunConfig], dataset: Dataset) -> None:
         config = configs[0]
-        self.second_order = config.method != "sgd"
+        self.second_order = config.spec.layerwise
         self.momentum = config.momentum
         self.nesterov = bool(config.method_options.get("nesterov"))
-        self.fisher = config.method_options.get("fisher", "mc") if config.method == "kfac" else ""
+        options = config.spec.all_options(config.method_options)
+        self.fisher = options["fisher"] if "signals" in config.spec.captures else ""
         self.likelihood = "gaussian" if config.loss == "mse" else "categorical"
         self.loss: Loss = torch.func.vmap(loss_of(config, dataset.classes))
         self.generators: list[Generator] = []
