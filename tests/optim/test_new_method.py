@@ -18,10 +18,10 @@ from typer.testing import CliRunner
 import mukron
 from mukron import readers as read
 from mukron.cli import app
-from mukron.curvature import Listening
 from mukron.models import MLP
-from mukron.optim import SPECS, MethodSpec, SecondOrder, Settings, register, spec_of
-from mukron.optim.options import EVERY_LAYER, Option
+from mukron.optim import SPECS, GradientMomentum, MethodSpec, SecondOrder, StepOptions, register, spec_of
+from mukron.optim.direction import dense
+from mukron.optim.run_options import EVERY_LAYER, Option, without
 from mukron.optim.spec import unregister
 from mukron.study.script import script
 from mukron.theory import METHODS, Method, Role, get_method, solve
@@ -44,26 +44,42 @@ def define() -> type[SecondOrder]:
             method=Method("signum", "Signum", METHODS["adam"].factors),
             lr=0.001,
             lr_range=(-13, -4),
-            options=(*EVERY_LAYER, Option("fresh", read.number(), "how much of this gradient is added to the average")),
+            options=(
+                *without(EVERY_LAYER, "nesterov"),
+                Option("deadband", read.number(), "averages below this move nothing"),
+            ),
             arguments=averaging,
         )
     )
     class Signum(SecondOrder):
-        """W <- W - lr sign(M + fresh G) with M <- beta M + (1 - beta) G."""
+        """W <- W - lr sign(M) where M, the average of gradients, is at least ``deadband``."""
 
-        def __init__(self, model, parametrization=None, lr=0.001, *, beta=0.9, fresh=0.0, **options):
-            own = {name: options.pop(name) for name in ("kl_clip", "graft", "fallback", "exclude") if name in options}
-            self.beta, self.fresh = beta, fresh
-            listening = Listening(inputs=False, signals=False)
-            super().__init__(model, parametrization, lr, listening=listening, settings=Settings(**own), **options)
+        def __init__(
+            self,
+            model,
+            parametrization=None,
+            lr=0.001,
+            *,
+            beta=0.9,
+            deadband=0.0,
+            kl_clip=None,
+            graft=None,
+            fallback="sgd",
+            exclude=(),
+            **options,
+        ):
+            self.deadband = deadband
+            step_options = StepOptions(kl_clip=kl_clip, graft=graft, fallback=fallback, exclude=exclude)
+            super().__init__(
+                model, parametrization, lr, momentum=GradientMomentum(beta), options=step_options, **options
+            )
 
-        def measure(self, layer, gathered, gradients):
-            return {}
+        def measure(self, layer, statistics, step):
+            return {}  # no factors
 
-        def precondition(self, layer, block, G, operators):
-            state = self.state[layer.parameters[block]]
-            M = state["average"] = torch.lerp(state.get("average", torch.zeros_like(G)), G, 1 - self.beta)
-            return (M + self.fresh * G).sign()
+        def precondition(self, layer, block, G, step):
+            M = dense(G)
+            return M.sign() * (M.abs() >= self.deadband)
 
     return Signum
 
@@ -114,11 +130,40 @@ def test_the_gradient_is_averaged_before_its_sign_is_taken(Signum):
         assert start - model.weight.item() == pytest.approx(expected)
 
 
+def test_a_method_without_damping_refuses_it(Signum):
+    assert Signum(nn.Linear(2, 2)).param_groups[0]["damping"] is None
+    with pytest.raises(ValueError, match=r"Signum has no damping, got damping=1\.0"):
+        Signum(nn.Linear(2, 2), damping=1.0)
+    with pytest.raises(TypeError, match=r"Signum has no argument 'dampin'; did you mean 'damping'\?"):
+        Signum(nn.Linear(2, 2), dampin=1.0)
+
+
+def test_it_is_saved_and_continued(Signum):
+    x, y = torch.randn(8, 3), torch.randint(2, (8,))
+    torch.manual_seed(0)
+    models = [nn.Linear(3, 2) for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    optimizers = [Signum(model, lr=0.1) for model in models]
+
+    def step(place):
+        optimizers[place].zero_grad()
+        F.cross_entropy(models[place](x), y).backward()
+        optimizers[place].step()
+
+    step(0)
+    models[1].load_state_dict(models[0].state_dict())
+    optimizers[1].load_state_dict(optimizers[0].state_dict())
+    for place in (0, 1):
+        step(place)
+    assert torch.equal(models[0].weight, models[1].weight)
+
+
 def test_a_run_trains_by_its_name(Signum, tmp_path):
-    config = RunConfig(method="signum", lr=0.003, method_options={"fresh": 0.5, "fallback": "adamw"}, **SMALL)
+    config = RunConfig(method="signum", lr=0.003, method_options={"deadband": 1e-6, "fallback": "adamw"}, **SMALL)
     optimizer = build(config, dataset_of(config)).optimizer
     assert isinstance(optimizer, Signum)
-    assert (optimizer.beta, optimizer.fresh, optimizer.settings.fallback) == (0.9, 0.5, "adamw")
+    assert optimizer.param_groups[0]["momentum"] == 0.9
+    assert (optimizer.deadband, optimizer.options.fallback.name) == (1e-6, "adamw")
     run = train(config, tmp_path / "run")
     assert run.status == "finished"
     assert run.final["train_loss"] < 0.8 * run.epochs[0]["train_loss"]
@@ -128,8 +173,8 @@ def test_a_run_trains_by_its_name(Signum, tmp_path):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"method_options": {"frsh": 1}}, r"signum has no 'frsh' \(did you mean 'fresh'\?\)"),
-        ({"method_options": {"fresh": -1}}, "fresh=-1: expected a number not below 0"),
+        ({"method_options": {"deadbnd": 1}}, r"signum has no 'deadbnd' \(did you mean 'deadband'\?\)"),
+        ({"method_options": {"deadband": -1}}, "deadband=-1: expected a number not below 0"),
         ({"damping": 1.0}, "damping: signum has none"),
     ],
 )
@@ -140,10 +185,11 @@ def test_a_run_refuses_what_its_record_does_not_have(fields, message):
 
 def test_a_plan_writes_its_import(Signum):
     code = script(
-        RunConfig(method="signum", width=256, base_width=64, momentum=0.5, method_options={"fresh": 1}), {"classes": 10}
+        RunConfig(method="signum", width=256, base_width=64, momentum=0.5, method_options={"deadband": 1}),
+        {"classes": 10},
     )
     assert f"\nfrom {Signum.__module__} import Signum\n" in code
-    assert "\noptimizer = Signum(model, p, lr=0.01, beta=0.5, fresh=1.0)\n" in code
+    assert "\noptimizer = Signum(model, p, lr=0.01, beta=0.5, deadband=1.0)\n" in code
 
 
 def command(*arguments: str) -> str:

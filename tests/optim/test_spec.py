@@ -12,11 +12,11 @@ import torch
 
 from mukron import FOOF, KFAC, GaussNewton, Shampoo
 from mukron import readers as read
-from mukron.curvature import EMA, Batch, Window
+from mukron.memory import EMA, Batch, Window
 from mukron.damping import Constant, MaxEigenvalue, Rescaled
 from mukron.optim import SPECS, SecondOrder, spec_of
 from mukron.optim.listing import MARKER, listing
-from mukron.optim.options import Option
+from mukron.optim.run_options import Option
 from mukron.optim.sizes import LayerSize
 from mukron.optim.spec import method_names, register, unregister
 from mukron.theory import METHODS, get_method

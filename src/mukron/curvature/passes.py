@@ -125,7 +125,7 @@ class LayerStatistics:
     def gradient(self, fused: bool = False) -> LowRank | None:
         """The gradient as D^T H, or only the part of it that autograd does not form; None if there is none."""
         halves = [half for half in self.halves if half.fused] if fused else self.halves
-        if not halves or any([half.D.shape[1] != half.H.shape[1] for half in halves]):
+        if not halves or any(half.D.shape[1] != half.H.shape[1] for half in halves):
             return None
         if len(halves) == 1:
             return LowRank(halves[0].D, halves[0].H)
@@ -397,7 +397,7 @@ class Pass:
         return self.weights.amax(1).sum().clamp_min(1.0)
 
     def _row_weights(self, shape: tuple[int, ...]) -> Tensor | None:
-        """[samples, positions] for rows of a layer: the output's, or one a sample where the layer's positions differ."""
+        """[samples, positions] for rows of a layer: the output's, or one a sample if the layer's positions differ."""
         if self.weights is None or shape[0] != self.samples:
             return None
         return self.weights if shape[1] == self.weights.shape[1] else self.weights.amax(1, keepdim=True)

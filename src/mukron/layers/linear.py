@@ -58,7 +58,7 @@ def _with_positions(x: Tensor) -> Tensor:
 
 @register(NonDynamicallyQuantizableLinear)
 class AttentionOutput(Layer):
-    """The output projection of MultiheadAttention, which uses its weight without calling it: no forward pass is seen."""
+    """The output projection of MultiheadAttention, which uses its weight without calling it: no pass is seen."""
 
     def fans(self, name: str, shape: Shape) -> Fans | None:
         return linear_fans(name, shape)

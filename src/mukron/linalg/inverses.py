@@ -1,8 +1,8 @@
 """(M + rho I)^-1 of many matrices at once, by damped Cholesky factorizations that do not give up at the first failure.
 
 Alone, a factorization of a thousand rows leaves most of a GPU idle, and launching it takes longer than its work. So on
-a GPU small matrices of one size are stacked, larger ones have a stream each, the largest share two, and kernels that are
-not too large in all are recorded once for given sizes as a CUDA graph, which replays with a single launch.
+a GPU small matrices of one size are stacked, larger ones have a stream each, the largest share two, and kernels that
+are not too large in all are recorded once for given sizes as a CUDA graph, which replays with a single launch.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ RESCUES: tuple[tuple[str, float, torch.dtype | None, str | None], ...] = (
 
 
 def factorize(M: Tensor, rho: Tensor) -> Factorization:
-    """Cholesky of M + rho I for positive semi-definite M [..., d, d] and damping rho [...]; goes through ``RESCUES``."""
+    """Cholesky of M + rho I for positive semi-definite M [..., d, d] and damping rho [...]; tries ``RESCUES`` in turn."""
     for rescue, times, dtype, device in RESCUES:
         damped = add_to_diagonal(M.to(dtype=dtype or M.dtype, device=device or M.device), times * rho)
         lower, info = torch.linalg.cholesky_ex(damped)

@@ -41,10 +41,6 @@ class FOOF(KFAC):
 
     Args:
         damping: A number means ``Rescaled(number)``, which muP needs; or any rule of ``mukron.damping``.
-        memory: What A remembers: ``Batch()``, ``EMA(decay)``, ``Sum()`` or ``Window(batches)``, or text such as
-            "ema:0.95".
-        fused: Do not form gradients of weights that are cheaper to precondition as D^T H; see ``KFAC``.
-        solver: How A is inverted: "cholesky" or ``Cholesky()``, "eigh" or ``Eigh()``, "newton" or ``Newton()``.
 
     Example:
         >>> import torch, mukron

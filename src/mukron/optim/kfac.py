@@ -60,12 +60,6 @@ class KFAC(SecondOrder):
 
     Args:
         damping: A number means ``Rescaled(number)``, which muP needs; or any rule of ``mukron.damping``.
-        memory: What factors remember: ``Batch()``, ``EMA(decay)``, ``Sum()`` or ``Window(batches)``, or text such as
-            "ema:0.95".
-        fused: Do not form gradients of weights that are cheaper to precondition as D^T H, from the batch's signals and
-            inputs: their ``grad`` stays None. Faster where layers are wide; nothing may look at those gradients before
-            the step (no clipping, no GradScaler, no activation checkpointing).
-        solver: How factors are inverted: "cholesky" or ``Cholesky()``, "eigh" or ``Eigh()``, "newton" or ``Newton()``.
 
     Example:
         >>> import torch, mukron
