@@ -15,8 +15,8 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from mukron import KFAC, GaussNewton, Shampoo
-from mukron.curvature import Layout, as_precise
-from mukron.curvature.layers import conv
+from mukron.linalg import products_of
+from mukron.layers import conv
 from networks import GPT, LENGTH, VOCABULARY, Net
 
 DATA = torch.Generator().manual_seed(0)
@@ -126,7 +126,7 @@ def test_tied_weights_are_refused_by_name():
     with pytest.raises(ValueError, match=r'tied parameter "token.weight", "head.weight".*exclude='):
         KFAC(GPT(16))
     optimizer = KFAC(GPT(16), exclude=("token", "head"), class_dim=-1)
-    assert not {"token", "head"} & set(optimizer.slots)
+    assert not {"token", "head"} & set(optimizer.layers)
 
 
 def test_a_gpt_trains():
@@ -134,8 +134,8 @@ def test_a_gpt_trains():
     torch.manual_seed(0)
     model = GPT(16)
     optimizer = KFAC(model, lr=0.02, exclude=("token", "head"), class_dim=-1, fallback="adamw", fallback_lr=0.01)
-    assert {"blocks.0.up", "blocks.1.down"} <= set(optimizer.slots)
-    assert not any("out_proj" in name for name in optimizer.slots)
+    assert {"blocks.0.up", "blocks.1.down"} <= set(optimizer.layers)
+    assert not any("out_proj" in name for name in optimizer.layers)
     tokens = torch.randint(VOCABULARY, (8, LENGTH))
     losses = []
     for _ in range(20):
@@ -301,7 +301,7 @@ def test_data_parallel_wrapper():
     optimizer = KFAC(wrapped)
     backward(wrapped)
     optimizer.step()
-    assert set(optimizer.slots) == {"first", "hidden", "head"}
+    assert set(optimizer.layers) == {"first", "hidden", "head"}
 
 
 def conv_net():

@@ -7,7 +7,7 @@ from fractions import Fraction
 import pytest
 import torch
 
-from mukron.curvature import EMA, Batch, Sum
+from mukron.memory import EMA, Batch, Sum
 from mukron.linalg.tracked import ROWS, TOLERANCE, Poles, ThinFactor, Turned, divided_differences, kept_factor, turn
 
 QUARTER = Fraction(1, 4)

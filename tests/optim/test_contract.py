@@ -200,9 +200,9 @@ def test_closures(make, model):
 def test_add_param_group(make, model):
     whole = copy.deepcopy(model)
     optimizer = make(model, params=[*model.hidden.parameters(), *model.head.parameters()])
-    assert set(optimizer.slots) == {"hidden", "head"}
+    assert set(optimizer.layers) == {"hidden", "head"}
     optimizer.add_param_group({"params": [*model.first.parameters(), *model.norm.parameters()]})
-    assert set(optimizer.slots) == {"first", "hidden", "head"}
+    assert set(optimizer.layers) == {"first", "hidden", "head"}
     train(model, optimizer, steps=1)
     train(whole, make(whole), steps=1)
     assert same(model, whole)
@@ -283,7 +283,7 @@ def test_momentum_and_nesterov_by_hand(make, model):
     middle = values(heavy)
     optimizer.zero_grad()
     (heavy(X) * 0).sum().backward()
-    if "memory" not in str(optimizer.settings.memory) and isinstance(optimizer.settings.memory, Batch):
+    if "memory" not in str(optimizer.options.memory) and isinstance(optimizer.options.memory, Batch):
         optimizer.step()  # a zero gradient: momentum alone
         for start, move, new in zip(middle, first, values(heavy), strict=True):
             assert torch.allclose(new - start, 0.5 * move, rtol=1e-4, atol=1e-6)
@@ -376,7 +376,7 @@ def test_a_gradient_that_was_changed_is_the_one_that_counts():
         F.cross_entropy(each(X.double()), Y).backward()
         each.hidden.weight.grad += off * each.hidden.weight.grad.norm() / 256 * noise
         G = each.hidden.weight.grad.clone()
-        slot = optimizer.slots["hidden"]
+        slot = optimizer.layers["hidden"]
         optimizer._gathered = optimizer.capture.gather()
         assert (optimizer._as_it_arose(slot, G[None]) is None) == (off > 0)
         before = each.hidden.weight.detach().clone()
@@ -411,7 +411,7 @@ def test_memories():
             optimizer.zero_grad()
             F.cross_entropy(model(x), Y[:6]).backward()
             optimizer.step()
-        state = optimizer.state[optimizer.slots["first"].anchor]["operators"]["weight"]["A"]
+        state = optimizer.state[optimizer.layers["first"].anchor]["operators"]["weight"]["A"]
         P = mukron.linalg.Operator.from_state(state).right(torch.eye(INPUTS)[None])[0]
         assert torch.allclose(P, torch.linalg.inv(M + 0.1 * torch.eye(INPUTS)), rtol=1e-3, atol=1e-4), memory
 

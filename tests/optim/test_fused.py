@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from mukron import FOOF, KFAC, Shampoo
-from mukron.curvature import EMA, Window
+from mukron import EMA, Window
 
 BATCH, WIDE = 6, 24
 

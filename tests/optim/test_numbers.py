@@ -53,14 +53,14 @@ def test_half_precision_parameters_keep_float32_factors(method, dtype):
         optimizer.step()
     assert all(p.dtype == dtype for p in model.parameters())
     assert any(not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
-    for slot in optimizer.slots.values():
+    for slot in optimizer.layers.values():
         state = optimizer.state[slot.anchor]
         kept = [t for key in ("memory", "operators") for t in tensors(state.get(key, {}))]
         assert kept
         assert all(t.dtype == torch.float32 for t in kept if t.is_floating_point())
     loaded = method(Net(8).to(dtype), lr=0.05, momentum=0.9)
     loaded.load_state_dict(optimizer.state_dict())
-    slot = next(iter(loaded.slots.values()))
+    slot = next(iter(loaded.layers.values()))
     assert all(t.dtype == torch.float32 for t in tensors(loaded.state[slot.anchor]["operators"]))
 
 
@@ -163,7 +163,7 @@ def test_a_failed_factorization_is_rescued_counted_and_told_once(monkeypatch):
         optimizer.zero_grad()
         backward(model)
         optimizer.step()
-    assert optimizer.rungs == {"hidden A: 10 x damping": 2}
+    assert optimizer.rescues == {"hidden A: 10 x damping": 2}
     assert "2 factorizations rescued" in optimizer.plan().title
 
 
@@ -172,7 +172,7 @@ def test_when_no_rung_holds_the_last_inverse_is_kept(monkeypatch):
     optimizer = KFAC(model, lr=0.05, form="matrix")
     backward(model)
     optimizer.step()
-    slot = optimizer.slots["hidden"]
+    slot = optimizer.layers["hidden"]
     before = [t.clone() for t in tensors(optimizer.state[slot.anchor]["operators"])]
     measure = KFAC.measure
 
@@ -206,7 +206,7 @@ def damping_of(optimizer, model, layer, factor, x=X):
     backward(model, x)
     M = getattr(optimizer.capture.gather()[layer], factor).factor().M[0]
     optimizer.step()
-    state = optimizer.state[optimizer.slots[layer].anchor]["operators"]["weight"][factor]
+    state = optimizer.state[optimizer.layers[layer].anchor]["operators"]["weight"][factor]
     P = Operator.from_state(state).right(torch.eye(len(M)).to(M)[None])[0]
     return float((torch.linalg.inv(P) - M).diagonal().mean()), M
 

@@ -226,15 +226,17 @@ class Capture:
         if this.over:
             return
         errors = errors.detach()
+        outputs = [name for name, layer in this.layers.items() if layer.is_output]
         if this.errors is not None:  # a second backward pass through the same forward pass adds to its gradients
             this.errors = this.errors + precise(errors).reshape(this.samples, -1)
+            for name in outputs:
+                this.add_delta(name, errors)
             return
         self._drop_discarded()
         this.errors = precise(errors).reshape(this.samples, -1)
         this.weights = self._weights(this, errors, class_dim)
         self.passes.append(this)
         edges = {name: layer.edge for name, layer in this.layers.items() if layer.edge is not None}
-        outputs = [name for name, layer in this.layers.items() if layer.is_output]
         with torch.autocast(f.device.type, enabled=False):  # statistics keep their precision
             if this.due and (self.options.jacobian or (self.options.signals and not self.options.empirical)):
                 if f._version != version:
@@ -257,7 +259,7 @@ class Capture:
 
     def _weights(self, this: Pass, errors: Tensor, class_dim: int) -> Tensor | None:
         """Where the loss depends on the output, [samples, positions]; None: the output has no positions to ignore."""
-        folded = any([layer.input is not None and len(layer.input) != this.samples for layer in this.layers.values()])
+        folded = any(layer.input is not None and len(layer.input) != this.samples for layer in this.layers.values())
         if errors.ndim < 2 + (not folded) or not this.due or not self.options.inputs:
             return None
         if self.options.class_dim is not None and self.options.empirical:

@@ -221,7 +221,8 @@ def send_signals(
     whose output is f itself.
     """
     options = this.options
-    for draw, v in enumerate(targets(f, options.fisher, options.likelihood, class_dim, generator)):
+    for draw, target in enumerate(targets(f, options.fisher, options.likelihood, class_dim, generator)):
+        v = target
         if this.weights is not None:
             shape = v.movedim(class_dim, -1).shape[:-1]
             v = v * this.weights.to(v.dtype).reshape(shape).unsqueeze(-1).movedim(-1, class_dim)

@@ -151,7 +151,7 @@ class LayerStatistics:
 
     def perturbed(self, size: float) -> LayerStatistics:
         """The same with relative errors of that size, the same ones each time."""
-        generators = {}
+        generators: dict[torch.device, torch.Generator] = {}
 
         def perturb(X: Tensor) -> Tensor:
             generator = generators.setdefault(X.device, torch.Generator(X.device).manual_seed(0))

@@ -61,7 +61,7 @@ RESCUES: tuple[tuple[str, float, torch.dtype | None, str | None], ...] = (
 
 
 def factorize(M: Tensor, rho: Tensor) -> Factorization:
-    """Cholesky of M + rho I for positive semi-definite M [..., d, d] and damping rho [...]; tries ``RESCUES`` in turn."""
+    """Cholesky of M + rho I for positive semi-definite M [..., d, d] and damping rho [...]; tries ``RESCUES``."""
     for rescue, times, dtype, device in RESCUES:
         damped = add_to_diagonal(M.to(dtype=dtype or M.dtype, device=device or M.device), times * rho)
         lower, info = torch.linalg.cholesky_ex(damped)

@@ -3,7 +3,9 @@
 Rows are samples x outputs, R of them. J [R, d_out d_in] holds every output's derivative by the layer's weight, chi the
 derivative of the summed loss by the outputs. The update of a gradient G (as a vector g) is
 
-    (J^T diag(chi)^2 J / n + rho I)^-1 g  =  (g - J~^T S J~ g / n) / rho,    J~ = diag(chi) J,   S = (J~ J~^T / n + rho I)^-1
+    (J^T diag(chi)^2 J / n + rho I)^-1 g  =  (g - J~^T S J~ g / n) / rho
+
+with J~ = diag(chi) J and S = (J~ J~^T / n + rho I)^-1,
 
 where J~ J~^T = chi chi^T o (delta delta^T) o (h h^T) is formed from inputs and signals, not from J itself. For the
 batch's own gradient, g = J^T chi / n, it is delta diag(chi~) h^T with chi~ = (diag(chi)^2 K + rho)^-1 chi (A.4.3).

@@ -28,8 +28,7 @@ ARGUMENTS = {
     "fused": "Do not form gradients of weights that are cheaper to precondition as D^T H, from the batch's signals and "
     "inputs: their ``grad`` stays None. Faster where layers are wide; nothing may look at those gradients before the "
     "step (no clipping, no GradScaler, no activation checkpointing).",
-    "solver": 'How factors are inverted: "cholesky" or ``Cholesky()``, "eigh" or ``Eigh()``, "newton" or '
-    "``Newton()``.",
+    "solver": 'How factors are inverted: "cholesky" or ``Cholesky()``, "eigh" or ``Eigh()``, "newton" or ``Newton()``.',
     "factor_every": "Steps from one measurement of the factors to the next.",
     "inverse_every": "Steps from one preparation of the inverses to the next; a multiple of ``factor_every``.",
     "kl_clip": "Shorten the step so that the predicted change of the output distribution stays below this.",

@@ -13,7 +13,7 @@ from mukron.linalg import Solver
 from mukron.memory import Memory
 from mukron.optim import sizes
 from mukron.optim.docs import describe
-from mukron.optim.kfac import KFAC
+from mukron.optim.kfac import KFAC, OF_THE_FISHER
 from mukron.optim.options import Momentum, StepRule
 from mukron.optim.run_options import FISHER, without
 from mukron.optim.spec import register, with_momentum
@@ -44,9 +44,10 @@ class FOOF(KFAC):
 
     Example:
         >>> import torch, mukron
-        >>> model = torch.nn.Linear(4, 3)
-        >>> optimizer = mukron.FOOF(model, lr=0.1, damping=1.0)
+        >>> optimizer = mukron.FOOF(torch.nn.Linear(4, 3), lr=0.1, damping=1.0)
     """
+
+    useless = dict.fromkeys(OF_THE_FISHER, "has no Fisher factor")
 
     def __init__(
         self,
@@ -75,5 +76,4 @@ class FOOF(KFAC):
         exclude: tuple[str, ...] = (),
         params: Iterable[Any] | None = None,
     ) -> None:
-        options = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
-        super().__init__(**options)
+        super().__init__(**{name: value for name, value in locals().items() if name not in ("self", "__class__")})

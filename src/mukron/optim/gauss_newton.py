@@ -108,11 +108,12 @@ class GaussNewton(SecondOrder):
         h = torch.cat([j.inputs.repeat_interleave(j.errors.shape[1], dim=1) for j in jacobians], dim=1)
         signals = [j.signals * (scale * j.errors)[None, :, :, None, None] for j in jacobians]
         delta = torch.cat([part.flatten(1, 2) for part in signals], dim=1)
-        statistics.halves = [Halves(delta.flatten(1, 2), h.flatten(1, 2), fused=False)]  # of n times the gradient
         ones = h.new_ones(*h.shape[:3], 1)
         blocks = [block for block, entry in layer.blocks.items() if entry.parameter.grad is not None]
         factors = {block: KernelFactor(ones if block == BIAS else h, delta, samples) for block in blocks}
         double = layer.name in step.double
+        if double:  # of n times the gradient, which keeps its digits so
+            statistics.halves = [Halves(delta.flatten(1, 2), h.flatten(1, 2), fused=False)]
         return {block: {"K": factor.double() if double else factor} for block, factor in factors.items()}
 
     def precondition(self, layer: LayerEntry, block: str, G: Move, step: Transaction) -> Move:

@@ -34,6 +34,7 @@ from mukron.optim.update import Move
 from mukron.params import Parametrization
 from mukron.theory import METHODS, Role
 
+OF_THE_FISHER = ("fisher", "likelihood", "class_dim", "reduction", "grad_scaler", "seed")  # arguments
 NEARLY_ZERO = 1e-3  # of the size that muP gives output weights
 
 
@@ -177,7 +178,7 @@ class KFAC(SecondOrder):
             return apply(operators, G)
         assert isinstance(G, Tensor)
         # An input weight whose input is 1 at every position: A is their number where positions are expanded.
-        positions = step.value(layer, "positions") if self.capture_options.sharing == "expand" else 1
+        positions: float = step.value(layer, "positions") if self.capture_options.sharing == "expand" else 1
         return apply_out(operators, G) / positions ** float(self.method.e_A)
 
     def warn(self) -> None:

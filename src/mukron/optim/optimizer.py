@@ -55,11 +55,12 @@ class SecondOrder(Optimizer):
     spec: ClassVar[MethodSpec]  # the method's record, of which ``register`` makes the two below
     method: ClassVar[Method]
     rule: ClassVar[type[Rule]]  # what a bare number means as damping
+    useless: ClassVar[Mapping[str, str]] = {}  # arguments of related methods, and why this one has none of them
     uses_products: ClassVar[bool] = False  # gradients may come as D^T H of the batch that the factors were made of
     inverts: ClassVar[bool] = False  # operators are inverses, not roots: small damping needs float64
 
     def __new__(cls, *arguments: Any, **options: Any) -> Any:
-        refuse_unknown(cls, options)
+        refuse_unknown(cls, options, cls.useless)
         return super().__new__(cls)
 
     def __init__(
@@ -99,10 +100,12 @@ class SecondOrder(Optimizer):
         if isinstance(momentum, (HeavyBall, GradientMomentum)):
             defaults.update(_momentum(momentum))  # schedulers look for a number here
         params = list(model.parameters() if params is None else params)
-        if not any(list(group["params"]) if isinstance(group, dict) else True for group in params):
+        params = [{**p, "params": _listed(p["params"])} if isinstance(p, dict) else p for p in params]
+        if not any(p["params"] if isinstance(p, dict) else True for p in params):
             raise ValueError("params is empty: there is nothing to train; leave it out to train the whole model")
         super().__init__(params, defaults)
-        self.register_state_dict_post_hook(complete_state)  # first, so that hooks of the user's own see it all
+        # first, so that hooks of the user's own see it all
+        self.register_state_dict_post_hook(complete_state)  # type: ignore[arg-type]
         first = next(parameter for group in self.param_groups for parameter in group["params"])
         self.generator = torch.Generator(first.device).manual_seed(options.seed)
         self._ready = True
@@ -361,6 +364,10 @@ class SecondOrder(Optimizer):
         if self.parametrization is not None:
             self.parametrization = self.parametrization.bind(self.model)
         self._listen()
+
+
+def _listed(params: Any) -> Any:
+    return params if isinstance(params, Tensor) else list(params)
 
 
 def _momentum(momentum: Momentum) -> dict[str, Any]:

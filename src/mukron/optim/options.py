@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -114,7 +114,7 @@ FALLBACKS = ("sgd", "adamw")
 GRAFTS = ("sgd", "adam")
 
 
-def step_rule(name: str, rule: StepRule | str | None, known: Iterable[str]) -> StepRule:
+def step_rule(name: str, rule: StepRule | str | None, known: tuple[str, ...]) -> StepRule:
     """A rule from its value or from one of its names."""
     if isinstance(rule, (SGDStep, AdamStep)):
         return rule
@@ -185,11 +185,16 @@ def arguments_of(cls: type) -> dict[str, inspect.Parameter]:
     return arguments
 
 
-def refuse_unknown(cls: type, arguments: Iterable[str]) -> None:
-    """A TypeError that names the class and the nearest argument it has, for keywords that it does not take."""
+def refuse_unknown(cls: type, arguments: Iterable[str], useless: Mapping[str, str]) -> None:
+    """A TypeError that names the class and the nearest argument it has, for keywords that it does not take.
+
+    useless: arguments of related methods that this one has no use for, and why.
+    """
     known = [name for name, parameter in arguments_of(cls).items() if parameter.kind is not parameter.VAR_KEYWORD]
     for name in arguments:
+        if name in useless and name not in known:
+            raise TypeError(f"{cls.__name__} {useless[name]}: {name} would have no effect")
         if name not in known:
-            nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+            nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
             hint = f"; did you mean {nearest[0]!r}?" if nearest else "."
             raise TypeError(f"{cls.__name__} has no argument {name!r}{hint} Its arguments: {', '.join(known)}")

@@ -35,7 +35,7 @@ def _rows(optimizer: SecondOrder, entry: LayerEntry) -> list[tuple[str, ...]]:
     groups = "" if layer.groups == 1 else f" ({layer.groups} groups)"
     if not operators:
         return [(entry.name, f"{layer.d_out} x {layer.d_in}{groups}", "after the first step", "", "")]
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for block, sides in operators.items():
         d_in = layer.d_in if block == "weight" else 1
         forms = ", ".join(f"{name}: {operator.form}" for name, operator in sides.items())

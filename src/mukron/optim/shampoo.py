@@ -212,7 +212,7 @@ class Shampoo(SecondOrder):
         return times(self._precondition(layer, block, times(G, 1 / unit), step), unit ** (1 - 2 * e))
 
     def _precondition(self, layer: LayerEntry, block: str, G: Move, step: Transaction) -> Move:
-        sides = step.value(layer, "operators")[block]
+        sides: dict[str, Operator] = step.value(layer, "operators")[block]
         G_turned, bases = self._in_bases.get((layer.name, block), (None, {}))
         fresh = self.steps % self.options.factor_every == 0 and not on_gradient(layer.blocks[block])
         if G_turned is None or not fresh or any(not sides[name].lies_in(bases[name]) for name in sides):

@@ -41,7 +41,7 @@ class ParameterEntry:
         lr = float(self.group["lr"])
         if self.preconditioned or self.group["fallback_lr"] is None:
             return lr
-        return float(self.group["fallback_lr"]) * lr / self.group["reference_lr"]  # schedulers move lr alone
+        return float(self.group["fallback_lr"]) * lr / float(self.group["reference_lr"])  # schedulers move lr alone
 
 
 @dataclass(frozen=True)

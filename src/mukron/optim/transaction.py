@@ -22,7 +22,6 @@ from mukron.curvature import LayerStatistics
 from mukron.layers import WEIGHT
 from mukron.linalg import Factor, FactorizationError, LowRank, SampleSpace, products_of, rounding
 from mukron.optim.direction import (
-    Move,
     at_least_rounding,
     block_gradient,
     dense,
@@ -32,6 +31,7 @@ from mukron.optim.direction import (
 )
 from mukron.optim.guards import norms, read
 from mukron.optim.table import LayerEntry
+from mukron.optim.update import Move
 
 if TYPE_CHECKING:
     from mukron.optim.optimizer import SecondOrder
@@ -171,10 +171,11 @@ class Transaction:
         if layer.name in self._units:
             self._convert(layer, kept, peaks)
         refreshes = new or optimizer.steps % optimizer.options.inverse_every == 0
-        for block, factors in blocks.items():
-            if memory.keeps or any([factor.tracked for factor in factors.values()]):
+        for block, measured in blocks.items():
+            factors: Mapping[str, Factor] = measured
+            if memory.keeps or any(factor.tracked for factor in measured.values()):
                 of_block = kept.setdefault(block, {})
-                factors = {name: memory.update(of_block.setdefault(name, {}), X) for name, X in factors.items()}
+                factors = {name: memory.update(of_block.setdefault(name, {}), X) for name, X in measured.items()}
             highest = peaks.setdefault(block, {})
             traces = [factor.trace() for factor in factors.values()]
             self._traces.update({(layer.name, block, name): X for name, X in zip(factors, traces, strict=True)})
@@ -277,19 +278,22 @@ class Transaction:
         if not all(map(math.isfinite, gradients)):
             return False
         if self._sizes and self._changes_units(sizes, traces):
-            return self._measure_again(frozenset())
+            self._measure_again(frozenset())
+            return None
         if not all(map(math.isfinite, traces)):
             return False
         if self.operators_failed or not all(map(math.isfinite, inverted)):
             if self.rescue:
                 return False
             self.rescue = True
-            return self._measure_again(frozenset())
+            self._measure_again(frozenset())
+            return None
         altered = self._altered(offsets)
         ill = self._ill_conditioned(bounds)
         self.offsets, self.applied_dense = {}, set()
         if ill:
-            return self._measure_again(ill)
+            self._measure_again(ill)
+            return None
         return None if altered else self._fits(moves, directions)
 
     def _fits(self, moves: Mapping[str, Move], lengths: list[float]) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mukron.curvature import EMA, Batch, Sum, Window, parse_memory
+from mukron.memory import EMA, Batch, Sum, Window, parse_memory
 
 
 @pytest.mark.parametrize(

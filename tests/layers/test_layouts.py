@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from mukron.curvature import layout
-from mukron.curvature.layers import conv
+from mukron.layers import conv
 
 CASES = {
     "linear": (nn.Linear(5, 4), (3, 5)),
