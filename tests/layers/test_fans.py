@@ -1,4 +1,4 @@
-"""Fan-in and fan-out as each kind of module defines them."""
+"""Fan-in and fan-out as each kind of module defines them, and who preconditions its parameters."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import pytest
 import torch
 from torch import nn
 
-from mukron.curvature import layout
-from mukron.params import Fans, ParametrizationError, base_shapes, fans, parametrize
+from mukron.layers import Fans, Layer, MatrixLayer, layer_of, register
+from mukron.params import ParametrizationError, base_shapes, parametrize
 from mukron.theory import Role
 
 
-def vector(size: int, fallback: bool = False) -> Fans:
-    return Fans(1, size, vector=True, fallback=fallback)
+def vector(size: int) -> Fans:
+    return Fans(1, size, vector=True)
 
 
 CASES = [
     (nn.Linear(3, 4), {"weight": Fans(3, 4), "bias": vector(4)}),
-    (nn.Bilinear(3, 4, 5), {"weight": Fans(12, 5), "bias": vector(5)}),
+    (nn.Bilinear(3, 4, 5), {"weight": Fans(12, 5, inputs=2), "bias": vector(5)}),
     (nn.Conv1d(4, 6, 3), {"weight": Fans(12, 6), "bias": vector(6)}),
     (nn.Conv2d(4, 6, (3, 5)), {"weight": Fans(60, 6), "bias": vector(6)}),
     (nn.Conv3d(4, 6, 2), {"weight": Fans(32, 6), "bias": vector(6)}),
@@ -53,18 +53,18 @@ CASES = [
     ),
     (nn.GRUCell(3, 4, bias=False), {"weight_ih": Fans(3, 12), "weight_hh": Fans(4, 12)}),
 ]
+SUMS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 @pytest.mark.parametrize(("module", "expected"), CASES, ids=lambda value: type(value).__name__)
 def test_fans(module, expected):
-    own = {name: fans(module, name, tuple(values.shape)) for name, values in module.named_parameters(recurse=False)}
-    assert {name: found._replace(fallback=False, inputs=1) for name, found in own.items()} == expected
+    layer, own = layer_of(module), dict(module.named_parameters(recurse=False))
+    assert {name: layer.fans(name, tuple(values.shape)) for name, values in own.items()} == expected
     # what the optimizers have no layout for is left to their fallback rule, and nothing else is
-    assert {found.fallback for found in own.values()} == {layout(module) is None}
-    assert fans(module, "other", (3,)) is None
-
-
-SUMS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+    assert {layer.preconditions(name) for name in own} == {isinstance(layer, MatrixLayer)}
+    assert isinstance(layer, MatrixLayer) == isinstance(module, (*SUMS, nn.Embedding))
+    assert layer.fans("other", (3,)) is None
+    assert not layer.preconditions("other")
 
 
 @pytest.mark.parametrize("module", [module for module, _ in CASES if isinstance(module, SUMS)], ids=repr)
@@ -76,7 +76,7 @@ def test_fan_in_is_what_one_output_depends_on(module):
     output = module(x)
     middle = (0, 0, *(length // 2 for length in output.shape[2:]))
     output[middle].backward()
-    assert int((x.grad != 0).sum()) == fans(module, "weight", tuple(module.weight.shape)).fan_in
+    assert int((x.grad != 0).sum()) == layer_of(module).fans("weight", tuple(module.weight.shape)).fan_in
 
 
 class Odd(nn.Module):
@@ -93,7 +93,12 @@ def test_a_custom_layer_is_refused_then_registered():
 
     with pytest.raises(ParametrizationError, match=r'"kernel".*Mine is not a known module.*roles=\{"kernel"'):
         base_shapes(Mine, width=4)
-    fans.register(Mine, lambda module, name, shape: Fans(shape[0], shape[1]))
+
+    @register(Mine)
+    class MineLayer(Layer):
+        def fans(self, name, shape):
+            return Fans(*shape)
+
     plan = parametrize(Mine(16), base_shapes(Mine, width=4))
     assert plan.parameters["kernel"].role is Role.INPUT
     assert plan.parameters["kernel"].growth.r_out == 4
@@ -131,8 +136,9 @@ def test_bilinear_of_two_wide_inputs():
 def test_the_output_of_attention_is_left_to_the_fallback():
     """MultiheadAttention uses its weight without calling it."""
     projection = nn.MultiheadAttention(8, 2).out_proj
-    assert fans(projection, "weight", (8, 8)) == Fans(8, 8, fallback=True)
-    assert layout(projection) is None
+    layer = layer_of(projection)
+    assert layer.fans("weight", (8, 8)) == Fans(8, 8)
+    assert not layer.preconditions("weight")
 
 
 def test_old_style_weight_norm_is_not_taken_for_a_weight():
@@ -148,3 +154,17 @@ def test_old_style_weight_norm_is_not_taken_for_a_weight():
 def test_lazy_modules_are_refused():
     with pytest.raises(ParametrizationError, match=r'"weight" of a lazy LazyLinear has no shape yet'):
         base_shapes(lambda width: nn.LazyLinear(width), width=4)  # noqa: PLW0108
+
+
+def test_half_a_layout_is_refused_when_it_is_registered():
+    class Half(MatrixLayer):
+        def fans(self, name, shape):
+            return Fans(*shape)
+
+        def inputs(self, x):
+            return x
+
+    with pytest.raises(TypeError, match="Half must also define matrix, signals, weight"):
+        register(Odd)(Half)
+    assert type(layer_of(Odd(4))) is Layer  # which knows nothing of it
+    assert layer_of(Odd(4)).fans("kernel", (3, 4)) is None

@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from mukron.curvature import layout
-from mukron.layers import conv
+from mukron.layers import MatrixLayer, conv, layer_of
 
 CASES = {
     "linear": (nn.Linear(5, 4), (3, 5)),
@@ -39,7 +38,7 @@ def test_signals_and_inputs_give_the_gradient(name):
     output = module(x)
     output.retain_grad()
     output.square().sum().backward()
-    view = layout(module)
+    view = layer_of(module)
     H, D = view.inputs(x), view.signals(output.grad)
     assert H.shape[0] == D.shape[0] == view.groups
     assert H.shape[1:3] == D.shape[1:3]
@@ -72,7 +71,7 @@ def test_sums_over_rows_that_are_never_held_together(name, portion, monkeypatch)
     torch.manual_seed(0)
     slides = name.startswith("sliding ")
     module, shape = SLIDING[name.removeprefix("sliding ")] if slides else CASES[name]
-    view, x = layout(module), torch.randn(shape, dtype=torch.float64)
+    view, x = layer_of(module), torch.randn(shape, dtype=torch.float64)
     if slides:
         assert view._slides(x)
     H = view.inputs(x).flatten(1, 2)
@@ -103,7 +102,7 @@ def test_gram_matrix_stays_accurate_with_bright_borders(name, brightness, seed):
     x = torch.randn(shape)
     x[:, :, 0] *= brightness
     x[:, :, -1] *= brightness
-    view = layout(module)
+    view = layer_of(module)
     assert view._slides(x)
     A = view.gram(x)
     H = view.inputs(x.double()).flatten(1, 2)
@@ -125,7 +124,7 @@ def test_embedding(shape):
     output = module(x)
     output.retain_grad()
     output.square().sum().backward()
-    view = layout(module)
+    view = layer_of(module)
     H = torch.nn.functional.one_hot(view.inputs(x), 7).float()
     v = torch.randn(7, 1)
     assert torch.equal(view.along(x, v), H.flatten(1, 2) @ v)
@@ -135,5 +134,5 @@ def test_embedding(shape):
 
 
 def test_other_modules_have_no_layout():
-    assert layout(nn.LayerNorm(3)) is None
-    assert layout(nn.ConvTranspose2d(2, 2, 2)) is None
+    assert not isinstance(layer_of(nn.LayerNorm(3)), MatrixLayer)
+    assert not isinstance(layer_of(nn.ConvTranspose2d(2, 2, 2)), MatrixLayer)

@@ -8,12 +8,15 @@ import pytest
 import torch
 
 from mukron.linalg import (
+    Cholesky,
     DiagonalFactor,
+    Eigh,
     FactorizationError,
     Identity,
     Inverse,
     LowRank,
     MatrixFactor,
+    Newton,
     Operator,
     RowsFactor,
     add_to_diagonal,
@@ -53,7 +56,7 @@ def factors():
 
 @pytest.mark.parametrize("kind", ["rows", "matrix", "diagonal"])
 @pytest.mark.parametrize(
-    ("solver", "e"), [("cholesky", 1), ("eigh", 1), ("eigh", "1/4"), ("newton", "1/4"), ("newton", "2/3")]
+    ("solver", "e"), [(Cholesky(), 1), (Eigh(), 1), (Eigh(), "1/4"), (Newton(), "1/4"), (Newton(), "2/3")]
 )
 def test_a_factor_in_any_form_is_its_matrix(kind, solver, e):
     factor, M = factors()[kind]
@@ -61,8 +64,8 @@ def test_a_factor_in_any_form_is_its_matrix(kind, solver, e):
     assert factor.d == D_IN
     assert torch.allclose(factor.trace(), M.diagonal(dim1=-2, dim2=-1).sum(-1))
     assert torch.allclose(factor.largest_eigenvalue(), torch.linalg.eigvalsh(M)[:, -1])
-    operator, rung = factor.prepare(rho, e, solver)
-    assert rung == ""
+    operator, rescue = factor.prepare(rho, e, solver)
+    assert rescue == ""
     P, G = dense_power(M, rho, e), torch.randn(GROUPS, D_OUT, D_IN)
     assert torch.allclose(operator.right(G), G @ P, rtol=1e-9, atol=1e-10)
     assert torch.allclose(operator.left(G.mT), P @ G.mT, rtol=1e-9, atol=1e-10)
@@ -102,20 +105,20 @@ def test_damping_does_not_add_up():
     assert torch.equal(M[0], torch.eye(3))
 
 
-@pytest.mark.parametrize(("lowest", "rung"), [(0.5, ""), (-0.5, "10 x damping"), (-5.0, "100 x damping")])
-def test_the_ladder_climbs_as_far_as_it_must(lowest, rung):
+@pytest.mark.parametrize(("lowest", "rescue"), [(0.5, ""), (-0.5, "10 x damping"), (-5.0, "100 x damping")])
+def test_damping_is_raised_as_far_as_it_must_be(lowest, rescue):
     M = torch.diag(torch.tensor([lowest, 1.0, 2.0]))[None]
     found = factorize(M, torch.tensor([0.1]))
-    assert found.rung == rung
+    assert found.rescue == rescue
     damped = M + found.rho[:, None, None] * torch.eye(3)
     assert torch.allclose(found.lower @ found.lower.mT, damped)
 
 
-def test_the_ladder_goes_to_float64():
+def test_a_damping_that_float32_loses_is_rescued_by_float64():
     """A damping that is lost in float32, ten and hundred times over, beside a singular matrix of ones."""
     M, rho = torch.ones(1, 2, 2, dtype=torch.float32), torch.tensor([1e-10], dtype=torch.float32)
     found = factorize(M, rho)
-    assert found.rung == "float64"
+    assert found.rescue == "float64"
     assert found.lower.dtype == torch.float32
 
 
@@ -126,7 +129,7 @@ def test_an_attempt_says_of_every_group_whether_it_went_well(form):
     X[1, 2, 3] = float("nan")
     factor = RowsFactor(X, 4) if form == "rows" else MatrixFactor(X.mT @ X / 4)
     rho = torch.tensor([0.5, 1.0, 2.0], dtype=torch.float64)
-    ((inverse,), (number,)) = attempt([factor.damped(rho, Fraction(1), "cholesky")])
+    ((inverse,), (number,)) = attempt([factor.damped(rho, Fraction(1), Cholesky())])
     operator = factor.operator(Inverse(inverse, rho))
     assert number.isfinite().tolist() == [True, False, True]
     G = torch.randn(3, 2, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
@@ -146,7 +149,7 @@ def test_the_inverse_of_a_triangular_matrix_by_products(d):
         assert not found.triu(1).any()
 
 
-def test_the_ladder_ends():
+def test_what_nothing_rescues_is_an_error():
     with pytest.raises(FactorizationError, match="could not be factorized"):
         factorize(torch.full((1, 2, 2), float("nan")), torch.tensor([1.0]))
     with pytest.raises(FactorizationError):

@@ -7,8 +7,8 @@ from fractions import Fraction
 import pytest
 import torch
 
-from mukron.memory import EMA, Batch, Sum
 from mukron.linalg.tracked import ROWS, TOLERANCE, Poles, ThinFactor, Turned, divided_differences, kept_factor, turn
+from mukron.memory import EMA, Batch, Sum
 
 QUARTER = Fraction(1, 4)
 D = 40
@@ -33,8 +33,8 @@ def settled(d=D, groups=1, dtype=torch.float64):
 
 def follow(kept, rows, old=1.0, e=QUARTER):
     factor = kept_factor(kept, turn(kept, rows)).mix(kept, old, 1.0)
-    operator, rung = factor.prepare(rows.new_full(rows.shape[:1], 1e-4), e)
-    assert rung == ""
+    operator, rescue = factor.prepare(rows.new_full(rows.shape[:1], 1e-4), e)
+    assert rescue == ""
     return operator
 
 

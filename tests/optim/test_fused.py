@@ -9,8 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from mukron import FOOF, KFAC, Shampoo
-from mukron import EMA, Window
+from mukron import EMA, FOOF, KFAC, Shampoo, Window
 
 BATCH, WIDE = 6, 24
 
