@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import re
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
 import torch
@@ -223,3 +224,11 @@ def test_it_can_be_forgotten():
             look("signum")
     with pytest.raises(RunError, match="unknown method 'signum'"):
         RunConfig(method="signum")
+
+
+def test_the_docs_show_this_method():
+    page = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    source = inspect.getsource(define)
+    start, end = source.index("    @register"), source.index("\n    return Signum")
+    for shown in (inspect.getsource(averaging), inspect.cleandoc(source[start:end].rstrip())):
+        assert shown in page

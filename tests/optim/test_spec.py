@@ -12,8 +12,8 @@ import torch
 
 from mukron import FOOF, KFAC, GaussNewton, Shampoo
 from mukron import readers as read
-from mukron.memory import EMA, Batch, Window
 from mukron.damping import Constant, MaxEigenvalue, Rescaled
+from mukron.memory import EMA, Batch, Window
 from mukron.optim import SPECS, SecondOrder, spec_of
 from mukron.optim.listing import MARKER, listing
 from mukron.optim.run_options import Option
