@@ -101,7 +101,7 @@ def test_it_is_trained_by_kfac_in_mup():
     assert (plan.parameters["0.weight"].role, plan.parameters["2.weight"].role) == (Role.INPUT, Role.HIDDEN)
     assert plan.parameters["2.weight"].growth.r_in == 4
     assert "not preconditioned" not in why(plan, "2.weight")
-    optimizer = mukron.KFAC(model, plan, lr=0.02)
+    optimizer = mukron.KFAC(model, plan, lr=0.1)
     assert list(optimizer.layers) == ["0", "2", "5"]
     assert all(entry.preconditioned for entry in optimizer.entries.values())
     x, y = torch.randn(32, 3, LENGTH), torch.randint(5, (32,))
