@@ -202,6 +202,11 @@ class Family:
         name: What stands before the colon.
         exponents: The names of the exponents: keyword arguments of ``make`` and, if there is one, of the optimizer.
         make: From exact exponents to the method.
+
+    Example:
+        >>> from mukron.theory import FAMILIES
+        >>> FAMILIES["kronecker"].pattern
+        'kronecker:E_A,E_B'
     """
 
     name: str
@@ -210,11 +215,21 @@ class Family:
 
     @property
     def pattern(self) -> str:
-        """As help texts write it: "kronecker:E_A,E_B"."""
+        """Return the form that help texts show: "kronecker:E_A,E_B"."""
         return f"{self.name}:{','.join(self.exponents).upper()}"
 
     def read(self, text: str) -> dict[str, Fraction]:
-        """The exponents in the text after the colon, by name."""
+        """Return the exponents, by name, in the text after the colon.
+
+        Args:
+            text: Exact numbers, separated by commas.
+
+        Returns:
+            The exponents.
+
+        Raises:
+            ValueError: There are too many or too few of them, or one is not an exact number.
+        """
         parts = text.split(",")
         if len(parts) != len(self.exponents):
             raise ValueError(f"expected {len(self.exponents)} exponents, got {len(parts)}")
