@@ -288,7 +288,7 @@ def usual_schemes(method: str) -> tuple[str, ...]:
 
     Example:
         >>> usual_schemes("kfac")
-        ('sp/heuristic', 'mup/rescaled:1')
+        ('sp/heuristic:0.001', 'mup/rescaled:1')
     """
     spec = spec_of(method)
     dampings = {"sp": spec.sp_damping or spec.damping, "mup": spec.damping}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -99,7 +100,10 @@ def work(
     while not stopped():
         claims = store.claim_many(choose)
         if claims:
-            if _train(job, store, claims, dataset, stopped, tick) == INTERRUPTED:
+            with warnings.catch_warnings():  # a study tries small dampings on purpose, and shows what they lead to
+                warnings.filterwarnings("ignore", message="layer .* its damping is so small", category=RuntimeWarning)
+                status = _train(job, store, claims, dataset, stopped, tick)
+            if status == INTERRUPTED:
                 return False
         elif wait and design.standing(seen)[RUNNING]:
             time.sleep(IDLE)
