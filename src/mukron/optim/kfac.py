@@ -179,7 +179,8 @@ class KFAC(SecondOrder):
         assert isinstance(G, Tensor)
         # An input weight whose input is 1 at every position: A is their number where positions are expanded.
         positions: float = step.value(layer, "positions") if self.capture_options.sharing == "expand" else 1
-        return apply_out(operators, G) / positions ** float(self.method.e_A)
+        direction: Tensor = apply_out(operators, G) / positions ** float(self.method.e_A)
+        return direction
 
     def warn(self) -> None:
         """From an output layer at zero one step lands on kernel regression (Section 4.3).
