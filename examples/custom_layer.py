@@ -1,12 +1,11 @@
-"""A layer of your own: say its fans (for muP) and its layout (for the curvature), once, and it is preconditioned."""
+"""A layer of your own: one class says its fans (for muP) and its layout (for the curvature); it is preconditioned."""
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 import mukron
-from mukron.curvature import Layout, layout
-from mukron.params import Fans, fans
+from mukron.layers import Fans, MatrixLayer, register
 
 
 class Reversed(nn.Module):
@@ -20,15 +19,14 @@ class Reversed(nn.Module):
         return x @ self.weight
 
 
-@fans.register(Reversed)
-def _(module, name, shape):
-    return Fans(fan_in=shape[0], fan_out=shape[1])
-
-
-class ReversedLayout(Layout):
+@register(Reversed)
+class ReversedLayer(MatrixLayer):
     def __init__(self, module):
         super().__init__(module)
         self.d_in, self.d_out = module.weight.shape
+
+    def fans(self, name, shape):
+        return Fans(fan_in=shape[0], fan_out=shape[1])
 
     def inputs(self, x):
         return x[None, :, None]  # [groups, samples, positions, features]
@@ -41,9 +39,6 @@ class ReversedLayout(Layout):
 
     def weight(self, matrix):
         return matrix[0].mT
-
-
-layout.register(Reversed, ReversedLayout)
 
 
 def make(width):

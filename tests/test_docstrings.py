@@ -28,9 +28,7 @@ from collections.abc import Iterator
 
 import pytest
 
-ROOMS = (
-    *("mukron.theory", "mukron.models", "mukron.data", "mukron.report", "mukron.diagnose"),
-)
+ROOMS = (*("mukron.theory", "mukron.models", "mukron.data", "mukron.report", "mukron.diagnose"),)
 
 SECTIONS = ("Args", "Attributes", "Returns", "Yields", "Raises", "Example", "Note")
 TITLE = re.compile(rf"^({'|'.join(SECTIONS)}):$")

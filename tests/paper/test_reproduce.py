@@ -11,13 +11,25 @@ import pytest
 from typer.testing import CliRunner
 
 from mukron.cli import app
-from mukron.paper import RECIPES, Finding, Less, Outcome, ReproductionError, Request, Scale, load_evidence, reproduce
+from mukron.paper import (
+    RECIPES,
+    Finding,
+    Less,
+    Outcome,
+    ReproductionError,
+    Request,
+    Scale,
+    load_evidence,
+    parts,
+    reproduce,
+)
 from mukron.paper import run as running
 from mukron.paper.recipe import FAILS
 from mukron.params import ParametrizationError
 from mukron.study import work
 from mukron.study.store import ENDED, Store, sqlite_at
-from mukron.study.transfer import DATABASE, OWN_NAME
+from mukron.study.transfer import DATABASE, STUDY_NAME
+from mukron.workers import foreman
 
 TRANSFER, CHECKS = "shampoo-lr-transfer", "gauss-newton-coordinate"  # two parts each: of four runs, and a check
 pytestmark = pytest.mark.filterwarnings("ignore:layer .* factorized with:RuntimeWarning")
@@ -31,7 +43,7 @@ def request(folder, *names, **options) -> Request:
 def trained(monkeypatch):
     """The learning rates and widths that are trained, and the methods that are checked, from now on."""
     seen = []
-    train, check_run = work.train, running.check_run
+    train, check_run = work.train, parts.check_run
 
     def counted(config, *args, **options):
         seen.append((config.scheme, config.width, config.lr))
@@ -42,16 +54,16 @@ def trained(monkeypatch):
         return check_run(config, **options)
 
     monkeypatch.setattr(work, "train", counted)
-    monkeypatch.setattr(running, "check_run", counted_check)
+    monkeypatch.setattr(parts, "check_run", counted_check)
     return seen
 
 
 def times_ended(asked: Request) -> Counter:
     """How often every point of its studies was trained to its end, as their storages have it."""
-    parts = [each for each in asked.parts() if (each.folder / DATABASE).exists()]
     stores = [
-        (each.title, Store(sqlite_at(each.folder / DATABASE), OWN_NAME, each.part.config, each.part.metric))
-        for each in parts
+        (part.title, Store(sqlite_at(part.folder / DATABASE), STUDY_NAME, part.part.config, part.part.metric))
+        for part in asked.parts()
+        if (part.folder / DATABASE).exists()
     ]
     entries = [(title, entry) for title, store in stores for entry in store.entries()]
     return Counter((title, entry.point) for title, entry in entries if entry.state == ENDED)
@@ -98,7 +110,7 @@ def test_a_part_that_was_stopped_after_its_last_run_is_closed_at_once(tmp_path, 
     reproduce(asked)
     trained.clear()
     for part in asked.parts():
-        (part.folder / running.OVER).unlink()
+        (part.folder / parts.OVER).unlink()
     for part in asked.parts():
         assert part.run(lambda: False, lambda: None, wait=False)
         assert part.over()
@@ -108,7 +120,7 @@ def test_a_part_that_was_stopped_after_its_last_run_is_closed_at_once(tmp_path, 
 def test_a_damaged_mark_is_said_with_its_path(tmp_path):
     asked = request(tmp_path, CHECKS)
     reproduce(asked)
-    mark = asked.parts()[0].folder / running.OVER
+    mark = asked.parts()[0].folder / parts.OVER
     mark.write_text("")
     with pytest.raises(ParametrizationError, match=re.escape(str(mark))):
         reproduce(asked)
@@ -312,7 +324,7 @@ def test_the_page_of_nothing_and_of_names(tmp_path):
 def test_a_worker_that_is_killed_is_replaced(tmp_path, monkeypatch):
     """The only worker of two that is left alone would do; here both are killed as soon as they are there."""
     started = []
-    plain = running.subprocess.Popen
+    plain = foreman.subprocess.Popen
 
     def start(command, **options):
         process = plain(command, **options)
@@ -321,7 +333,7 @@ def test_a_worker_that_is_killed_is_replaced(tmp_path, monkeypatch):
             process.kill()
         return process
 
-    monkeypatch.setattr(running.subprocess, "Popen", start)
+    monkeypatch.setattr(foreman.subprocess, "Popen", start)
     found = reproduce(request(tmp_path, CHECKS), workers=2)
     assert set(found) == {CHECKS}
     assert len(started) > 2

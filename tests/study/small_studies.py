@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 from collections import Counter
 from pathlib import Path
 
-from mukron.study import TransferStudy
+from mukron.study import Design, TransferStudy
 from mukron.study.store import ENDED, LOST
 from mukron.train import RunConfig
 
@@ -14,8 +15,9 @@ TINY = RunConfig(base_width=8, samples=64, test_samples=50, epochs=2, batch=32, 
 
 def tiny_study(folder: Path, config: RunConfig = TINY, **options: object) -> TransferStudy:
     """One run at a time, if not said otherwise: test_stacks.py has those of many at once."""
-    given = {"widths": (8, 16), "lr": (0.01, 0.02, 0.04), "seeds": 2, "folder": folder, "one_by_one": True, **options}
-    return TransferStudy(config, **given)
+    given = {"widths": (8, 16), "lr": (0.01, 0.02, 0.04), "seeds": 2, "one_by_one": True, **options}
+    asked = {name: given.pop(name) for name in inspect.signature(Design).parameters if name in given}
+    return TransferStudy(Design(config, **asked), folder=folder, **given)
 
 
 def times_ended(study: TransferStudy) -> Counter:

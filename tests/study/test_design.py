@@ -9,11 +9,11 @@ import pytest
 from small_studies import TINY
 
 from mukron.damping import Heuristic, Rescaled
+from mukron.optim import SPECS
 from mukron.study import Point, Result, Search, StudyError, usual_schemes
 from mukron.study.design import TRIES, Design
-from mukron.study.points import label, own_damping, read_scheme
+from mukron.study.points import label, read_scheme
 from mukron.study.store import ENDED, INTERRUPTED, LOST, RUNNING, WORKER_DIED, Entry
-from mukron.train.build import SECOND_ORDER
 
 LR = (0.01, 0.02)
 
@@ -144,11 +144,12 @@ def test_what_cannot_be_a_search_is_refused(options):
         Search(**options)
 
 
-@pytest.mark.parametrize(("method", "optimizer"), list(SECOND_ORDER.items()))
-def test_a_schemes_own_damping_is_the_optimizers(method, optimizer):
+@pytest.mark.parametrize("method", [name for name, spec in SPECS.items() if spec.damping is not None])
+def test_a_schemes_own_damping_is_the_optimizers(method):
+    optimizer = SPECS[method].optimizer
     signatures = [inspect.signature(kind).parameters for kind in optimizer.__mro__[:3]]  # FOOF hands it on to K-FAC
     default = next(each["damping"].default for each in signatures if "damping" in each)
-    assert own_damping(method) == TINY.replace(method=method, damping=default).damping
+    assert SPECS[method].damping == TINY.replace(method=method, damping=default).damping
 
 
 def test_schemes_have_one_spelling_and_a_name_for_people():
@@ -158,7 +159,7 @@ def test_schemes_have_one_spelling_and_a_name_for_people():
     assert read_scheme("mup", "sgd") == ("mup", None)
     assert label("sp/heuristic:0.001") == "SP, heuristic"
     assert label("mup") == "muP"
-    assert usual_schemes("kfac") == ("sp/heuristic", "mup/rescaled:1")
+    assert usual_schemes("kfac") == ("sp/heuristic:0.001", "mup/rescaled:1")
     assert usual_schemes("sgd") == ("sp", "mup")
     assert usual_schemes("shampoo:1/4") == ("sp/max-eigenvalue:1e-06", "mup/max-eigenvalue:1e-06")
 

@@ -107,7 +107,7 @@ def test_a_server_that_is_away_for_a_while_ends_no_study(tmp_path):
                 away.append(threading.Timer(4, server.start))
                 away[0].start()
 
-        study._teller = lambda workers, progress: away_once
+        study._reporter = lambda workers, progress: away_once
         record = study.run()
         assert away
         assert len(record.results) == 12

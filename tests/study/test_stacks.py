@@ -12,8 +12,8 @@ from test_workers import SLOW, command, running, until, worker_of
 
 import mukron.study.work as work
 from mukron.study import Search
+from mukron.study.progress import progress_of
 from mukron.study.store import INTERRUPTED, WORKER_DIED
-from mukron.study.work import progress_of
 from mukron.train import RunError, train_stack
 
 STACKS = {"one_by_one": False}
@@ -79,7 +79,7 @@ def test_a_stack_that_is_stopped_gives_all_its_points_back(tmp_path, stacks):
         if len(running(study)) == 12 and len(ticks) > 5:
             signal.raise_signal(signal.SIGINT)
 
-    study._teller = lambda workers, progress: interrupt
+    study._reporter = lambda workers, progress: interrupt
     with pytest.raises(KeyboardInterrupt):
         study.run()
     assert not running(study)

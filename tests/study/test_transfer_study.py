@@ -9,9 +9,9 @@ import pytest
 from small_studies import TINY, lost, times_ended, tiny_study, wanted
 
 from mukron.data import load
-from mukron.study import Search, StudyError, StudyRecord, TransferStudy
+from mukron.study import Design, Search, StudyError, StudyRecord, TransferStudy
+from mukron.study.progress import progress_of
 from mukron.study.store import INTERRUPTED
-from mukron.study.work import progress_of
 from mukron.train import RunConfig, train
 
 
@@ -63,7 +63,7 @@ def test_an_interrupted_trial_is_given_back_and_the_rest_is_kept(tmp_path):
 
             signal.raise_signal(signal.SIGINT)
 
-    study._teller = lambda workers, progress: (
+    study._reporter = lambda workers, progress: (
         lambda now=False: interrupt(progress_of(study.design, study.store.entries(), 1))
     )
     with pytest.raises(KeyboardInterrupt):
@@ -157,7 +157,7 @@ def test_the_best_setting_is_the_best_mean_of_those_that_finished(tmp_path):
 
 def test_own_data_that_is_loaded_already_is_for_one_process(tmp_path):
     digits = load("digits")
-    study = TransferStudy(TINY, widths=(8,), lr=(0.01,), seeds=1, folder=tmp_path, dataset=digits)
+    study = TransferStudy(Design(TINY, widths=8, lr=0.01, seeds=1), folder=tmp_path, dataset=digits)
     assert len(study.run().results) == 2
     with pytest.raises(StudyError, match="other processes do not have this data set"):
         study.run(workers=2)
@@ -197,7 +197,7 @@ def test_time_left_is_told_from_what_runs_of_that_width_took(tmp_path):
 
 
 def test_the_default_is_the_built_in_network():
-    assert TransferStudy(widths=(64, 128), lr=(0.1,)).design.config == RunConfig()
+    assert Design(widths=(64, 128), lr=0.1).config == RunConfig()
 
 
 def test_a_study_of_the_damping_is_judged_by_its_own_points_where_others_are_stored_too(tmp_path):
@@ -234,7 +234,7 @@ def test_ctrl_c_in_the_last_step_of_a_run_stops_the_study_too(tmp_path):
             steps.append(print)
             signal.raise_signal(signal.SIGINT)
 
-    study._teller = lambda workers, progress: interrupt_in_second
+    study._reporter = lambda workers, progress: interrupt_in_second
     with pytest.raises(KeyboardInterrupt):
         study.run()
     assert sum(times_ended(study).values()) < 12

@@ -165,11 +165,13 @@ def test_being_told_to_end_is_ctrl_c(tmp_path):
 def test_a_network_that_kills_every_worker_is_given_up_and_named(tmp_path, monkeypatch):
     """At width 16 alone: the rest is trained."""
     (tmp_path / "deadly_net.py").write_text(
-        "import os\nfrom mukron.models import MLP\n\n"
+        "import os\nfrom mukron.models import MLP\n\n\n"
+        "class Deadly(MLP):\n"
+        "    def forward(self, x):\n"
+        "        if self.fc1.out_features == 16:\n            os.kill(os.getpid(), 9)\n"
+        "        return super().forward(x)\n\n\n"
         "def make(width):\n"
-        "    model = MLP(width, inputs=64)\n"
-        "    if width == 16 and not model.fc1.weight.is_meta:\n        os.kill(os.getpid(), 9)\n"
-        "    return model\n"
+        "    return Deadly(width, inputs=64)\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     config = TINY.replace(model="deadly_net:make")

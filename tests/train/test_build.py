@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from mukron import EMA, FOOF, KFAC, GaussNewton, Heuristic, Rescaled, Shampoo
+from mukron import EMA, FOOF, KFAC, AdamStep, Exact, GaussNewton, Heuristic, Rescaled, Shampoo
 from mukron.data import Split, as_dataset, load
 from mukron.models import CNN
 from mukron.train import RunConfig, RunError, build, dataset_of, factory_of, loss_of, train
@@ -60,19 +60,19 @@ def optimizer(**fields):
 def test_methods():
     kfac = optimizer(loss="mse", seed=3, method_options={"memory": "ema:0.5", "fisher": "exact", "exclude": ["fc1"]})
     assert isinstance(kfac, KFAC)
-    assert (kfac.listening.likelihood, kfac.listening.fisher) == ("gaussian", "exact")
-    assert (kfac.settings.memory, kfac.settings.exclude, kfac.settings.seed) == (EMA(0.5), ("fc1",), 3)
+    assert (kfac.capture_options.likelihood, kfac.capture_options.fisher) == ("gaussian", Exact())
+    assert (kfac.options.memory, kfac.options.exclude, kfac.options.seed) == (EMA(0.5), ("fc1",), 3)
     assert kfac.param_groups[0]["damping_rule"] == Rescaled(1.0).plain()
-    assert optimizer().listening.likelihood == "categorical"
+    assert optimizer().capture_options.likelihood == "categorical"
     assert optimizer(damping=Heuristic(0.1)).param_groups[0]["damping_rule"] == Heuristic(0.1).plain()
-    assert optimizer(kl_clip=0.5).settings.kl_clip == 0.5
+    assert optimizer(kl_clip=0.5).options.kl_clip == 0.5
     foof = optimizer(method="foof", momentum=0.5, weight_decay=0.1, lr=3.0)
     assert isinstance(foof, FOOF)
     assert [foof.param_groups[0][name] for name in ("momentum", "weight_decay", "lr")] == [0.5, 0.1, 3.0]
     shampoo = optimizer(method="shampoo:1/4", method_options={"fallback": "adamw"})
     assert isinstance(shampoo, Shampoo)
     assert shampoo.method.e_A == Fraction(1, 4)
-    assert shampoo.settings.fallback == "adamw"
+    assert shampoo.options.fallback == AdamStep()
     assert isinstance(optimizer(method="gauss-newton"), GaussNewton)
 
 

@@ -199,8 +199,8 @@ def test_the_schedule_moves_every_rate(tmp_path, monkeypatch):
     rates = []
 
     def look(moment):
-        (group,) = moment.built.optimizer.param_groups
-        rates.extend([group["lr"], group["fallback_lr"]])
+        entries = moment.built.optimizer.entries
+        rates.extend([entries["1.weight"].base_rate, entries["2.weight"].base_rate])
         return {}
 
     options = {"fallback": "adamw", "fallback_lr": 0.1}

@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 
 from mukron.damping import Fixed, Heuristic, MaxEigenvalue, Rescaled
-from mukron.optim.base import SecondOrder
+from mukron.optim import SPECS
 from mukron.train import RunConfig, RunError
-from mukron.train.build import SECOND_ORDER
-from mukron.train.config import METHOD_OPTIONS, READERS
+from mukron.train.config import READERS
 
 EVERYTHING = {  # nothing as by default
     "model": "mine:make",
@@ -253,17 +252,14 @@ def test_a_file_written_by_hand_may_be_short(tmp_path):
     assert RunConfig.load(tmp_path / "run.json") == RunConfig(lr=0.5, damping=Fixed(1.0, 0.1))
 
 
-@pytest.mark.parametrize("method", SECOND_ORDER)
+@pytest.mark.parametrize("method", [name for name, spec in SPECS.items() if spec.layerwise])
 def test_options_are_the_optimizers_own(method):
     """Every option that is offered is an argument, and every argument is an option, a field, or none of JSON's."""
-    arguments = set()
-    for kind in (*SECOND_ORDER[method].__mro__[:2], SecondOrder):
-        parameters = inspect.signature(kind.__init__).parameters.values()
-        arguments |= {each.name for each in parameters if each.kind is each.KEYWORD_ONLY}
+    parameters = inspect.signature(SPECS[method].optimizer.__init__).parameters.values()
+    arguments = {parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY}
     said_by_fields = {"damping", "momentum", "weight_decay", "kl_clip", "seed", "likelihood", "e", "reduction"}
-    not_json = {"output", "grad_scaler", "params", "listening", "settings", "maximize"}
-    fisher = {"fisher", "class_dim"} if method == "foof" else set()
-    assert set(METHOD_OPTIONS[method]) == arguments - said_by_fields - not_json - fisher
+    not_json = {"output", "grad_scaler", "params", "maximize"}
+    assert set(SPECS[method].known_options) == arguments - said_by_fields - not_json
 
 
 def test_a_bare_number_is_the_methods_own_damping():

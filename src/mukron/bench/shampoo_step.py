@@ -55,14 +55,14 @@ def _refresh_many_times(trainer: Trainer, batches: Iterator[tuple[Tensor, Tensor
     """Brings a tracked basis to the state after many refreshes: every step updates the factors, no weight changes."""
     optimizer = trainer.optimizer
     assert isinstance(optimizer, Shampoo)
-    settings, (group,) = optimizer.settings, optimizer.param_groups
-    optimizer.settings, lr = replace(settings, factor_every=1, inverse_every=REFRESHES // 5), group["lr"]
+    options, (group,) = optimizer.options, optimizer.param_groups
+    optimizer.options, lr = replace(options, factor_every=1, inverse_every=REFRESHES // 5), group["lr"]
     group["lr"] = 0.0
     for x, y in islice(batches, REFRESHES):
         trainer(x, y)
     for state in optimizer.state.values():
         state.pop("momentum_buffer", None)
-    optimizer.settings, group["lr"] = settings, lr
+    optimizer.options, group["lr"] = options, lr
 
 
 UNFUSED = tuple(_shampoo(solver, every) for solver in SOLVERS for every in (1, REFRESH_EVERY))

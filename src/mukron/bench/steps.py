@@ -24,7 +24,7 @@ from mukron.bench.measure import (
 from mukron.bench.methods import TIMING_LR, BenchMethod
 from mukron.bench.result import Measurement, new_result
 from mukron.bench.tasks import Batches, Task
-from mukron.optim.base import SecondOrder
+from mukron.optim import SecondOrder
 
 TINY_BATCH = 2  # samples of a step before measuring, in which libraries load their lazily loaded parts
 

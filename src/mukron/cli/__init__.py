@@ -9,6 +9,7 @@ import typer
 from mukron import __version__
 from mukron.cli.bench import bench_app
 from mukron.cli.check import check_app
+from mukron.cli.common import Command
 from mukron.cli.data import data_app
 from mukron.cli.explain import explain
 from mukron.cli.plan import plan
@@ -22,12 +23,12 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Tune a network while it is narrow, train it while it is wide, with second-order optimizers.",
 )
-app.command()(explain)
+app.command(cls=Command)(explain)
 app.add_typer(check_app, name="check")
-app.command()(transfer)
-app.command()(tune)
+app.command(cls=Command)(transfer)
+app.command(cls=Command)(tune)
 app.command()(plan)
-app.command()(train)
+app.command(cls=Command)(train)
 app.command()(reproduce)
 app.add_typer(data_app, name="data")
 app.add_typer(bench_app, name="bench")

@@ -10,11 +10,12 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from mukron.cli.common import BUILT_IN, errors, show, split
+from mukron.cli.common import BUILT_IN, METHODS, Group, errors, show, split
+from mukron.cli.progress import BAR, COUNT, TIME_LEFT, shown_bar
 from mukron.cli.train import default_width, describe
 from mukron.imports import import_function
 
-check_app = typer.Typer(invoke_without_command=True)
+check_app = typer.Typer(cls=Group, invoke_without_command=True)
 FACTORY_BASE_WIDTH = 64  # base width of a factory whose width has no default
 FIELDS_SET_BY_CHECK = ("width", "seed", "epochs")  # fields of a run that --set may not change
 TABLES = {
@@ -32,7 +33,7 @@ def check(
     factory: Annotated[
         str | None, typer.Option(help="Your own network: MODULE:FUNCTION, called with its width.")
     ] = None,
-    method: Annotated[str, typer.Option(help="sgd, adamw, kfac, foof, shampoo, shampoo:E, gauss-newton.")] = "kfac",
+    method: Annotated[str, typer.Option(help=f"{METHODS}.")] = "kfac",
     scheme: Annotated[str, typer.Option(help="mup, sp, ntk or uniform:R.")] = "mup",
     damping: Annotated[str | None, typer.Option(help="A number, or RULE[:NUMBER], as in heuristic:1e-3.")] = None,
     lr: Annotated[float | None, typer.Option(help="Learning rate; one that suits a check if not given.")] = None,
@@ -64,6 +65,7 @@ def check(
         return
     with errors():
         from mukron.diagnose.configured import check_run, usual_rate
+        from mukron.optim.spec import spec_of
         from mukron.params.storage import write_json
 
         if model is not None and factory is not None:
@@ -86,7 +88,7 @@ def check(
             **{"damping": damping, "lr": lr, "data": data, "samples": samples, "loss": loss, "momentum": 0.0},
             **{"output_exponent": output_exponent, "device": device, "roles": roles or None},
         }
-        if method.startswith("adam"):
+        if "momentum" not in spec_of(method).defaults:
             del given["momentum"]  # Adam keeps its beta1
         given["lr"] = usual_rate(method, scheme) if lr is None else lr
         chosen = {name: value for name, value in given.items() if value is not None}
@@ -145,13 +147,8 @@ def _print_files(written: list[Path], folder: Path) -> None:
 @contextmanager
 def check_progress() -> Iterator[Callable[[int, int, str], None]]:
     """Yields a callback that moves a progress bar on a terminal, and does nothing elsewhere."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("check", total=None)
-        yield lambda done, total, what: bar.update(task, completed=done, total=total, description=what)
+    with shown_bar("{task.description}", BAR, COUNT, TIME_LEFT, description="check") as bar:
+        yield lambda done, total, what: bar.update(done, total, description=what)
 
 
 def _create_folder(path: Path | None) -> None:

@@ -5,18 +5,61 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import typer
 from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as RichTable
+from typer.core import TyperCommand, TyperGroup
 
 from mukron.table import Table
+from mukron.workers.exits import BROKEN, STOPPED, WRONG_REQUEST
 
+METHODS = "{methods}"  # in help texts: what a run's method may be
+ALL_METHODS = "{all methods}"  # in help texts: every method that theory knows
 BUILT_IN = "mlp, cnn, myrtle5, resnet18, resnet50, vgg19, cbow"  # for help texts, without loading torch
+
+
+def method_names() -> str:
+    """What a run's method may be, from the records of the methods. Loads torch."""
+    from mukron.optim import spec
+
+    return ", ".join(spec.method_names())
+
+
+def all_method_names() -> str:
+    """Every method that theory knows, with those that the optimizers add to it."""
+    import mukron.optim  # noqa: F401
+    from mukron.theory import FAMILIES
+    from mukron.theory import METHODS as ROWS
+
+    return ", ".join([*ROWS, *(family.pattern for family in FAMILIES.values())])
+
+
+class _ListsMethods:
+    """A command whose help lists the methods. Their records need torch, which is loaded when the help is asked for."""
+
+    params: list[Any]
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        lists: dict[str, Callable[[], str]] = {METHODS: method_names, ALL_METHODS: all_method_names}
+        for parameter in self.params:
+            for place, names in lists.items():
+                if place in (getattr(parameter, "help", None) or ""):
+                    parameter.help = parameter.help.replace(place, names())
+        super().format_help(ctx, formatter)  # type: ignore[misc]
+
+
+class Command(_ListsMethods, TyperCommand):
+    pass
+
+
+class Group(_ListsMethods, TyperGroup):
+    pass
 
 
 @contextmanager
@@ -30,10 +73,10 @@ def errors() -> Iterator[None]:
         yield
     except ValueError as error:
         Console(stderr=True, soft_wrap=True).print(f"[bold red]error:[/] {escape(str(error))}", highlight=False)
-        raise typer.Exit(2) from None
+        raise typer.Exit(WRONG_REQUEST) from None
     except KeyboardInterrupt:
         Console(stderr=True).print("interrupted")
-        raise typer.Exit(130) from None
+        raise typer.Exit(STOPPED) from None
     except (typer.Exit, typer.Abort):
         raise
     except BrokenPipeError:  # the reader, as in "| head", has closed the pipe
@@ -41,7 +84,7 @@ def errors() -> Iterator[None]:
         raise typer.Exit(141) from None
     except Exception:  # in the user's code or in ours; exit codes 1 and 2 have other meanings
         traceback.print_exc()
-        raise typer.Exit(3) from None
+        raise typer.Exit(BROKEN) from None
 
 
 def show(table: Table) -> None:

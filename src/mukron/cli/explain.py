@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mukron.cli.common import BUILT_IN, errors, show, split
+from mukron.cli.common import ALL_METHODS, BUILT_IN, errors, show, split
 from mukron.imports import import_function
 from mukron.theory import METHODS, comparison_table, get_method, get_scheme, method_table
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def explain(
-    method: Annotated[str, typer.Option(help=f"{', '.join(METHODS)}, shampoo:E, kronecker:E_A,E_B, or all.")] = "kfac",
+    method: Annotated[str, typer.Option(help=f"{ALL_METHODS}, or all.")] = "kfac",
     scheme: Annotated[str, typer.Option(help="mup, sp, ntk, or uniform:R with R from 0 (mup) to 1/2 (ntk).")] = "mup",
     model: Annotated[str | None, typer.Option(help=f"A built-in network: {BUILT_IN}.")] = None,
     factory: Annotated[
@@ -33,6 +33,7 @@ def explain(
     Alone it prints the theory, role by role. With --model or --factory it prints every parameter of that network.
     """
     with errors():
+        _know(method)
         if model is None and factory is None:
             if width or base_width or output_exponent or role:
                 raise ValueError(
@@ -45,6 +46,14 @@ def explain(
         plan = _plan(model, factory, width, base_width, scheme, output_exponent, role or [])
         for name in methods:
             show(plan.explain(name))
+
+
+def _know(method: str) -> None:
+    """Optimizers may bring methods that theory alone does not have: load them where such a one is asked for."""
+    try:
+        get_method(method)
+    except ValueError:  # "all" too
+        import mukron.optim  # noqa: F401
 
 
 def _plan(

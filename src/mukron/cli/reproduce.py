@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from mukron.cli.common import errors, show
 from mukron.cli.numbers import read_numbers
+from mukron.cli.progress import BAR, COUNT, TIME_LEFT, shown_bar
 from mukron.table import Table
+from mukron.workers.progress import Throttle
 
 if TYPE_CHECKING:
     from mukron.paper import Outcome, Progress
@@ -93,23 +93,14 @@ def _recipe_table(folder: Path) -> Table:
 @contextmanager
 def _progress_and_outcomes() -> Iterator[tuple[Callable[[Progress], None], Callable[[Outcome, list[Path]], None]]]:
     """Yields two callbacks: one moves a progress bar on a terminal, the other prints each outcome."""
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bar
-
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Bar(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("reproduce", total=None)
-
-        last_report = time.monotonic()
+    with shown_bar("{task.description}", BAR, COUNT, TIME_LEFT, description="reproduce") as bar:
+        lines = Throttle(MINUTE, at_once=False)
 
         def progress(at: Progress) -> None:
-            nonlocal last_report
-            status = f"part {min(at.parts + 1, at.of_parts)} of {at.of_parts}: {at.now or 'all run'}"
-            bar.update(task, completed=at.runs, total=at.of_runs, description=status)
-            if not console.is_terminal and time.monotonic() - last_report > MINUTE:  # for a log file
-                last_report = time.monotonic()
-                print(f"{at.runs} of {at.of_runs} runs; {status}", file=sys.stderr, flush=True)
+            text = f"part {min(at.parts + 1, at.of_parts)} of {at.of_parts}: {at.now or 'all run'}"
+            bar.update(at.runs, at.of_runs, description=text)
+            if not bar.live and lines.due():  # for a log file
+                print(f"{at.runs} of {at.of_runs} runs; {text}", file=sys.stderr, flush=True)
 
         def concluded(outcome: Outcome, written: list[Path]) -> None:
             bar.console.print(f"[bold]{outcome.name}[/]: {outcome.verdict}", highlight=False)

@@ -13,14 +13,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from mukron.cli.common import BUILT_IN, errors, show, split
+from mukron.cli.common import BUILT_IN, METHODS, errors, show, split
+from mukron.cli.progress import BAR, TIME_LEFT, clock, shown_bar
 from mukron.imports import import_function
 from mukron.table import Table
+from mukron.workers.exits import STOPPED
 
 if TYPE_CHECKING:
     from mukron.train import Progress, Run, RunConfig
 
-EXIT_CODES = {"finished": 0, "diverged": 1, "interrupted": 130}
+EXIT_CODES = {"finished": 0, "diverged": 1, "interrupted": STOPPED}
 LIST_FIELDS = ("augment", "record", "method_options.exclude")  # lists of names, separated by commas in --set
 DEFAULTS: dict[str, Any] = {  # of RunConfig, for help texts, without loading torch
     **{"model": "mlp", "width": 256, "data": "digits", "loss": "cross-entropy", "method": "kfac", "scheme": "mup"},
@@ -54,7 +56,7 @@ def train(
     ] = None,
     samples: Annotated[int | None, typer.Option(help="Train on that many; all if not given.")] = None,
     loss: Annotated[str | None, _field("loss", "cross-entropy or mse.")] = None,
-    method: Annotated[str | None, _field("method", "sgd, adamw, kfac, foof, shampoo, shampoo:E, gauss-newton.")] = None,
+    method: Annotated[str | None, _field("method", f"{METHODS}.")] = None,
     scheme: Annotated[str | None, _field("scheme", "mup, sp, ntk or uniform:R.")] = None,
     lr: Annotated[float | None, _field("lr", "Learning rate, as tuned at the base width.")] = None,
     damping: Annotated[
@@ -104,7 +106,7 @@ def train(
             run = _run(described, folder, data_dir, tensorboard, restart)
         except KeyboardInterrupt:
             _print_note("stopped at once; the same command continues from the last checkpoint")
-            raise typer.Exit(130) from None
+            raise typer.Exit(STOPPED) from None
     show(summary(run, folder))
     if run.status == "interrupted":
         _print_note(f"{run.reason}; the same command continues it")
@@ -200,20 +202,14 @@ def run_name(config: RunConfig) -> str:
 @contextmanager
 def run_progress() -> Iterator[Callable[[Progress], None]]:
     """Yields a callback that moves a progress bar on a terminal, and prints a line per epoch elsewhere, on stderr."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield lambda at: None if at.row is None else console.print(epoch_line(at), highlight=False, soft_wrap=True)
-        return
-    from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bar
-
-    text = TextColumn("epoch {task.fields[epoch]}  loss {task.fields[loss]}  accuracy {task.fields[accuracy]}")
-    with Bar(text, BarColumn(), TimeRemainingColumn(), console=console, transient=True) as bar:
-        task = bar.add_task("", total=None, epoch="-", loss="-", accuracy="-")
+    text = "epoch {task.fields[epoch]}  loss {task.fields[loss]}  accuracy {task.fields[accuracy]}"
+    with shown_bar(text, BAR, TIME_LEFT, epoch="-", loss="-", accuracy="-") as bar:
 
         def update(at: Progress) -> None:
             epoch, loss, accuracy = f"{at.epoch}/{at.epochs}", f"{at.loss:.4g}", f"{at.accuracy:.4f}"
-            bar.update(task, total=at.steps, completed=at.step, epoch=epoch, loss=loss, accuracy=accuracy)
+            bar.update(at.step, at.steps, epoch=epoch, loss=loss, accuracy=accuracy)
+            if not bar.live and at.row is not None:
+                bar.console.print(epoch_line(at), highlight=False, soft_wrap=True)
 
         yield update
 
@@ -230,7 +226,7 @@ def epoch_line(at: Progress) -> str:
     assert at.row is not None
     numbers = {name: at.row.get(name) for name in ("train_loss", "train_accuracy", "test_loss", "test_accuracy")}
     shown = "  ".join(f"{name} {_formatted(value)}" for name, value in numbers.items() if name in at.row)
-    return f"epoch {at.epoch}/{at.epochs}  {shown}  {_clock(at.seconds_left)} left"
+    return f"epoch {at.epoch}/{at.epochs}  {shown}  {clock(at.seconds_left)} left"
 
 
 def summary(run: Run, folder: Path) -> Table:
@@ -260,7 +256,7 @@ def summary(run: Run, folder: Path) -> Table:
     config = run.config
     title = (
         f"{config.model} of width {config.width:g} on {config.data}, {config.method}, {config.scheme}: {run.status} "
-        f"after {final.get('epoch', 0)} of {config.epochs} epochs, {_clock(run.seconds)}"
+        f"after {final.get('epoch', 0)} of {config.epochs} epochs, {clock(run.seconds)}"
     )
     notes = [run.reason] if run.status == "diverged" else []
     if run.stored:
@@ -279,9 +275,3 @@ def _print_note(text: str) -> None:
 
 def _formatted(value: float | None) -> str:
     return "-" if value is None else f"{value:.4g}"
-
-
-def _clock(seconds: float) -> str:
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{seconds:02d}"

@@ -13,10 +13,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from mukron.cli.common import BUILT_IN, errors, show
+from mukron.cli.common import BUILT_IN, METHODS, errors, show
 from mukron.cli.numbers import read_numbers
+from mukron.cli.progress import BAR, COUNT, clock, shown_bar
 from mukron.cli.train import default_width, describe
 from mukron.imports import import_function
+from mukron.workers.exits import STOPPED
+from mukron.workers.progress import Throttle
 
 if TYPE_CHECKING:
     from mukron.study import StudyProgress, StudyRecord, TransferStudy
@@ -24,12 +27,9 @@ if TYPE_CHECKING:
 
 FIELDS_SET_BY_STUDY = ("width", "seed", "lr", "scheme", "damping")  # fields of a run that --set may not change
 STUDY_DEFAULTS = {"epochs": 5, "batch": 128}  # shorter than the defaults of a single run
-USUAL_LR = {  # exponents of two by method, which suit the built-in networks
-    **{"sgd": (-7, 1), "adamw": (-12, -3), "kfac": (-11, -2), "foof": (-9, 0), "shampoo": (-9, -1)},
-    **{"gauss-newton": (-13, -6)},
-}
 USUAL_DAMPING = "2^-4:2^4"  # factors on the scheme's damping, in a grid
 SEARCHED_DAMPING = "2^-8:2^4"  # the same in a search
+SECONDS_BETWEEN_LINES = 10.0
 EDGE = 0.05  # share of a logarithmic range next to its ends; an optimum there may lie beyond
 
 ModelOption = Annotated[str | None, typer.Option(help=f"A built-in network: {BUILT_IN}. mlp if not given.")]
@@ -37,9 +37,7 @@ FactoryOption = Annotated[str | None, typer.Option(help="Your own network: MODUL
 DataOption = Annotated[str | None, typer.Option(help="A data set by name, or your own MODULE:FUNCTION. digits.")]
 SamplesOption = Annotated[int | None, typer.Option(min=1, help="Train on that many; all if not given.")]
 LossOption = Annotated[str | None, typer.Option(help="cross-entropy or mse. cross-entropy.")]
-MethodOption = Annotated[
-    str | None, typer.Option(help="sgd, adamw, kfac, foof, shampoo, shampoo:E, gauss-newton. kfac.")
-]
+MethodOption = Annotated[str | None, typer.Option(help=f"{METHODS}. kfac.")]
 EpochsOption = Annotated[int | None, typer.Option(min=1, help="Passes over the samples. 5.")]
 BatchOption = Annotated[int | None, typer.Option(min=1, help="Samples a step. 128.")]
 DeviceOption = Annotated[str | None, typer.Option(help="cpu or cuda. cpu.")]
@@ -108,7 +106,7 @@ def transfer(
     """
     with errors():
         from mukron.params.storage import write_json
-        from mukron.study import Search, TransferStudy, usual_schemes
+        from mukron.study import Design, Search, TransferStudy
 
         given = {"data": data, "samples": samples, "loss": loss, "method": method, "epochs": epochs}
         given |= {"batch": batch, "device": device}
@@ -117,16 +115,19 @@ def transfer(
             config, model, factory, given, settings or [], base_width, chosen_widths
         )
         base = described.base_width or 1.0
-        lrs, dampings = _axes(over, lr, damping, described.family, search is not None)
-        study = TransferStudy(
+        lrs, dampings = _axes(over, lr, damping, described.spec.lr_range, search is not None)
+        design = Design(
             described,
             widths=chosen_widths or [base * times for times in (1, 2, 4, 8)],
             lr=lrs,
             damping=dampings,
-            schemes=scheme or (usual_schemes(described.method) if config is None else [config_scheme]),
+            schemes=scheme or (None if config is None else config_scheme),
             seeds=seeds,
             search=None if search is None else Search(search, sampler),
             metric=metric,
+        )
+        study = TransferStudy(
+            design,
             folder=out or Path("studies") / _folder(described),
             storage=storage,
             name=name,
@@ -183,24 +184,26 @@ def tune(
     The same command again continues; with more --trials it goes on searching.
     """
     with errors():
-        from mukron.study import Search, TransferStudy
-        from mukron.study.points import own_damping
+        from mukron.study import Design, Search, TransferStudy
 
         given = {"data": data, "samples": samples, "loss": loss, "method": method, "epochs": epochs}
         given |= {"batch": batch, "device": device}
         described, config_scheme = _describe_study(config, model, factory, given, settings or [], width)
-        has_damping = own_damping(described.family) is not None
+        has_damping = described.spec.damping is not None
         damping = damping or (SEARCHED_DAMPING if has_damping else None)
-        lrs, dampings = _axes("lr,damping" if has_damping else "lr", lr, damping, described.family, True)
-        study = TransferStudy(
+        lrs, dampings = _axes("lr,damping" if has_damping else "lr", lr, damping, described.spec.lr_range, True)
+        design = Design(
             described,
-            widths=[width],
+            widths=width,
             lr=lrs,
             damping=dampings,
-            schemes=[scheme or config_scheme],
+            schemes=scheme or config_scheme,
             seeds=seeds,
             search=Search(trials, sampler, pruner),
             metric=metric,
+        )
+        study = TransferStudy(
+            design,
             folder=out,
             storage=storage,
             name=name,
@@ -251,12 +254,17 @@ def _describe_study(
     ), config_scheme
 
 
-def _axes(over: str, lr: str | None, damping: str | None, family: str, search: bool) -> tuple[list[float], list[float]]:
-    """Returns the learning rates and the factors on the damping; for a search only the ends of their ranges."""
+def _axes(
+    over: str, lr: str | None, damping: str | None, lr_range: tuple[int, int], search: bool
+) -> tuple[list[float], list[float]]:
+    """Returns the learning rates and the factors on the damping; for a search only the ends of their ranges.
+
+    lr_range: the method's usual learning rates, as exponents of two.
+    """
     axes = over.split(",")
     if not axes or any(axis not in ("lr", "damping") for axis in axes):
         raise ValueError(f"--over {over!r}: expected lr, damping or lr,damping")
-    low, high = USUAL_LR[family]
+    low, high = lr_range
     usual = f"2^{low}:2^{high}"
     if lr is None:
         lr = usual if "lr" in axes else f"2^{(low + high) // 2}"
@@ -276,7 +284,7 @@ def _run(study: TransferStudy, workers: int) -> StudyRecord:
             return study.run(workers, progress, command)
     except KeyboardInterrupt:
         _print_note(f"stopped; what was done is kept in {study.folder}, and the same command goes on")
-        raise typer.Exit(130) from None
+        raise typer.Exit(STOPPED) from None
 
 
 def _warn_of_edges(study: TransferStudy, record: StudyRecord) -> None:
@@ -300,9 +308,9 @@ def _without_password(argument: str) -> str:
 
 def _folder(config: RunConfig) -> str:
     """Returns the default folder of a study, the same for the same configuration."""
-    from mukron.study import store
+    from mukron.study.store import NOT_COMPARED
 
-    key = config.key(without=(*store.OWN, *store.ANYWHERE))
+    key = config.key(without=NOT_COMPARED)
     return re.sub(r"[^\w.-]+", "_", f"{config.model}-{config.data}-{config.method}-{key}")
 
 
@@ -322,41 +330,22 @@ def _finish(record: StudyRecord, folder: Path, report: bool) -> None:
 @contextmanager
 def study_progress() -> Iterator[Callable[[StudyProgress], None]]:
     """Yields a callback that moves a progress bar on a terminal, and prints lines at intervals elsewhere, on stderr."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield _progress_lines(console)
-        return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+    with shown_bar(BAR, COUNT, "runs  {task.fields[more]}", more="") as bar:
+        lines, printed = Throttle(SECONDS_BETWEEN_LINES), -1
 
-    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("runs  {task.fields[more]}"))
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("", total=None, more="")
-        yield lambda at: bar.update(task, total=at.total, completed=at.done, more=_counts(at))
+        def update(at: StudyProgress) -> None:
+            nonlocal printed
+            bar.update(at.done, at.total, more=_counts(at))
+            if not bar.live and at.done != printed and lines.due(at.done == at.total):
+                printed = at.done
+                bar.console.print(f"{at.done}/{at.total} runs  {_counts(at)}", highlight=False, soft_wrap=True)
 
-
-def _progress_lines(console: Console) -> Callable[[StudyProgress], None]:
-    import time
-
-    last, done = 0.0, -1
-
-    def line(at: StudyProgress) -> None:
-        nonlocal last, done
-        if at.done != done and (at.done == at.total or time.monotonic() - last > 10):
-            last, done = time.monotonic(), at.done
-            console.print(f"{at.done}/{at.total} runs  {_counts(at)}", highlight=False, soft_wrap=True)
-
-    return line
+        yield update
 
 
 def _counts(at: StudyProgress) -> str:
-    left = "" if at.seconds_left is None else f", about {_clock(at.seconds_left)} left"
+    left = "" if at.seconds_left is None else f", about {clock(at.seconds_left)} left"
     return f"{at.running} running, {at.diverged} diverged{left}"
-
-
-def _clock(seconds: float) -> str:
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{seconds:02d}"
 
 
 def _print_note(text: str) -> None:

@@ -9,22 +9,18 @@ from pathlib import Path
 import torch
 
 import mukron
-from mukron.curvature import layout
 from mukron.data import Dataset
 from mukron.diagnose.check import Check
 from mukron.diagnose.readings import TOLERANCE
 from mukron.diagnose.record import TrainingSetup, record_runs
+from mukron.layers import MatrixLayer, layer_of
 from mukron.models import get_model
+from mukron.optim.spec import spec_of
 from mukron.params import build_without_memory, plain_width
-from mukron.theory import get_method
 from mukron.train import RunConfig, RunError, base_width_of, build, dataset_of, factory_of, loss_of
 from mukron.train.surroundings import precision
 
-# Learning rates that are small enough for the first steps to follow the laws, at every width and in every scheme.
-RATES = {"sgd": 0.1, "adam": 0.001, "kfac": 0.01, "foof": 0.02, "shampoo": 0.005, "gauss-newton": 0.01}
 SP_FACTOR = 0.1  # for SP, where learning rates are not scaled and wide layers take larger steps
-SAMPLES = {"gauss-newton": 16}  # its cost grows with samples x outputs
-USUAL_SAMPLES = 32
 UNSUPPORTED = {
     "batch": "a check learns all its samples in one batch",
     "augment": "a check learns the same batch at every step",
@@ -32,7 +28,6 @@ UNSUPPORTED = {
     "warmup": "a check makes a few steps at one learning rate",
 }
 MULTIPLES = (2, 4, 8, 16)  # of the base width, for a network of the user's
-LARGEST_ROOT = 4096  # above this size one of Shampoo's matrix roots takes minutes on two cores
 
 
 def usual_rate(method: str, scheme: str) -> float:
@@ -50,7 +45,7 @@ def usual_rate(method: str, scheme: str) -> float:
         >>> usual_rate("kfac", "mup")
         0.01
     """
-    return RATES[get_method(method).name.partition(":")[0]] * (SP_FACTOR if scheme == "sp" else 1.0)
+    return spec_of(method).lr * (SP_FACTOR if scheme == "sp" else 1.0)
 
 
 def check_run(
@@ -115,7 +110,7 @@ def check_run(
 def _small_dataset(config: RunConfig, dataset: Dataset | None, data_dir: str | Path | None) -> Dataset:
     if config.samples is not None:
         return dataset_of(config, dataset, data_dir)
-    samples = SAMPLES.get(config.family, USUAL_SAMPLES)
+    samples = config.spec.samples
     if dataset is None and ":" not in config.data:  # a large data set reads only these
         return dataset_of(config.replace(samples=samples), None, data_dir)
     whole = dataset_of(config, dataset, data_dir)
@@ -123,7 +118,7 @@ def _small_dataset(config: RunConfig, dataset: Dataset | None, data_dir: str | P
 
 
 def usual_widths(config: RunConfig, dataset: Dataset) -> list[float]:
-    """Return the usual widths of the network, or multiples of the base width; narrower ones for Shampoo."""
+    """Return the usual widths of the network, or multiples of the base width; narrower ones for a slow method."""
     if ":" not in config.model:
         entry = get_model(config.model)
         multiple = (config.base_width or entry.base_width) / entry.base_width
@@ -131,7 +126,8 @@ def usual_widths(config: RunConfig, dataset: Dataset) -> list[float]:
     else:
         assert config.base_width is not None
         widths = [plain_width(multiple * config.base_width) for multiple in MULTIPLES]
-    while config.family == "shampoo" and _largest_side(config, dataset, widths[-1]) > LARGEST_ROOT:
+    longest = config.spec.largest_side
+    while longest is not None and _largest_side(config, dataset, widths[-1]) > longest:
         if any(width % 2 for width in widths):
             break
         widths = [plain_width(width / 2) for width in widths]
@@ -140,5 +136,5 @@ def usual_widths(config: RunConfig, dataset: Dataset) -> list[float]:
 
 def _largest_side(config: RunConfig, dataset: Dataset, width: float) -> int:
     model = build_without_memory(factory_of(config, dataset), width)
-    layers = [layer for module in model.modules() if (layer := layout(module)) is not None and not layer.one_hot]
+    layers = [layer for layer in map(layer_of, model.modules()) if isinstance(layer, MatrixLayer) and not layer.one_hot]
     return max((max(layer.d_in, layer.d_out) for layer in layers), default=0)

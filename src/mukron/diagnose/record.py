@@ -15,7 +15,7 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
 from mukron.damping import Rule
-from mukron.optim.base import SecondOrder
+from mukron.optim import SecondOrder
 from mukron.params import Parametrization, plain_width
 from mukron.params.inventory import clean_name, unwrap
 from mukron.theory import Role, feature_slopes, get_method, solve, update_exponent
@@ -269,8 +269,9 @@ def describe_run(setup: TrainingSetup, readers: Sequence[Probe]) -> dict[str, An
     optimizer, plan = setup.optimizer, setup.plan
     method, damping, fallback = method_of(optimizer), "", ""
     if isinstance(optimizer, SecondOrder):
-        damping = Rule.from_plain(optimizer.param_groups[0]["damping_rule"]).text()
-        fallback = optimizer.settings.fallback
+        rule = optimizer.param_groups[0]["damping_rule"]
+        damping = Rule.from_plain(rule).text() if rule else ""
+        fallback = optimizer.options.fallback.name
     about: dict[str, Any] = {"method": method, "scheme": "sp", "damping": damping, "roles": {}, "predicted": {}}
     about |= {"idle": _idle(setup.model), "planned": _uses_plan(optimizer)}
     if plan is None:

@@ -1,21 +1,27 @@
-"""Second-order optimizers as true torch optimizers: one step shared by all, one short file a method."""
+"""Second-order optimizers as true torch optimizers: one step shared by all, one record and one short file a method."""
 
+import mukron.optim.first_order  # noqa: F401  (adds the records of SGD and AdamW)
 from mukron.optim.foof import FOOF
 from mukron.optim.gauss_newton import GaussNewton
 from mukron.optim.kfac import KFAC
 from mukron.optim.optimizer import SecondOrder
 from mukron.optim.options import AdamStep, GradientMomentum, HeavyBall, SGDStep, StepOptions
 from mukron.optim.shampoo import Shampoo
+from mukron.optim.spec import SPECS, MethodSpec, register, spec_of
 
 __all__ = [
     "FOOF",
     "KFAC",
+    "SPECS",
     "AdamStep",
     "GaussNewton",
     "GradientMomentum",
     "HeavyBall",
+    "MethodSpec",
     "SGDStep",
     "SecondOrder",
     "Shampoo",
     "StepOptions",
+    "register",
+    "spec_of",
 ]

@@ -167,8 +167,8 @@ def _averaged(step: Transaction, entry: ParameterEntry, G: Tensor) -> Tensor:
     """m <- beta m + (1 - beta) G, divided by 1 - beta^t."""
     beta, state = entry.group["momentum"], step.state_of(entry.parameter)
     old = state.get("gradient_average")
-    m = G * (1 - beta) if old is None else old.to(G.dtype).lerp(G, 1 - beta)
-    weight = (1 - beta) + beta * state.get("gradient_weight", 0.0)  # 1 - beta^t, for a beta that schedulers may move
+    m: Tensor = G * (1 - beta) if old is None else old.to(G.dtype).lerp(G, 1 - beta)
+    weight: float = (1 - beta) + beta * state.get("gradient_weight", 0.0)  # 1 - beta^t; schedulers may move beta
     step.stage(entry.parameter, gradient_average=m, gradient_weight=weight)
     average: Tensor = m / weight
     return average

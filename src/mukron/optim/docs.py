@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import inspect
+from typing import TypeVar
+
+Class = TypeVar("Class", bound=type)
 
 ARGUMENTS = {
     "model": "Any module. Its Linear, Conv and Embedding layers are preconditioned, all else takes the ``fallback`` "
@@ -17,8 +20,15 @@ ARGUMENTS = {
     "output": "Picks the output out of what the model returns: ``lambda returned: returned.logits``.",
     "reduction": 'How your loss reduces over samples, "mean" or "sum". Used where derivatives of your loss are read.',
     "grad_scaler": "The GradScaler that multiplies your loss. Used where derivatives of your loss are read.",
-    "sharing": 'How positions of a sample share a weight: "expand" (each counts as a sample) or "reduce" (their mean).',
+    "sharing": 'How positions of one sample share a weight: "expand" (each counts as a sample) or "reduce" (their '
+    "mean).",
     "form": 'How factors are held: "auto" (the cheaper form), "rows" (sample space) or "matrix".',
+    "memory": "What factors remember: ``Batch()``, ``EMA(decay)``, ``Sum()`` or ``Window(batches)``, or text such as "
+    '"ema:0.95".',
+    "fused": "Do not form gradients of weights that are cheaper to precondition as D^T H, from the batch's signals and "
+    "inputs: their ``grad`` stays None. Faster where layers are wide; nothing may look at those gradients before the "
+    "step (no clipping, no GradScaler, no activation checkpointing).",
+    "solver": 'How factors are inverted: "cholesky" or ``Cholesky()``, "eigh" or ``Eigh()``, "newton" or ``Newton()``.',
     "factor_every": "Steps from one measurement of the factors to the next.",
     "inverse_every": "Steps from one preparation of the inverses to the next; a multiple of ``factor_every``.",
     "kl_clip": "Shorten the step so that the predicted change of the output distribution stays below this.",
@@ -38,7 +48,7 @@ ARGUMENTS = {
 }
 
 
-def describe(cls: type) -> type:
+def describe(cls: Class) -> Class:
     """A class decorator: complete the ``Args:`` of the docstring with the shared arguments of the signature."""
     text = inspect.cleandoc(cls.__doc__ or "")
     head, _, rest = text.partition("Args:\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -10,34 +11,43 @@ from torch import Tensor, nn
 from mukron.damping import Rule
 from mukron.linalg import Solver
 from mukron.memory import Memory
+from mukron.optim import sizes
 from mukron.optim.docs import describe
-from mukron.optim.kfac import KFAC
+from mukron.optim.kfac import KFAC, OF_THE_FISHER
 from mukron.optim.options import Momentum, StepRule
+from mukron.optim.run_options import FISHER, without
+from mukron.optim.spec import register, with_momentum
 from mukron.params import Parametrization
 from mukron.theory import METHODS
 
 
+@register(
+    replace(
+        KFAC.spec,
+        name="foof",
+        method=METHODS["foof"],
+        lr=0.02,
+        lr_range=(-9, 0),
+        options=without(KFAC.spec.options, *(option.name for option in FISHER)),
+        sp_damping=None,
+        captures=("inputs",),
+        arguments=with_momentum,
+        state_size=sizes.input_factor,
+    )
+)
 @describe
 class FOOF(KFAC):
     """K-FAC without B: W <- W - lr G (A + rho_A)^-1. It has no Fisher, so no extra backward pass.
 
     Args:
         damping: A number means ``Rescaled(number)``, which muP needs; or any rule of ``mukron.damping``.
-        memory: What A remembers: ``Batch()``, ``EMA(decay)``, ``Sum()`` or ``Window(batches)``, or text such as
-            "ema:0.95".
-        fused: Do not form gradients of weights that are cheaper to precondition as D^T H; see ``KFAC``.
-        solver: How A is inverted: "cholesky" or ``Cholesky()``, "eigh" or ``Eigh()``, "newton" or ``Newton()``.
 
     Example:
         >>> import torch, mukron
-        >>> model = torch.nn.Linear(4, 3)
-        >>> optimizer = mukron.FOOF(model, lr=0.1, damping=1.0)
+        >>> optimizer = mukron.FOOF(torch.nn.Linear(4, 3), lr=0.1, damping=1.0)
     """
 
-    method = METHODS["foof"]
-    useless = dict.fromkeys(
-        ("fisher", "likelihood", "class_dim", "reduction", "grad_scaler", "seed"), "has no Fisher factor"
-    )
+    useless = dict.fromkeys(OF_THE_FISHER, "has no Fisher factor")
 
     def __init__(
         self,
@@ -66,5 +76,4 @@ class FOOF(KFAC):
         exclude: tuple[str, ...] = (),
         params: Iterable[Any] | None = None,
     ) -> None:
-        options = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
-        super().__init__(**options)
+        super().__init__(**{name: value for name, value in locals().items() if name not in ("self", "__class__")})

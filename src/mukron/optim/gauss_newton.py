@@ -12,9 +12,12 @@ from mukron.curvature import CaptureOptions, Empirical, Halves, LayerStatistics
 from mukron.damping import Rescaled, Rule
 from mukron.layers import BIAS
 from mukron.linalg import KernelFactor, LowRank
+from mukron.optim import sizes
 from mukron.optim.docs import describe
 from mukron.optim.optimizer import SecondOrder
 from mukron.optim.options import Momentum, StepOptions, StepRule
+from mukron.optim.run_options import EVERY_LAYER
+from mukron.optim.spec import MethodSpec, register
 from mukron.optim.table import LayerEntry
 from mukron.optim.transaction import Blocks, Transaction
 from mukron.optim.update import Move
@@ -22,6 +25,19 @@ from mukron.params import Parametrization
 from mukron.theory import METHODS
 
 
+@register(
+    MethodSpec(
+        name="gauss-newton",
+        method=METHODS["gauss-newton"],
+        lr=0.01,
+        lr_range=(-13, -6),
+        options=EVERY_LAYER,
+        damping=Rescaled(1.0),
+        captures=("jacobian",),
+        state_size=sizes.kernel,
+        samples=16,  # the cost is that of samples x outputs
+    )
+)
 @describe
 class GaussNewton(SecondOrder):
     """Gauss-Newton, layer by layer: (J^T diag(chi)^2 J / n + rho)^-1 g, solved over samples x outputs.
@@ -37,8 +53,6 @@ class GaussNewton(SecondOrder):
         >>> optimizer = mukron.GaussNewton(model, lr=0.1)
     """
 
-    method = METHODS["gauss-newton"]
-    rule = Rescaled
     uses_products = True
     inverts = True
 

@@ -17,23 +17,42 @@ from mukron.curvature import (
     Fisher,
     LayerStatistics,
 )
-from mukron.damping import Rescaled, Rule
+from mukron.damping import Heuristic, Rescaled, Rule
 from mukron.layers import BIAS, WEIGHT
 from mukron.linalg import Cholesky, Eigh, Newton, Solver
 from mukron.memory import Batch, Memory, Window
+from mukron.optim import sizes
 from mukron.optim.direction import OUT_SIDE, apply
 from mukron.optim.docs import describe
 from mukron.optim.optimizer import SecondOrder
 from mukron.optim.options import Momentum, StepOptions, StepRule, one_of
+from mukron.optim.run_options import EVERY_LAYER, FISHER, INTERVALS, KRONECKER
+from mukron.optim.spec import MethodSpec, register, with_fisher
 from mukron.optim.table import LayerEntry
 from mukron.optim.transaction import Blocks, Transaction
 from mukron.optim.update import Move
 from mukron.params import Parametrization
 from mukron.theory import METHODS, Role
 
+OF_THE_FISHER = ("fisher", "likelihood", "class_dim", "reduction", "grad_scaler", "seed")  # arguments
 NEARLY_ZERO = 1e-3  # of the size that muP gives output weights
 
 
+@register(
+    MethodSpec(
+        name="kfac",
+        method=METHODS["kfac"],
+        lr=0.01,
+        lr_range=(-11, -2),
+        options=(*EVERY_LAYER, *INTERVALS, *KRONECKER, *FISHER),
+        damping=Rescaled(1.0),
+        sp_damping=Heuristic(1e-3),
+        captures=("inputs", "signals"),
+        arguments=with_fisher,
+        state_size=sizes.both_factors,
+        stacks=True,
+    )
+)
 @describe
 class KFAC(SecondOrder):
     """K-FAC: W <- W - lr (B + rho_B)^-1 G (A + rho_A)^-1 with A = E[h h^T], B = E[delta delta^T].
@@ -42,12 +61,6 @@ class KFAC(SecondOrder):
 
     Args:
         damping: A number means ``Rescaled(number)``, which muP needs; or any rule of ``mukron.damping``.
-        memory: What factors remember: ``Batch()``, ``EMA(decay)``, ``Sum()`` or ``Window(batches)``, or text such as
-            "ema:0.95".
-        fused: Do not form gradients of weights that are cheaper to precondition as D^T H, from the batch's signals and
-            inputs: their ``grad`` stays None. Faster where layers are wide; nothing may look at those gradients before
-            the step (no clipping, no GradScaler, no activation checkpointing).
-        solver: How factors are inverted: "cholesky" or ``Cholesky()``, "eigh" or ``Eigh()``, "newton" or ``Newton()``.
 
     Example:
         >>> import torch, mukron
@@ -58,8 +71,6 @@ class KFAC(SecondOrder):
         >>> optimizer.step()
     """
 
-    method = METHODS["kfac"]
-    rule = Rescaled
     uses_products = True
     inverts = True
 

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from fractions import Fraction
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -47,6 +47,9 @@ from mukron.stages import stage
 from mukron.table import Table
 from mukron.theory import Method
 
+if TYPE_CHECKING:
+    from mukron.optim.spec import MethodSpec
+
 PATIENCE = 10  # skipped steps in a row before the user is told
 TIED_TO_THE_MODEL = ("_capture", "entries", "layers", "generator", "watchers", "exchange")
 Watcher = Callable[[str, str, Mapping[str, Factor], Mapping[str, Tensor]], None]
@@ -58,6 +61,7 @@ class SecondOrder(Optimizer):
     A method derives from it, and defines ``measure`` and, if it needs to, ``precondition``.
     """
 
+    spec: ClassVar[MethodSpec]  # the method's record, of which ``register`` makes the two below
     method: ClassVar[Method]
     rule: ClassVar[type[Rule]]  # what a bare number means as damping
     useless: ClassVar[Mapping[str, str]] = {}  # arguments of related methods, and why this one has none of them
@@ -74,17 +78,19 @@ class SecondOrder(Optimizer):
         parametrization: Parametrization | None,
         lr: float | Tensor,
         *,
-        damping: float | Rule,
-        momentum: float | Momentum,
-        nesterov: bool,
-        weight_decay: float,
-        decoupled: bool,
-        maximize: bool,
-        fallback_lr: float | None,
-        params: Iterable[Any] | None,
-        options: StepOptions,
-        capture_options: CaptureOptions,
+        damping: float | Rule | None = None,
+        momentum: float | Momentum = 0.0,
+        nesterov: bool = False,
+        weight_decay: float = 0.0,
+        decoupled: bool = True,
+        maximize: bool = False,
+        fallback_lr: float | None = None,
+        params: Iterable[Any] | None = None,
+        options: StepOptions | None = None,
+        capture_options: CaptureOptions | None = None,
     ) -> None:
+        options = StepOptions() if options is None else options
+        capture_options = CaptureOptions(inputs=False, signals=False) if capture_options is None else capture_options
         check_model(model, type(self).__name__)
         check_arguments(type(self).__name__, parametrization, lr)
         self.model, self.options, self.capture_options = model, options, capture_options
@@ -134,9 +140,9 @@ class SecondOrder(Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         group = dict(param_group)
-        damping = group.get("damping", self.defaults["damping"])
-        rule = damping if isinstance(damping, Rule) else self.rule(float(damping))  # type: ignore[call-arg]
-        group |= {"damping": rule.rho, "damping_rule": rule.plain(), **_momentum(group.get("momentum"), {})}
+        rule = self._damping_rule(group.get("damping", self.defaults["damping"]))
+        group |= {"damping": rule and rule.rho, "damping_rule": {} if rule is None else rule.plain()}
+        group |= _momentum(group.get("momentum"), {})
         group["reference_lr"] = float(group.get("lr", self.defaults["lr"]))
         super().add_param_group(group)
         try:
@@ -146,6 +152,14 @@ class SecondOrder(Optimizer):
         except ValueError:
             self.param_groups.pop()
             raise
+
+    def _damping_rule(self, damping: float | Rule | None) -> Rule | None:
+        """The rule that a group's damping means; None for a method without damping."""
+        if damping is None or self.spec.damping is None:
+            if damping is not None:
+                raise ValueError(f"{type(self).__name__} has no damping, got damping={damping}")
+            return self.spec.damping
+        return damping if isinstance(damping, Rule) else self.rule(float(damping))  # type: ignore[call-arg]
 
     def _listen(self) -> None:
         """Build the tables of parameters and layers anew, and listen to those layers."""

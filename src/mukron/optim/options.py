@@ -172,12 +172,25 @@ def one_of(name: str, value: str, known: Iterable[str]) -> None:
         raise ValueError(f"unknown {name} {value!r}; known: {', '.join(map(repr, known))}")
 
 
+def arguments_of(cls: type) -> dict[str, inspect.Parameter]:
+    """The arguments of a class by name, with those of its base where it passes on ``**options``."""
+    arguments: dict[str, inspect.Parameter] = {}
+    for kind in cls.__mro__:
+        if "__init__" not in vars(kind):
+            continue
+        _, *parameters = inspect.signature(vars(kind)["__init__"]).parameters.values()
+        arguments = {**{parameter.name: parameter for parameter in parameters}, **arguments}
+        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+            break
+    return arguments
+
+
 def refuse_unknown(cls: type, arguments: Iterable[str], useless: Mapping[str, str]) -> None:
     """A TypeError that names the class and the nearest argument it has, for keywords that it does not take.
 
     useless: arguments of related methods that this one has no use for, and why.
     """
-    known = [name for name in inspect.signature(cls).parameters if name != "self"]
+    known = [name for name, parameter in arguments_of(cls).items() if parameter.kind is not parameter.VAR_KEYWORD]
     for name in arguments:
         if name in useless and name not in known:
             raise TypeError(f"{cls.__name__} {useless[name]}: {name} would have no effect")

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mukron import readers as read
 from mukron.curvature import CaptureOptions, LayerStatistics
 from mukron.damping import MaxEigenvalue, Rule
 from mukron.layers import BIAS, WEIGHT
@@ -28,18 +29,52 @@ from mukron.linalg import (
     turn,
 )
 from mukron.memory import Memory, Sum, Window
+from mukron.optim import sizes
 from mukron.optim.direction import apply, on_gradient
 from mukron.optim.docs import describe
 from mukron.optim.optimizer import SecondOrder
 from mukron.optim.options import Momentum, StepOptions, StepRule
+from mukron.optim.run_options import EVERY_LAYER, FUSED, INTERVALS, Option, memory_in_matrices
+from mukron.optim.spec import MethodSpec, register
 from mukron.optim.table import LayerEntry
 from mukron.optim.transaction import Blocks, Transaction
 from mukron.optim.units import gradients_to_square, unit_of
 from mukron.optim.update import Move, times
 from mukron.params import Parametrization
-from mukron.theory import shampoo
+from mukron.theory import FAMILIES, METHODS, shampoo
+
+SOLVERS = ("eigh", "newton", "tracked")
 
 
+@register(
+    MethodSpec(
+        name="shampoo",
+        method=METHODS["shampoo"],
+        lr=0.005,
+        lr_range=(-9, -1),
+        options=(
+            *EVERY_LAYER,
+            *INTERVALS,
+            Option.typed("memory", memory_in_matrices, "what factors remember: sum (the default), ema:DECAY or batch"),
+            FUSED,
+            Option("solver", read.one_of(SOLVERS), f"how roots are computed: {', '.join(SOLVERS)}"),
+            Option(
+                "tolerance",
+                read.optional(read.number(above=0)),
+                "of solver=tracked: the relative error at which a basis is renewed",
+            ),
+            Option(
+                "max_size",
+                read.whole(1),
+                "the longest side of a layer that keeps a whole factor; of longer ones the diagonal is kept",
+            ),
+        ),
+        damping=MaxEigenvalue(1e-6),
+        state_size=sizes.gradient_moments,
+        largest_side=4096,  # roots are of whole matrices: above this one takes minutes on two cores
+        family=FAMILIES["shampoo"],
+    )
+)
 @describe
 class Shampoo(SecondOrder):
     """Shampoo: W <- W - lr (L + rho_L)^(-e/2) G (R + rho_R)^(-e/2) with L = sum G G^T, R = sum G^T G.
@@ -62,8 +97,6 @@ class Shampoo(SecondOrder):
         >>> model = torch.nn.Linear(4, 3)
         >>> optimizer = mukron.Shampoo(model, lr=0.1, memory=mukron.EMA(0.99))
     """
-
-    rule = MaxEigenvalue
 
     def __init__(
         self,

@@ -1,6 +1,7 @@
 """The reproduction of the paper: one recipe per figure or table, with the paper's claims and checks that can fail."""
 
-from mukron.paper import tables, coordinate, nngp, embeddings, wide, transfer, damped  # noqa: F401, I001 (the recipes, as listed)
+# The recipes, in the order in which they are listed.
+from mukron.paper import tables, coordinate, nngp, embeddings, transfer, imagenet, wide, damped  # noqa: F401, I001
 from mukron.paper.errors import ReproductionError
 from mukron.paper.outcome import Outcome, judge_again, load_evidence, outcomes
 from mukron.paper.page import page_of, write_page

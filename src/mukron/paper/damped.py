@@ -9,6 +9,7 @@ from statistics import correlation
 from mukron.paper import drawing
 from mukron.paper.claims import ClaimCheck, Value, best_value, differ, moves, stays
 from mukron.paper.drawing import Panel
+from mukron.paper.networks import CNN, MLP, Network
 from mukron.paper.recipe import FAILS, HOLDS, IN_PART, UNTOLD, Claim, Evidence, Experiment, Finding, Part, Scale, recipe
 from mukron.paper.settings import (
     BASE,
@@ -24,7 +25,6 @@ from mukron.paper.settings import (
     setting,
     study,
 )
-from mukron.paper.transfer import CNN, MLP, Network
 from mukron.paper.wide import CIFAR_CHOICES, cifar
 from mukron.report.numbers import best, settings
 

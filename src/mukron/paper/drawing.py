@@ -34,8 +34,8 @@ from mukron.paper.panels import (
     width_legends,
 )
 from mukron.paper.recipe import Evidence
+from mukron.report.numbers import AXES, best, metric_label, profile, select
 from mukron.report.panels import mark_handles
-from mukron.report.numbers import AXES, best, profile, select, metric_label
 from mukron.study.errors import StudyError
 from mukron.study.points import Result
 from mukron.study.record import StudyRecord
@@ -198,7 +198,11 @@ def over_exponent(panels: Sequence[ExponentPanel], second: str | None = None, sh
                 )
         marks = mark_handles(star=False, cross=any(drawn.unfinished for drawn in all_lines))
         if second is not None:
-            marks = [legend_handle(metric_label(flat[0].metric)), legend_handle(metric_label(second), linestyle="--"), *marks]
+            marks = [
+                legend_handle(metric_label(flat[0].metric)),
+                legend_handle(metric_label(second), linestyle="--"),
+                *marks,
+            ]
         width_legends(figure, axes, rows, [colours] * len(rows), marks)
         return figure
 
@@ -270,7 +274,9 @@ def layers_over_epochs(panels: Sequence[Sequence[Panel]], against: str = "epoch"
                 content = _over_layers(evidence.study(panel.part), panel, against)
                 whole_number_axis(axes_row[number], content)
                 set_title(axes_row[number], panel.title, against)
-                fill_sizes(axes_row[number : number + 1], [content], label or metric_label(panel.quantity or "").split("/")[0])
+                fill_sizes(
+                    axes_row[number : number + 1], [content], label or metric_label(panel.quantity or "").split("/")[0]
+                )
         marks = [legend_handle(text, color=shade(end, 2)) for end, text in enumerate(("first layer", "last layer"))]
         legend_below(figure, marks)
         return figure

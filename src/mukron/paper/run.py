@@ -8,39 +8,27 @@ was stopped. What is concluded lives in FOLDER/NAME.
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import subprocess
-import sys
-import time
-import warnings
-from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
-from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from mukron.data import Dataset
 from mukron.diagnose.check import Check
-from mukron.diagnose.configured import check_run
 from mukron.paper.errors import ReproductionError
-from mukron.paper.outcome import RESULT_FILE, Outcome, judge_claims, keep, thinned
-from mukron.paper.recipe import RECIPES, Checking, Evidence, Experiment, Less, Part, PartResult, Scale, key_of
-from mukron.params.storage import read_json, write_json
-from mukron.study.design import Design
-from mukron.study.record import StudyRecord
-from mukron.study.store import ENDED
-from mukron.study.transfer import DATABASE, RECORD, TransferStudy, machine
-from mukron.study.work import as_worker, cores, ctrl_c, work
-from mukron.train import RunConfig, dataset_of
+from mukron.paper.outcome import RESULT_FILE, Outcome, judge_claims, keep
+from mukron.paper.parts import Assigned, AssignedCheck, AssignedStudy
+from mukron.paper.recipe import RECIPES, Checking, Evidence, Experiment, Less, Part, Scale, key_of
+from mukron.workers.exits import STOPPED
+from mukron.workers.foreman import Foreman
+from mukron.workers.interrupts import Stopped, interruptible
+from mukron.workers.machine import describe_machine
+from mukron.workers.progress import Reporter
+from mukron.workers.worker import Task, Tick, serve
 
-RUNS, LOG, CHECK_FILE, OVER = "runs", "workers.log", "check.json", "over.json"
-IDLE = 1.0  # seconds between two looks
+RUNS, LOG = "runs", "workers.log"
+IDLE = 1.0  # seconds between two reports
 DEATHS = 10  # workers that are replaced; what is left then is run by this process
 
 
@@ -58,33 +46,33 @@ class Request:
     def experiments(self) -> dict[str, Experiment]:
         if unknown := [name for name in self.names if name not in RECIPES]:
             raise ReproductionError(f"no recipe is called {', '.join(unknown)}; mukron reproduce --list names them all")
-        found = {name: RECIPES[name].experiment(self.scale, self.less, self.device) for name in self.names}
+        experiments = {name: RECIPES[name].experiment(self.scale, self.less, self.device) for name in self.names}
         for name in self.names:
             self._refuse_another(name)
-        return found
+        return experiments
 
     def _refuse_another(self, name: str) -> None:
         """A result of the same recipe, but of another size, is not overwritten."""
         folder = Path(self.folder) / name
         if not (folder / RESULT_FILE).exists():
             return
-        there = Outcome.load(folder)
-        if (there.scale, there.less) != (self.scale.value, self.reduced(name)):
-            size = there.scale + (f", reduced: {there.less}" if there.less else "")
+        kept = Outcome.load(folder)
+        if (kept.scale, kept.less) != (self.scale.value, self.reduced(name)):
+            size = kept.scale + (f", reduced: {kept.less}" if kept.less else "")
             raise ReproductionError(f"{folder}: holds a result of another size ({size}); choose another folder (--out)")
 
     def reduced(self, name: str) -> str:
         """How the recipe is smaller than its scale, in words; nothing where it is not."""
-        whole, less = (RECIPES[name].experiment(self.scale, each, self.device).parts for each in (None, self.less))
-        return "" if whole == less else self.less.words()
+        whole, smaller = (RECIPES[name].experiment(self.scale, less, self.device).parts for less in (None, self.less))
+        return "" if whole == smaller else self.less.words()
 
     def parts(self) -> list[Assigned]:
-        """In the order of the recipes; one that several have is there once."""
-        found: dict[str, Assigned] = {}
+        """All parts in the order of the recipes; a part that several recipes share is there once."""
+        parts: dict[str, Assigned] = {}
         for name, experiment in self.experiments().items():
             for title, part in experiment.parts.items():
-                found.setdefault(key_of(part), self._assigned(f"{name}: {title}", part))
-        return list(found.values())
+                parts.setdefault(key_of(part), self._assigned(f"{name}: {title}", part))
+        return list(parts.values())
 
     def _assigned(self, title: str, part: Part) -> Assigned:
         folder = Path(self.folder) / RUNS / key_of(part)
@@ -93,10 +81,10 @@ class Request:
         return AssignedStudy(title, part, folder, self.data_dir)
 
     def command(self, name: str) -> str:
-        """What runs one of the recipes again, wherever data and results are kept."""
-        said = ["mukron", "reproduce", name, "--scale", self.scale.value]
-        said += ["--device", self.device] if self.device != "cpu" else []
-        return " ".join([*said, *self.less.options()])
+        """The command that runs one of the recipes again, wherever data and results are kept."""
+        words = ["mukron", "reproduce", name, "--scale", self.scale.value]
+        words += ["--device", self.device] if self.device != "cpu" else []
+        return " ".join([*words, *self.less.options()])
 
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "scale": self.scale.value}
@@ -115,179 +103,21 @@ class Request:
 
 @dataclass(frozen=True)
 class Progress:
-    """Where it stands."""
+    """How much of the recipes is run.
+
+    Attributes:
+        parts: Parts that are complete.
+        of_parts: All parts.
+        runs: Runs that have ended.
+        of_runs: All runs.
+        now: The title of the first part that is not complete.
+    """
 
     parts: int
     of_parts: int
     runs: int
     of_runs: int
-    now: str  # the first part that is not over
-
-
-@dataclass(frozen=True)
-class Assigned(ABC):
-    """A part and its folder."""
-
-    title: str
-    part: Part
-    folder: Path
-    data_dir: str | None
-
-    @property
-    @abstractmethod
-    def total(self) -> int:
-        """Runs."""
-
-    @abstractmethod
-    def done(self) -> int:
-        """Runs that have ended."""
-
-    @abstractmethod
-    def found(self) -> PartResult:
-        """What it found, once it is over."""
-
-    @abstractmethod
-    def _run(self, stopped: Callable[[], bool], tell: Callable[[], None], wait: bool) -> bool: ...
-
-    def run(self, stopped: Callable[[], bool], tell: Callable[[], None], wait: bool) -> bool:
-        """What nobody else runs; False if it was stopped."""
-        if self.over():
-            return True
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="output layer", category=UserWarning)  # it is what is shown
-            warnings.filterwarnings("ignore", message="layer .* factorized with", category=RuntimeWarning)  # so is this
-            return self._run(stopped, tell, wait)
-
-    def over(self) -> bool:
-        """Whether all of it was run, and what it found is kept."""
-        return (self.folder / OVER).exists()
-
-    def made(self) -> dict[str, str]:
-        """Where and when it was run."""
-        return cast("dict[str, str]", read_json(self.folder / OVER))
-
-    def _write_down(self) -> None:
-        """That it is over, and on which machine it was run."""
-        made = machine(self.part.config.device)
-        made["date"] = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
-        write_json(self.folder / OVER, made)
-
-
-@dataclass(frozen=True)
-class AssignedStudy(Assigned):
-    """Runs from a storage that several processes share."""
-
-    part: Design
-
-    @property
-    def total(self) -> int:
-        return self.part.total
-
-    @cached_property
-    def study(self) -> TransferStudy:
-        """Opened once, until it is over."""
-        design = self.part
-        return TransferStudy(
-            design.config,
-            widths=design.widths,
-            lr=design.lr,
-            damping=design.damping,
-            schemes=design.schemes,
-            seeds=design.seeds,
-            metric=design.metric,
-            folder=self.folder,
-            data_dir=self.data_dir,
-        )
-
-    def done(self) -> int:
-        if self.over():
-            return self.total
-        if not (self.folder / DATABASE).exists():
-            return 0
-        return len(self.part.standing(self.study.store.entries())[ENDED])
-
-    def _run(self, stopped: Callable[[], bool], tell: Callable[[], None], wait: bool) -> bool:
-        job, store = self.study.job(), self.study.store
-        if self.part.next(store.entries(), job.since) is None and not wait and self.done() < self.total:
-            return True  # others are at it
-        on = work(job, store, data_of(self.part.config, self.data_dir), stopped, tell, wait)
-        if self.done() == self.total:  # whoever ends the last run
-            self.study.record()
-            self._write_down()
-            vars(self).pop("study")  # and its connections
-        return on
-
-    def found(self) -> StudyRecord:
-        return thinned(StudyRecord.load(self.folder / RECORD))
-
-
-@dataclass(frozen=True)
-class AssignedCheck(Assigned):
-    """A coordinate check, by one process from its start to its end."""
-
-    part: Checking
-
-    @property
-    def total(self) -> int:
-        return len(self.part.widths) * self.part.seeds
-
-    def done(self) -> int:
-        return self.total if self.over() else 0
-
-    def _run(self, stopped: Callable[[], bool], tell: Callable[[], None], wait: bool) -> bool:
-        with _alone(self.folder, wait) as ours:
-            if ours and not self.over():
-                self._check(tell)
-        return not stopped()
-
-    def _check(self, tell: Callable[[], None]) -> None:
-        part = self.part
-        result = check_run(
-            part.config,
-            widths=part.widths,
-            seeds=part.seeds,
-            steps=part.steps,
-            dataset=data_of(part.config, self.data_dir),
-            progress=lambda *_: tell(),
-        )
-        last = [row for row in result.record.rows if row.step == result.record.steps]
-        kept = replace(result, record=replace(result.record, rows=tuple(last)))
-        write_json(self.folder / CHECK_FILE, kept.to_dict())
-        self._write_down()
-
-    def found(self) -> Check:
-        return Check.load(self.folder / CHECK_FILE)
-
-
-@lru_cache(maxsize=2)
-def _data(fields: str, data_dir: str | None) -> Dataset:
-    return dataset_of(RunConfig(**json.loads(fields)), None, data_dir)
-
-
-def data_of(config: RunConfig, data_dir: str | None) -> Dataset:
-    """The config's samples; those used last are still there."""
-    content = config.to_dict()
-    fields = {name: content[name] for name in ("data", "data_options", "samples", "test_samples", "device")}
-    return _data(json.dumps(fields, sort_keys=True), data_dir)
-
-
-@contextmanager
-def _alone(folder: Path, wait: bool) -> Iterator[bool]:
-    """Whether no other process is at this check; the lock goes with its process."""
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        import fcntl
-    except ImportError:  # not a Unix
-        yield True
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        yield True
-    except BlockingIOError:
-        yield False
-    finally:
-        os.close(handle)
+    now: str
 
 
 # All of it.
@@ -300,28 +130,40 @@ def reproduce(
     progress: Callable[[Progress], None] | None = None,
     concluded: Callable[[Outcome, list[Path]], None] | None = None,
 ) -> dict[str, Outcome]:
-    """Run what is not there yet, conclude every recipe, and return what each found. Ctrl-C stops it; nothing is lost.
+    """Run the parts of recipes that were not run yet, and conclude every recipe. Ctrl-C stops it; nothing is lost.
 
-    concluded: called with each outcome and its files as soon as the recipe's parts are all there.
+    Args:
+        request: The recipes, their size, and where results are kept.
+        workers: Processes on this machine.
+        progress: Called now and then with how much is run.
+        concluded: Called with every outcome and its files as soon as the recipe's parts are complete.
+
+    Returns:
+        The outcomes by the names of the recipes.
+
+    Raises:
+        ReproductionError: The request is wrong, or runs are missing since their workers died every time.
+        RuntimeError: A worker broke.
+        KeyboardInterrupt: It was stopped. Call it again to continue.
     """
     if workers < 1:
         raise ReproductionError(f"workers: at least 1, got {workers}")
     book = Book(request, concluded)
-    tell = _teller(book, progress)
-    with ctrl_c() as stopped:
+    report = Reporter(progress, book.standing, IDLE)
+    with interruptible(terminate=True) as stopped:
         if workers > 1:
 
             def look() -> None:
                 book.conclude()
-                tell()
+                report()
 
-            _employ(request, workers, stopped, look)
+            RecipeForeman(request, workers).run(stopped, look)
         book.conclude()
         for assigned in book.parts:  # all of them, or what dead workers left
-            if stopped() or not assigned.run(stopped, tell, wait=True):
+            if stopped() or not assigned.run(stopped, report, wait=True):
                 raise KeyboardInterrupt
             book.conclude()
-    tell(True)
+    report(now=True)
     missing = [name for name in request.names if name not in book.outcomes]
     if missing:
         left = next(assigned for assigned in book.parts if not assigned.over())
@@ -337,7 +179,6 @@ class Book:
         self.experiments, self.parts = request.experiments(), request.parts()
         self.by_key = {assigned.folder.name: assigned for assigned in self.parts}
         self.outcomes: dict[str, Outcome] = {}
-        self.began = time.monotonic()
         self._over: set[str] = set()
 
     def over(self, assigned: Assigned) -> bool:
@@ -377,7 +218,7 @@ class Book:
 
 def _made(parts: Sequence[Assigned], device: str) -> dict[str, str]:
     """Where and when the parts were run: several machines may have had their share."""
-    found = [assigned.made() for assigned in parts] or [machine(device)]
+    found = [assigned.made() for assigned in parts] or [describe_machine(device)]
     dates = [each["date"] for each in found if "date" in each]
     said = {name: "; ".join(dict.fromkeys(each[name] for each in found)) for name in ("machine", "versions")}
     return {**said, "date": max(dates, default=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"))}
@@ -398,82 +239,37 @@ def _runs(evidence: Evidence) -> str:
     return said + (f"; {seconds:.0f} s of training" if seconds else "")
 
 
-def _teller(book: Book, progress: Callable[[Progress], None] | None) -> Callable[..., None]:
-    last = 0.0
-
-    def tell(now: bool = False) -> None:
-        nonlocal last
-        if progress is not None and (now or time.monotonic() - last > IDLE):
-            progress(book.standing())
-            last = time.monotonic()
-
-    return tell
-
-
 # Workers.
 
 
-def _employ(request: Request, workers: int, stopped: Callable[[], bool], look: Callable[[], None]) -> None:
-    """Have the parts run by so many processes. One that is killed is replaced; an error of one ends all."""
-    folder = Path(request.folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    content = {"request": request.to_dict(), "path": sys.path, "parent": os.getpid()}
-    content["threads"] = max(1, cores() // workers)
-    log = folder / LOG
-    said_before = log.stat().st_size if log.exists() else 0
-    command = [sys.executable, "-m", "mukron.paper", json.dumps(content)]
-    processes: list[subprocess.Popen[bytes]] = []
+class RecipeForeman(Foreman):
+    """Has the parts run by several processes. What is left after many deaths is run by this process."""
 
-    def hire() -> None:
-        with log.open("ab") as file:  # a session of its own: Ctrl-C reaches the foreman alone
-            process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True
-            )
-        processes.append(process)
+    def __init__(self, request: Request, workers: int) -> None:
+        folder = Path(request.folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        super().__init__("mukron.paper", request.to_dict(), workers, folder / LOG)
+        self.deaths = 0
 
-    try:
-        for _ in range(workers):
-            hire()
-        while not stopped():
-            codes = [process.poll() for process in processes]
-            killed = min(sum(code not in (None, 0, 130) for code in codes), DEATHS)
-            if set(codes) & {2, 3} or (None not in codes and len(processes) == workers + killed):
-                break
-            if len(processes) < workers + killed:
-                hire()
-            look()
-            time.sleep(IDLE)
-    finally:
-        for process in processes:
-            with suppress(ProcessLookupError):
-                process.send_signal(signal.SIGINT)
-        for process in processes:
-            _end(process)
-    if any(process.returncode in (2, 3) for process in processes):
-        text = log.read_bytes()[said_before:].decode(errors="replace").strip()
-        if any(process.returncode == 3 for process in processes):
-            raise RuntimeError(f"a worker broke; {log} has all it said:\n{text[-2000:]}")
-        raise ReproductionError(text.rpartition("error: ")[2])
+    def replaces(self, process_id: int, code: int) -> bool:
+        if code == STOPPED:
+            return False
+        self.deaths += 1
+        return self.deaths <= DEATHS
+
+    def refusal(self, text: str) -> ReproductionError:
+        return ReproductionError(text)
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    try:
-        process.wait(timeout=60)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+def main(file: str) -> int:
+    """Run a worker process and return its exit code."""
+    return serve(file, _work_on_task)
 
 
-def main(text: str) -> int:
-    """A worker process."""
-    content = json.loads(text)
-
-    def do(stopped: Callable[[], bool], tell: Callable[[], None]) -> bool:
-        return walk(Request.from_dict(content["request"]).parts(), stopped, tell)
-
-    return as_worker(do, content["path"], content["parent"], content["threads"])
+def _work_on_task(task: Task, stopped: Stopped, tick: Tick) -> bool:
+    return walk(Request.from_dict(task).parts(), stopped, tick)
 
 
-def walk(parts: Sequence[Assigned], stopped: Callable[[], bool], tell: Callable[[], None]) -> bool:
+def walk(parts: Sequence[Assigned], stopped: Stopped, tick: Tick) -> bool:
     """Along all parts, taking what nobody else has; then once more, waiting for the others and their deaths."""
-    return all(assigned.run(stopped, tell, wait) for wait in (False, True) for assigned in parts)
+    return all(assigned.run(stopped, tick, wait) for wait in (False, True) for assigned in parts)

@@ -170,7 +170,7 @@ def study(
         few = 1 if config.model in DEEP_MODELS else 2
         widths, lr, damping, seeds = widths[:few], _few(lr, few), _few(damping, few), 1
     schemes = (scheme,) if isinstance(scheme, str) else scheme
-    return Design(config, tuple(widths), schemes, tuple(lr), tuple(damping), tuple(range(seeds)), None, metric)
+    return Design(config, widths=widths, schemes=schemes, lr=lr, damping=damping, seeds=seeds, metric=metric)
 
 
 def _few(values: tuple[float, ...], few: int) -> tuple[float, ...]:

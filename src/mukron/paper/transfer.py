@@ -11,7 +11,6 @@ from mukron.paper import drawing
 from mukron.paper.claims import (
     BestOf,
     beats,
-    beats_everywhere,
     moves,
     stays,
     wider_is_better,
@@ -19,16 +18,14 @@ from mukron.paper.claims import (
     wider_is_worse_there,
 )
 from mukron.paper.drawing import Panel
+from mukron.paper.networks import CNN, MLP, MYRTLE, RESNET, Network
 from mukron.paper.recipe import Claim, Experiment, Part, Scale, recipe
 from mukron.paper.settings import (
     BASE,
-    BATCH_128,
     FLOOR,
-    FULL_BATCH,
     GRID,
     MOMENTUM,
     NORMAL,
-    PAPER_SAMPLES,
     SEEDS,
     TORCHS,
     WEIGHTS,
@@ -36,64 +33,11 @@ from mukron.paper.settings import (
     powers,
     rescaled,
     roots,
-    setting,
     study,
 )
-from mukron.train import RunConfig
 
 CHOICES = (MOMENTUM, GRID, SEEDS, BASE, FLOOR)
 SEVERAL = 2  # seeds at paper scale; of ResNet-18, whose runs are long, one
-
-
-@dataclass(frozen=True)
-class Network:
-    """A row of a figure: what is trained, and at which widths."""
-
-    name: str
-    fields: Mapping[str, Any]
-    widths: tuple[float, ...]
-    small: tuple[float, ...]  # on two cores
-    smoke: tuple[float, ...]
-
-    def config(self, scale: Scale, **fields: Any) -> Any:
-        epochs = self.fields["epochs"]
-        common = {"samples": PAPER_SAMPLES, "loss": "mse", "momentum": 0.9, "evaluate_every": max(1, epochs // 2)}
-        made = setting(scale, **{**common, **self.fields, **fields})
-        if scale is Scale.SMALL and self.fields["model"] != "mlp":
-            made = made.replace(samples=256, test_samples=1000, epochs=5, evaluate_every=5)
-        return made
-
-    def of(self, scale: Scale) -> tuple[float, ...]:
-        return scale.choose(self.smoke, self.small, self.widths)
-
-    @property
-    def choices(self) -> tuple[str, ...]:
-        batch = BATCH_128 if "batch" in self.fields else FULL_BATCH
-        return (batch, *((WEIGHTS,) if self.fields.get("model_options") == NORMAL else ()))
-
-
-MLP = Network(
-    "MLP",
-    {"model": "mlp", "data": "mnist", "epochs": 20, "model_options": NORMAL},
-    *(powers(9, 14), powers(6, 9), (64, 128)),
-)
-CNN = Network(
-    "CNN",
-    {"model": "cnn", "data": "fashion-mnist", "epochs": 50, "dtype": "tf32", "model_options": NORMAL},
-    (16, 32, 64),
-    (16, 32),
-    (16, 32),
-)
-MYRTLE = Network(
-    "Myrtle-5",
-    {"model": "myrtle5", "data": "fashion-mnist", "epochs": 20, "batch": 128, "dtype": "tf32"},
-    *((16, 32, 64), (16, 32), (16, 32)),
-)
-RESNET = Network(
-    "ResNet-18",
-    {"model": "resnet18", "data": "fashion-mnist", "epochs": 20, "batch": 128, "dtype": "tf32"},
-    *((1, 2, 4), (1, 2), (1, 2)),
-)
 
 
 @dataclass(frozen=True)
@@ -412,53 +356,3 @@ def gauss_newton(scale: Scale) -> Experiment:
         MOMENTUM,
     )
     return Experiment(parts, claims, drawing.transfer(panels), choices)
-
-
-# ImageNet.
-
-
-def imagenet(scale: Scale) -> RunConfig:
-    """ResNet-50 by K-FAC, 55 epochs."""
-    made = setting(
-        scale,
-        **{"model": "resnet50", "model_options": {"stem": "imagenet"}, "data": "imagenet", "batch": 1024},
-        **{"data_options": {"size": 224}, "augment": ("crop", "flip", "cutout"), "epochs": 55, "schedule": "cosine"},
-        **{"loss": "cross-entropy", "label_smoothing": 0.1, "method": "kfac", "kl_clip": 1e-3, "dtype": "tf32"},
-        **{"method_options": {"memory": "ema:0.95"}},
-    )
-    few: dict[str, Any] = {"samples": 512, "test_samples": 500, "epochs": 2, "batch": 128, "data_options": {"size": 64}}
-    return made.replace(**few) if scale is Scale.SMALL else made
-
-
-IMAGENET = (
-    "tau is not defined in the paper; 0.05 is read as the weight of the newest batch in the average of the factors.",
-    "Batch, schedule and the constant of the clipping: not given; 1,024, cosine and 0.001.",
-    "Widths count as elsewhere: the original network is 4.",
-)
-
-
-@recipe("k-fac-mup-lr", "Figure 5", "muP has the higher accuracy at every learning rate (ResNet-50 on ImageNet)")
-def mup_lr(scale: Scale) -> Experiment:
-    rates = (0.025, 0.05, 0.1, 0.2, 0.4)
-    config = imagenet(scale)
-    schemes = (f"sp/{heuristic(0.001)}", f"mup/{rescaled(0.001)}")
-    parts: dict[str, Part] = {
-        name: study(scale, config, scheme, widths=(scale.choose(1.0, 1.0, 4.0),), lr=rates, seeds=1)
-        for name, scheme in zip(("SP", "muP"), schemes, strict=True)
-    }
-    claims = [Claim("muP has the higher accuracy at every learning rate.", beats_everywhere("muP", "SP"))]
-    panels = [[Panel("SP", "SP"), Panel("muP", "muP")]]
-    return Experiment(parts, claims, drawing.transfer(panels), IMAGENET)
-
-
-@recipe("imagenet-lr-width", "Appendix F.3, table", "The best learning rate does not shift (ResNet-50 on ImageNet)")
-def lr_width(scale: Scale) -> Experiment:
-    rates = (0.025, 0.05, 0.1, 0.2, 0.4)
-    config = imagenet(scale)
-    widths = scale.choose((1, 2), (1, 2), (2, 4, 8))
-    part = study(scale, config, f"mup/{rescaled(0.001)}", widths=tuple(map(float, widths)), lr=rates, seeds=1)
-    claims = [
-        Claim("In muP the best learning rate is the same at every width.", stays("muP"), "0.2 at 0.5, 1 and 2"),
-        Claim("In muP wider is better.", wider_is_better("muP"), "70.56, 75.92, 78.79"),
-    ]
-    return Experiment({"muP": part}, claims, drawing.transfer([[Panel("muP", "muP")]]), IMAGENET)

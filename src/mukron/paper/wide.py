@@ -9,9 +9,9 @@ from typing import Any
 from mukron.paper import drawing
 from mukron.paper.claims import BestOf, ClaimCheck, beats, differ, wider_is_better, wider_throughout
 from mukron.paper.drawing import Panel, WidthLine, WidthPanel
+from mukron.paper.imagenet import IMAGENET, imagenet
 from mukron.paper.recipe import FAILS, HOLDS, IN_PART, UNTOLD, Claim, Evidence, Experiment, Finding, Part, Scale, recipe
 from mukron.paper.settings import BASE, FLOOR, MOMENTUM, heuristic, rescaled, roots, setting, study
-from mukron.paper.transfer import IMAGENET, imagenet
 from mukron.study.design import Design
 
 CIFAR_WIDTHS = (1.0, 2.0, 4.0, 8.0, 16.0)

@@ -58,7 +58,8 @@ def resolve(name: str, base: Sizes, wider: Sizes, here: Sizes, declared: Role | 
             raise ParametrizationError(
                 f'parameter "{name}" {list(here.shape)}: its owner {owner} is not a known module, so its fan-in and '
                 f'fan-out are not known; declare its role, base_shapes(..., roles={{"{name}": "input"}}) '
-                "(input, hidden, output, vector or scalar), or register the module's layer type (mukron.layers.register)"
+                "(input, hidden, output, vector or scalar), or register the module's layer type "
+                "(mukron.layers.register)"
             )
         growths[use] = _growth(base_fans, wider_fans, here_fans)
         if here_fans.inputs > 1 and growths[use].role is Role.OUTPUT and _growing(base.shape, wider.shape) > 1:

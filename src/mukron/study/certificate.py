@@ -1,4 +1,4 @@
-"""Was it transferred?"""
+"""The certificate of a study: for every scheme, whether the best settings transfer."""
 
 from __future__ import annotations
 
@@ -30,98 +30,139 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Certificate:
-    """For every scheme, whether the best settings stay where they are when the width grows."""
+    """For every scheme, whether the best settings stay the same when the width grows.
+
+    Attributes:
+        metric: What decides which setting is best.
+        judgements: One per scheme and tuned axis: optima, drift, regret, verdict and its reasons.
+
+    Example:
+        ::
+
+            certificate = certify(record.results, over=("lr",), metric="train_loss")
+            print(certificate.table())
+    """
 
     metric: str
     judgements: tuple[Judgement, ...]
 
     @property
     def exit_code(self) -> int:
-        """0: all transfer, 1: one does not, 4: one cannot be told. SP is there to compare with, unless it is alone."""
-        judged = [each for each in self.judgements if not each.scheme.startswith("sp")] or self.judgements
-        verdicts = {each.verdict for each in judged}
+        """0 if all schemes transfer, 1 if one does not, 4 if one cannot be determined.
+
+        SP is there for comparison and does not count, unless there is nothing else.
+        """
+        not_sp = [judgement for judgement in self.judgements if not judgement.scheme.startswith("sp")]
+        verdicts = {judgement.verdict for judgement in not_sp or self.judgements}
         return 1 if MOVES in verdicts else 0 if verdicts == {TRANSFERS} else 4
 
     def table(self) -> Table:
-        """A row for each scheme (and axis), the reasons below."""
-        widths = [optimum.width for each in self.judgements for optimum in each.optima]
+        """Return a table with a row for each scheme (and axis) and the reasons below."""
+        widths = [optimum.width for judgement in self.judgements for optimum in judgement.optima]
         narrow, wide = min(widths, default=math.nan), max(widths, default=math.nan)
         columns = ("scheme", f"best at {narrow:g}", f"at {wide:g}", "drift [95%]", f"regret at {wide:g}")
         rows = [
             (
-                self._name(each),
-                _best(each, narrow),
-                _best(each, wide),
-                "-" if each.drift is None else str(each.drift),
-                _regret(each, wide),
-                " / ".join(one.answer for one in each.wider) or "-",
-                each.verdict,
+                self._name(judgement),
+                _best(judgement, narrow),
+                _best(judgement, wide),
+                "-" if judgement.drift is None else str(judgement.drift),
+                _regret(judgement, wide),
+                " / ".join(wider.answer for wider in judgement.wider) or "-",
+                judgement.verdict,
             )
-            for each in self.judgements
+            for judgement in self.judgements
         ]
         notes = [
             "Drift: change of log2 of the best setting per doubling of the width. Regret: in units of the seed noise. "
             "Wider is better: early / late."
         ]
-        notes += [f"{self._name(each)}: {each.verdict}. {_sentences(each)}" for each in self.judgements]
-        axes = dict.fromkeys(AXES[each.axis] for each in self.judgements)
+        notes += [
+            f"{self._name(judgement)}: {judgement.verdict}. {_sentences(judgement)}" for judgement in self.judgements
+        ]
+        axes = dict.fromkeys(AXES[judgement.axis] for judgement in self.judgements)
         title = f"Does the best {' and '.join(axes)} transfer? ({self.metric})"
         return Table(title, (*columns, "wider is better", "verdict"), tuple(rows), tuple(notes))
 
     def _name(self, judgement: Judgement) -> str:
-        """The scheme's label, all of it where two share one, and the axis where there are two."""
-        alike = {each.scheme for each in self.judgements if label(each.scheme) == label(judgement.scheme)}
-        name = label(judgement.scheme) if len(alike) == 1 else judgement.scheme
-        return name if len({each.axis for each in self.judgements}) == 1 else f"{name}: {AXES[judgement.axis]}"
+        """The scheme's label, or the whole scheme where two share a label; with the axis where there are two."""
+        schemes = {other.scheme for other in self.judgements if label(other.scheme) == label(judgement.scheme)}
+        name = label(judgement.scheme) if len(schemes) == 1 else judgement.scheme
+        return name if len({other.axis for other in self.judgements}) == 1 else f"{name}: {AXES[judgement.axis]}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON, which has no infinite numbers: those are the texts "inf" and "-inf"."""
+        """Return plain data for JSON, which has no infinite numbers: those are the texts "inf" and "-inf"."""
         plain: dict[str, Any] = _plain(asdict(self))
         return plain
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Certificate:
-        return cls(data["metric"], tuple(_judgement(each) for each in data["judgements"]))
+        """Read what ``to_dict`` returned."""
+        return cls(data["metric"], tuple(map(_judgement, data["judgements"])))
 
 
 def certify(results: Sequence[Result], over: Sequence[str] = ("lr",), metric: str = "train_loss") -> Certificate:
-    """Judge every scheme on every axis that was tuned: see ``Judgement``."""
+    """Judge, for every scheme, whether the best settings are the same at all widths.
+
+    Args:
+        results: All runs of a study.
+        over: What was tuned: "lr", "damping" or both. Each is judged by itself.
+        metric: What decides which setting is best: a column of the rows.
+
+    Returns:
+        The certificate.
+
+    Raises:
+        StudyError: ``over`` is unknown, no run has ended, or no run has the metric.
+
+    Example:
+        >>> from mukron.study import Point
+        >>> def result(width, lr, loss):
+        ...     point = Point("mup/rescaled:1", width, lr, 1.0, seed=0)
+        ...     return Result(point, "finished", [{"epoch": 1, "train_loss": loss}])
+        >>> losses = {0.5: 0.3, 1.0: 0.2, 2.0: 0.3}
+        >>> results = [result(width, lr, loss) for width in (64, 128, 256) for lr, loss in losses.items()]
+        >>> certify(results).judgements[0].drift.value
+        0.0
+    """
     unknown = [axis for axis in over if axis not in AXES]
     if unknown or not over:
         raise StudyError(f"over={', '.join(unknown) or 'nothing'}: expected lr, damping or both")
     if all(result.status == PRUNED for result in results):
         raise StudyError("no run has ended, so there is nothing to certify; run the study first")
     measure = Measure.of(results, metric)
-    schemes: dict[str, list[Result]] = {}
+    by_scheme: dict[str, list[Result]] = {}
     for result in results:
-        schemes.setdefault(result.point.scheme, []).append(result)
+        by_scheme.setdefault(result.point.scheme, []).append(result)
     judgements = [
-        judge(scheme, sorted(found, key=_order), axis, measure) for scheme, found in schemes.items() for axis in over
+        judge(scheme, sorted(of_scheme, key=_order), axis, measure)
+        for scheme, of_scheme in by_scheme.items()
+        for axis in over
     ]
     return Certificate(metric, tuple(judgements))
 
 
 def _order(result: Result) -> tuple[float, ...]:
-    """Runs end in any order; the same ones give the same certificate."""
+    """A fixed order: runs end in any order, and the same runs must give the same certificate."""
     point = result.point
     return point.width, point.lr, point.damping or 0.0, point.seed
 
 
 def _best(judgement: Judgement, width: float) -> str:
-    """The best that was run; with <= or >= where better ones may lie beyond."""
-    for each in judgement.optima:
-        if each.width == width:
-            beyond = "<= " if math.isinf(each.best.low) else ">= " if math.isinf(each.best.high) else ""
-            return beyond + setting_text(each.measured)
+    """The best setting that was run; with <= or >= where better ones may lie beyond."""
+    for optimum in judgement.optima:
+        if optimum.width == width:
+            beyond = "<= " if math.isinf(optimum.best.low) else ">= " if math.isinf(optimum.best.high) else ""
+            return beyond + setting_text(optimum.measured)
     return "-"
 
 
 def _regret(judgement: Judgement, width: float) -> str:
-    for each in judgement.regret:
-        if each.width == width:
-            if math.isinf(each.loss):
+    for regret in judgement.regret:
+        if regret.width == width:
+            if math.isinf(regret.loss):
                 return "diverges"
-            return f"{each.loss:.2g} (one seed)" if each.units is None else f"{each.units:.1f}"
+            return f"{regret.loss:.2g} (one seed)" if regret.units is None else f"{regret.units:.1f}"
     return "-"
 
 
@@ -131,25 +172,26 @@ def _sentences(judgement: Judgement) -> str:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: _plain(each) for name, each in value.items()}
+        return {name: _plain(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(each) for each in value]
+        return [_plain(item) for item in value]
     return str(value) if isinstance(value, float) and math.isinf(value) else value
 
 
 def _judgement(data: Mapping[str, Any]) -> Judgement:
     content = {
         "optima": tuple(
-            Optimum(**{**each, "best": _interval(each["best"]), "notes": tuple(each["notes"])})
-            for each in data["optima"]
+            Optimum(**{**optimum, "best": _interval(optimum["best"]), "notes": tuple(optimum["notes"])})
+            for optimum in data["optima"]
         ),
         "drift": None if data["drift"] is None else _interval(data["drift"]),
         "regret": tuple(
-            Regret(**{**each, "loss": float(each["loss"]), "units": _number(each["units"])}) for each in data["regret"]
+            Regret(**{**regret, "loss": float(regret["loss"]), "units": _number(regret["units"])})
+            for regret in data["regret"]
         ),
         "wider": tuple(
-            Wider(**{**each, "values": tuple(map(_point, each["values"])), "worse_at": tuple(each["worse_at"])})
-            for each in data["wider"]
+            Wider(**{**wider, "values": tuple(map(_point, wider["values"])), "worse_at": tuple(wider["worse_at"])})
+            for wider in data["wider"]
         ),
         "reasons": tuple(data["reasons"]),
     }

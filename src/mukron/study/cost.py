@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import gc
 import json
-import math
 import os
 import pickle
 import signal
@@ -28,15 +27,14 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
 from mukron.bench.memory import peak, reset_peak
-from mukron.curvature import Layout, Window, layout, needs_matrix, parse_memory
-from mukron.curvature.accumulate import rows_are_cheaper
 from mukron.data import Dataset, Split
-from mukron.optim.base import SecondOrder
+from mukron.layers import MatrixLayer, layer_of
+from mukron.optim import SecondOrder
+from mukron.optim.sizes import LayerSize
 from mukron.params.inventory import clean_name
 from mukron.table import Table
 from mukron.theory import get_method
 from mukron.train import RunConfig, base_width_of, build, device_of
-from mukron.train.config import FIRST_ORDER
 from mukron.train.randomness import own_random_numbers
 
 SMALL_LR = 1e-6  # the numbers must stay finite; their values do not matter
@@ -85,7 +83,7 @@ def _positions(config: RunConfig, dataset: Dataset) -> Mapping[str, int]:
     """By layer, how many positions of a sample share its weight. For this the network runs, at its base width."""
     found: Counter[str] = Counter()
 
-    def counter(name: str, known: Layout) -> Callable[[nn.Module, tuple[Any, ...]], None]:
+    def counter(name: str, known: MatrixLayer) -> Callable[[nn.Module, tuple[Any, ...]], None]:
         def count(module: nn.Module, inputs: tuple[Any, ...]) -> None:
             found[name] += known.inputs(inputs[0]).shape[2]
 
@@ -101,62 +99,32 @@ def _positions(config: RunConfig, dataset: Dataset) -> Mapping[str, int]:
     return found
 
 
-def _layers(config: RunConfig, model: nn.Module) -> dict[str, Layout]:
+def _layers(config: RunConfig, model: nn.Module) -> dict[str, MatrixLayer]:
     """The layers that a second-order method preconditions."""
     exclude = config.method_options.get("exclude", ())
-    named = {clean_name(name): layout(module) for name, module in model.named_modules()}
+    named = {clean_name(name): layer_of(module) for name, module in model.named_modules()}
     return {
         name: known
         for name, known in named.items()
-        if known is not None and not any(f"{name}.".startswith(f"{each}.") for each in exclude)
+        if isinstance(known, MatrixLayer) and not any(f"{name}.".startswith(f"{each}.") for each in exclude)
     }
 
 
 def sizes_of(config: RunConfig, network: nn.Module, dataset: Dataset, batch: int) -> Sizes:
     """network: the config's, which may be on the meta device."""
-    positions = _positions(config, dataset)
+    positions, spec = _positions(config, dataset), config.spec
+    options = spec.all_options(config.method_options)
     numbers = sum(parameter.numel() for parameter in network.parameters())
     factors = activations = 0
     for name, known in _layers(config, network).items():
-        factors += _factor_numbers(config, known, batch, positions.get(name, 1), dataset.classes)
-        activations += batch * positions.get(name, 1) * (known.d_out + (0 if known.one_hot else known.d_in))
-    adam = config.method == "adamw" or config.method_options.get("graft") == "adam"
-    moments = 2 * adam + (config.method != "adamw" and config.momentum > 0)
+        seen = positions.get(name, 1)
+        layer = LayerSize(known.d_in, known.d_out, known.groups, known.one_hot, batch, seen, dataset.classes)
+        factors += spec.state_size(layer, options)
+        activations += batch * seen * (known.d_out + (0 if known.one_hot else known.d_in))
+    moments = spec.moments(config)
     size = config.weights_dtype.itemsize
     work = 2 * numbers + factors + 4 * activations
     return Sizes(numbers, *(size * each for each in (numbers, numbers, moments * numbers, factors, work)))
-
-
-def _factor_numbers(config: RunConfig, known: Layout, batch: int, positions: int, classes: int) -> int:
-    """How many numbers the factors of a layer hold, with their inverses."""
-    options, d_in, d_out = config.method_options, known.d_in, known.d_out
-    if config.family in FIRST_ORDER:
-        return 0
-    if config.family == "gauss-newton":  # a kernel over samples x outputs, and the rows it is made of
-        rows = batch * classes
-        return rows * rows + rows * positions * (d_in + d_out)
-    shampoo = config.family == "shampoo"
-    memory = parse_memory(options.get("memory", "sum" if shampoo else "batch"))
-    copies = 2 if needs_matrix(memory) else 1  # what is remembered, and its inverse
-    copies = 3 if options.get("solver") == "tracked" else copies  # and the basis of both
-    dense = shampoo or copies > 1 or options.get("solver", "cholesky") != "cholesky"
-    form = "matrix" if dense else "rows" if isinstance(memory, Window) else options.get("form", "auto")
-    largest = options.get("max_size", 8192) if shampoo else math.inf
-
-    def side(d: int, other: int, rows: int, diagonal: bool) -> int:
-        if diagonal or d > largest:
-            return copies * d
-        if form == "rows" or (form == "auto" and rows_are_cheaper(rows, d, other)):
-            return rows * d + rows * rows
-        return copies * d * d
-
-    rows = batch * (positions if options.get("sharing", "expand") == "expand" else 1)
-    rows *= memory.batches if isinstance(memory, Window) else 1
-    numbers = side(d_in, d_out, rows, known.one_hot)
-    if config.family != "foof":
-        draws = classes if options.get("fisher") == "exact" else 1
-        numbers += side(d_out, d_in, draws * rows, False)
-    return known.groups * numbers
 
 
 def available_memory(device: str) -> int:

@@ -1,4 +1,4 @@
-"""Results as curves: at each width, the metric over the settings of one axis, seed by seed."""
+"""Results as curves: at every width, the metric over the settings of one axis, seed by seed."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ class Measure:
     def of(cls, results: Sequence[Result], metric: str) -> Measure:
         rows = [row for result in results for row in result.rows]
         if rows and not any(metric in row for row in rows):
-            there = ", ".join(sorted({name for row in rows for name in row} - NOT_METRICS))
-            raise StudyError(f"metric {metric!r}: no run has it; expected one of {there or '(they have none)'}")
+            known = ", ".join(sorted({name for row in rows for name in row} - NOT_METRICS))
+            raise StudyError(f"metric {metric!r}: no run has it; expected one of {known or '(they have none)'}")
         lowest = lowest_is_best(metric)
         positive = all((row.get(metric) is None) or row[metric] > 0 for row in rows)
         return cls(metric, lowest, lowest and positive)
 
     def read(self, result: Result) -> float:
-        """At the end of the run; not a number if it diverged."""
+        """The metric at the end of the run; not a number if it diverged."""
         value = result.value(self.name) if result.status == FINISHED else None
         return math.nan if value is None or not math.isfinite(value) else float(value)
 
@@ -61,8 +61,8 @@ class Curve:
     settings: Array  # ascending
     values: Array  # settings x seeds; not a number where a seed diverged, all of that row
     measure: Measure
-    runs: tuple[tuple[Result, ...], ...] = ()  # of each setting
-    missing: int = 0  # runs that are not there: their values are filled in
+    runs: tuple[tuple[Result, ...], ...] = ()  # by setting
+    missing: int = 0  # runs that do not exist; their values are filled in
     left_out: int = 0  # runs with seeds that most settings do not have
 
     @property
@@ -79,16 +79,16 @@ class Curve:
 
     @property
     def costs(self) -> Array:
-        """Of the means over seeds."""
+        """The costs of the means over seeds."""
         return self.measure.cost(self.values.mean(1))
 
     @property
     def best(self) -> int:
-        """The number of the best setting by its mean over seeds."""
+        """The index of the best setting by its mean over seeds."""
         return int(lowest(self.costs[None])[0])
 
     def nearest(self, setting: float) -> int | None:
-        """The number of the setting that was run next to this one, within half a step."""
+        """The index of the setting that was run nearest to this one; None if that is more than half a step away."""
         x, wanted = self.x, math.log2(setting)
         number = int(np.abs(x - wanted).argmin())
         gaps = np.diff(x)
@@ -98,27 +98,27 @@ class Curve:
 
 
 def lowest(costs: Array) -> NDArray[np.intp]:
-    """The place of each row's lowest; the middle one of equals, as of settings that all reach an accuracy of 1."""
+    """The index of every row's lowest cost; the middle one of equals, as where all settings reach an accuracy of 1."""
     equal = costs <= np.nanmin(costs, 1, keepdims=True)
     middle: NDArray[np.intp] = (equal.cumsum(1) >= (equal.sum(1, keepdims=True) + 1) // 2).argmax(1)
     return middle
 
 
 def read_curves(results: Sequence[Result], axis: str, measure: Measure) -> dict[float, Curve]:
-    """Of one scheme, by width in ascending order. What was pruned is as if it had not been run."""
+    """The curves of one scheme, by width in ascending order. Runs that were pruned do not count."""
     by_width: dict[float, list[Result]] = defaultdict(list)
     for result in results:
         by_width[result.point.width].append(result)
     curves = {}
-    for width, found in sorted(by_width.items()):
-        settings = dict(_profile(found, axis, measure))
+    for width, of_width in sorted(by_width.items()):
+        settings = dict(_profile(of_width, axis, measure))
         if settings:
             curves[width] = _curve(settings, measure)
     return curves
 
 
 def _profile(results: Sequence[Result], axis: str, measure: Measure) -> Iterator[tuple[float, tuple[Result, ...]]]:
-    """The runs at each value of the axis, ascending; where the other axis is tuned too, those at the best of it."""
+    """The runs at every value of the axis, ascending; where the other axis is tuned too, those at its best value."""
     groups: dict[tuple[float, float | None], list[Result]] = defaultdict(list)
     for result in results:
         lr, damping = result.point.lr, result.point.damping
@@ -128,7 +128,7 @@ def _profile(results: Sequence[Result], axis: str, measure: Measure) -> Iterator
     scattered = len(others) > 1 and 2 * len(values) > len(groups)
     alike: dict[float, list[tuple[float, list[Result]]]] = defaultdict(list)
     for (value, _), runs in groups.items():
-        # A search on both axes hardly ever takes a value twice: those within a factor of 2 stand for one.
+        # A search on both axes hardly ever tries a value twice: values within a factor of 2 count as one.
         alike[round(math.log2(value)) if scattered else math.log2(value)].append((value, runs))
     for _, candidates in sorted(alike.items()):
         costs = measure.cost(np.array([measure.mean(runs) for _, runs in candidates]))
@@ -157,11 +157,14 @@ def _curve(settings: Mapping[float, tuple[Result, ...]], measure: Measure) -> Cu
 
 
 def _complete(values: Array, log: bool) -> tuple[Array, int, int]:
-    """The seeds that most settings have, what is missing filled in as setting + seed; how many runs were filled in, and
-    how many left out."""
+    """Keep the seeds that most settings have, and fill in missing runs as setting + seed.
+
+    Returns:
+        The values, the number of runs that were filled in, and the number of runs that were left out.
+    """
     there = ~np.isnan(values)
     common = there.sum(0) > len(values) / 2
-    if not common.any():  # each setting has seeds of its own, as after a search; or all diverged
+    if not common.any():  # no two settings share seeds, as after a search; or all diverged
         return np.array([row[~np.isnan(row)].mean() for row in values]).reshape(-1, 1), 0, 0
     scaled = np.log(values) if log else values
     seed = np.zeros((1, values.shape[1]))

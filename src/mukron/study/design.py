@@ -11,26 +11,41 @@ from functools import cache
 from numbers import Integral, Real
 from typing import Any
 
+from mukron.optim.spec import spec_of
 from mukron.params import plain_width
 from mukron.study.errors import StudyError
-from mukron.study.points import Point, own_damping, read_scheme
+from mukron.study.points import Point, read_scheme
 from mukron.study.search import PRUNERS, SAMPLERS, propose
 from mukron.study.store import ENDED, LOST, RUNNING, WORKER_DIED, Entry
 from mukron.train import RunConfig
 
-RETRIES = 10  # proposals that were made before
+RETRIES = 10  # proposals that were tried before
 LARGEST_SEED = 2**31
-TRIES = 3  # a point that kills its worker so often is left alone
+TRIES = 3  # workers that a point may kill before it is left alone
 Setting = tuple[float, float | None]  # learning rate and damping
+Slice = tuple[str, float]  # scheme and width
 
 
 @dataclass(frozen=True)
 class Search:
-    """Settings found one after another by a sampler of Optuna's, at each width, instead of a grid."""
+    """Settings that a sampler of Optuna's proposes one after another, at every width, instead of a grid.
 
-    trials: int = 30  # settings a scheme and width; each is trained with every seed
+    Attributes:
+        trials: Settings per scheme and width; each is trained with every seed.
+        sampler: "tpe" or "random".
+        pruner: Gives up runs that fall behind: "median", "halving" or "none". Only for one scheme at one width.
+
+    Raises:
+        StudyError: There are no trials, or the sampler or the pruner is unknown.
+
+    Example:
+        >>> Search(trials=50, pruner="median")
+        Search(trials=50, sampler='tpe', pruner='median')
+    """
+
+    trials: int = 30
     sampler: str = "tpe"
-    pruner: str = "none"  # gives up runs that fall behind; for a search at one width
+    pruner: str = "none"
 
     def __post_init__(self) -> None:
         if self.trials < 1:
@@ -40,112 +55,156 @@ class Search:
                 raise StudyError(f"search: unknown {what} {name!r}; known: {', '.join(known)}")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class Design:
-    """Widths x schemes x learning rates x dampings x seeds of one run's config."""
+    """What a study asks: widths x schemes x learning rates x dampings x seeds of one run.
+
+    Args:
+        config: The run. Its width, learning rate, damping, scheme and seed are replaced by those of the study. The
+            default is ``RunConfig()``, an MLP on digits.
+        widths: The widths to compare; at least two are needed to tell whether settings transfer.
+        lr: The learning rates to try; of a search the lowest and the highest. One number is not tuned.
+        damping: The dampings to try, as multiples of each scheme's number; likewise. 1 leaves it as it is.
+        schemes: Parametrizations with their damping rules, as in "mup" or "sp/heuristic:1e-3". The default is
+            ``usual_schemes``: common practice and muP.
+        seeds: How many seeds, or which.
+        search: Propose settings by a sampler instead of a grid.
+        metric: The column of a run's rows that decides which setting is best.
+
+    Raises:
+        StudyError: The study is not possible; the message names the argument.
+
+    Example:
+        >>> design = Design(widths=(64, 128), lr=(0.01, 0.02), schemes="mup", seeds=2)
+        >>> design.total, design.over
+        (8, ('lr',))
+    """
 
     config: RunConfig
     widths: tuple[float, ...]
-    schemes: tuple[str, ...]  # SCHEME or SCHEME/DAMPING
-    lr: tuple[float, ...]  # a grid; in a search the lowest and highest
-    damping: tuple[float, ...] = (1.0,)  # times each scheme's own number; likewise
-    seeds: tuple[int, ...] = (0, 1, 2)
-    search: Search | None = None
-    metric: str = "train_loss"
+    schemes: tuple[str, ...]  # as ``read_scheme`` writes them
+    lr: tuple[float, ...]
+    damping: tuple[float, ...]
+    seeds: tuple[int, ...]
+    search: Search | None
+    metric: str
 
-    def __post_init__(self) -> None:
-        set_ = object.__setattr__
-        if isinstance(self.schemes, str):
-            set_(self, "schemes", (self.schemes,))
+    def __init__(
+        self,
+        config: RunConfig | None = None,
+        *,
+        widths: float | Sequence[float],
+        lr: float | Sequence[float],
+        damping: float | Sequence[float] = 1.0,
+        schemes: str | Sequence[str] | None = None,
+        seeds: int | Sequence[int] = 3,
+        search: Search | None = None,
+        metric: str = "train_loss",
+    ) -> None:
+        config = RunConfig() if config is None else config
+        dampings = _read_schemes(schemes, config.method)
+        values = {
+            "config": config,
+            "widths": tuple(sorted({plain_width(width) for width in _numbers("widths", widths)})),
+            "schemes": tuple(dampings),
+            "lr": tuple(sorted(set(_numbers("lr", lr)))),
+            "damping": tuple(sorted(set(_numbers("damping", damping)))),
+            "seeds": _read_seeds(seeds),
+            "search": search,
+            "metric": metric,
+        }
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+        self._check(dampings)
+
+    def _check(self, dampings: Mapping[str, float | None]) -> None:
+        """Refuse what cannot be a study, before anything is run.
+
+        Args:
+            dampings: The schemes and their damping numbers.
+        """
         if not isinstance(self.search, (Search, type(None))):
             raise StudyError(f"search: expected Search(trials=...), got {self.search!r}")
-        set_(self, "widths", tuple(sorted({plain_width(width) for width in _numbers("widths", self.widths)})))
-        set_(self, "lr", tuple(sorted(set(_numbers("lr", self.lr)))))
-        set_(self, "damping", tuple(sorted(set(_numbers("damping", self.damping)))))
-        whole = [isinstance(seed, Integral) and 0 <= seed <= LARGEST_SEED for seed in self.seeds]
-        if not whole or not all(whole):
-            raise StudyError(f"seeds: expected whole numbers from 0 to {LARGEST_SEED}, got {self.seeds}")
-        set_(self, "seeds", tuple(sorted({int(seed) for seed in self.seeds})))
-        read = dict(read_scheme(scheme, self.config.method) for scheme in self.schemes)
-        if not read:
-            raise StudyError("schemes: expected at least one, as in mup or sp/heuristic:1e-3")
-        set_(self, "schemes", tuple(read))
-        if len(self.damping) > 1 and None in read.values():
+        if len(self.damping) > 1 and None in dampings.values():
             raise StudyError(f"damping: {self.config.method} has none; it is for second-order methods")
-        if len(self.damping) > 1 and 0.0 in read.values():
+        if len(self.damping) > 1 and 0.0 in dampings.values():
             raise StudyError("damping: multiples of 0 are all 0; give the scheme a damping above 0, as in rescaled:1")
         if self.search is not None and not self.over:
             raise StudyError("search: lr or damping needs two ends, the lowest and the highest to try")
         if self.search is not None and self.search.pruner != "none" and len(self.slices) > 1:
             raise StudyError("search: a pruner compares runs of one width and scheme; this study has several")
         for point in self.grid_corners():
-            point.config(self.config)  # refuses what cannot be, before anything is run
+            point.config(self.config)  # raises where the run is not possible
 
     @property
     def over(self) -> tuple[str, ...]:
-        """What is tuned."""
+        """What is tuned: "lr", "damping" or both."""
         return tuple(name for name in ("lr", "damping") if len(getattr(self, name)) > 1)
 
     @property
-    def slices(self) -> list[tuple[str, float]]:
-        """One tuning problem each."""
+    def slices(self) -> list[Slice]:
+        """Schemes and widths: at each of them the settings are tuned."""
         return [(scheme, width) for width in self.widths for scheme in self.schemes]
 
     @property
     def total(self) -> int:
+        """The number of runs."""
         settings = len(self.lr) * len(self.damping) if self.search is None else self.search.trials
         return len(self.slices) * settings * len(self.seeds)
 
     def grid_corners(self) -> Iterator[Point]:
+        """The lowest and highest settings of every slice, with the first seed."""
         ends = {(lr, damping) for lr in (self.lr[0], self.lr[-1]) for damping in (self.damping[0], self.damping[-1])}
         for (scheme, width), (lr, damping) in itertools.product(self.slices, ends):
             yield Point(scheme, width, lr, self._rho(scheme, damping), self.seeds[0])
 
     def points(self, entries: Sequence[Entry]) -> Iterator[Point]:
-        """In the order they are run: all of the first seed, narrow ones first, so that half a study shows something."""
-        settings = self._grid() if self.search is None else self._found(entries)
+        """The runs in their order: all of the first seed, narrow ones first, so that half a study shows something."""
+        settings = self._grid() if self.search is None else self._tried(entries)
         for seed, (scheme, width) in itertools.product(self.seeds, self.slices):
             for lr, damping in settings.get((scheme, width), ()):
                 yield Point(scheme, width, lr, damping, seed)
 
     def next(self, entries: Sequence[Entry], since: int = 0) -> Point | None:
-        """The first point that nobody has run or runs; None if there is none, for now. Deaths count from ``since``."""
+        """The first point without a trial; None if there is none for now. Workers' deaths count from ``since`` on."""
         point = next(self._waiting(entries, since, TRIES), None)
         return self._proposal(self.search, entries) if point is None and self.search is not None else point
 
     def stack(self, entries: Sequence[Entry], since: int = 0) -> list[Point]:
-        """The first point of a grid and all those of its width that could be trained at once with it.
+        """The next point of a grid and all others of its width that could be trained at once with it.
 
-        One whose worker died comes alone: it may have been this one that killed it.
+        A point whose worker died comes alone: it may have been the one that killed the worker.
         """
         first = self.next(entries, since)
+        if first is None:
+            return []
         fresh = [] if self.search is not None else list(self._waiting(entries, since, 1))
-        alike = [point for point in fresh if first is not None and point.width == first.width]
-        return alike if first in alike else [] if first is None else [first]
+        same_width = [point for point in fresh if point.width == first.width]
+        return same_width if first in same_width else [first]
 
     def _waiting(self, entries: Sequence[Entry], since: int, deaths: int) -> Iterator[Point]:
-        """Points that nobody has run or runs, and whose workers died less often than so."""
+        """Points without a trial, whose workers died fewer than ``deaths`` times."""
         taken = {entry.point for entry in entries if entry.state != LOST}
         died = self._deaths(entries, since)
         return (point for point in self.points(entries) if point not in taken and died[point] < deaths)
 
     def standing(self, entries: Sequence[Entry]) -> dict[str, list[Entry]]:
-        """The trials of this design by their state, one a point."""
+        """The trials of this design by their state, the latest one of each point."""
         wanted = set(self.points(entries))
-        found: dict[str, list[Entry]] = {ENDED: [], RUNNING: [], LOST: []}
+        by_state: dict[str, list[Entry]] = {ENDED: [], RUNNING: [], LOST: []}
         for entry in {entry.point: entry for entry in entries if entry.point in wanted}.values():
-            found[entry.state].append(entry)
-        return found
+            by_state[entry.state].append(entry)
+        return by_state
 
     def deadly(self, entries: Sequence[Entry], since: int) -> list[Point]:
-        """Points whose workers died too often, and that nobody has trained since."""
+        """Points whose workers died too often, and that have not been trained since."""
         missing = set(self.points(entries)) - {entry.point for entry in entries if entry.state != LOST}
         return [point for point, deaths in self._deaths(entries, since).items() if deaths >= TRIES and point in missing]
 
     def asked(self, point: Point) -> bool:
-        """Whether a stored point belongs to this question: what is not tuned has the value that it has here.
+        """Whether a stored point belongs to this study: what is not tuned has the value that it has here.
 
-        A study of the damping may share its trials with one of the learning rate; it is judged by its own.
+        A study of the damping and one of the learning rate may share a storage; each is judged by its points alone.
         """
         if "lr" not in self.over and "damping" in self.over and point.lr not in self.lr:
             return False
@@ -157,48 +216,49 @@ class Design:
         return Counter(entry.point for entry in dead if entry.number >= since)
 
     def _rho(self, scheme: str, multiple: float) -> float | None:
-        """A multiple of the scheme's own damping number."""
-        number = own_number(scheme, self.config.method)
+        """A multiple of the scheme's damping number."""
+        number = _damping_number(scheme, self.config.method)
         return None if number is None else _plain(number * multiple)
 
     def ranges(self, scheme: str) -> dict[str, tuple[float, float]]:
-        """The lowest and highest that are tried."""
+        """The lowest and highest learning rate and, where the method has one, damping."""
         ranges = {"lr": (self.lr[0], self.lr[-1])}
         if unit := self._rho(scheme, 1.0):
             ranges["damping"] = (_plain(unit * self.damping[0]), _plain(unit * self.damping[-1]))
         return ranges
 
-    def _grid(self) -> dict[tuple[str, float], list[Setting]]:
+    def _grid(self) -> dict[Slice, list[Setting]]:
         return {
             (scheme, width): [(lr, self._rho(scheme, damping)) for lr in self.lr for damping in self.damping]
             for scheme, width in self.slices
         }
 
-    def _found(self, entries: Sequence[Entry]) -> dict[tuple[str, float], list[Setting]]:
+    def _tried(self, entries: Sequence[Entry]) -> dict[Slice, list[Setting]]:
         """The settings within the ranges that were tried so far."""
-        found: dict[tuple[str, float], dict[Setting, None]] = {}
+        tried: dict[Slice, dict[Setting, None]] = {}
         for entry in entries:
             point = entry.point
             if point.scheme in self.schemes and self._within(point):
-                found.setdefault((point.scheme, point.width), {})[point.lr, point.damping] = None
-        return {where: list(settings) for where, settings in found.items()}
+                tried.setdefault((point.scheme, point.width), {})[point.lr, point.damping] = None
+        return {where: list(settings) for where, settings in tried.items()}
 
     def _within(self, point: Point) -> bool:
         ranges = self.ranges(point.scheme)
         return all(low <= (getattr(point, axis) or low) <= high for axis, (low, high) in ranges.items())
 
     def _proposal(self, search: Search, entries: Sequence[Entry]) -> Point | None:
-        found = self._found(entries)
-        for scheme, width in sorted(self.slices, key=lambda where: len(found.get(where, ()))):  # widths side by side
-            if len(found.get((scheme, width), ())) >= search.trials:
+        """A new setting for the slice with the fewest, so that all widths advance alike; None if all have enough."""
+        tried = self._tried(entries)
+        for scheme, width in sorted(self.slices, key=lambda where: len(tried.get(where, ()))):
+            known = tried.get((scheme, width), ())
+            if len(known) >= search.trials:
                 continue
-            known = found.get((scheme, width), ())
             history = [
                 entry
                 for entry in entries
                 if (entry.point.scheme, entry.point.width) == (scheme, width) and self._within(entry.point)
             ]
-            for again in range(RETRIES):  # a narrow range has few numbers
+            for again in range(RETRIES):  # a narrow range has few numbers, and the sampler may repeat one
                 lr, damping = propose(search.sampler, self.ranges(scheme), history, self.metric, again)
                 setting = _plain(lr), self._rho(scheme, 1.0) if damping is None else _plain(damping)
                 if setting not in known:
@@ -218,21 +278,51 @@ class Design:
 
 
 def usual_schemes(method: str) -> tuple[str, ...]:
-    """What people do today, against muP."""
-    own = own_damping(method.partition(":")[0])
-    mup = "mup" if own is None else f"mup/{own.text()}"
-    return (("sp/heuristic" if method == "kfac" else mup.replace("mup", "sp")), mup)
+    """Return the two schemes that a study compares by default: common practice (SP) and muP.
+
+    Args:
+        method: A method by its name, as in "kfac" or "shampoo:1/4".
+
+    Returns:
+        Schemes as ``Design`` takes them.
+
+    Example:
+        >>> usual_schemes("kfac")
+        ('sp/heuristic:0.001', 'mup/rescaled:1')
+    """
+    spec = spec_of(method)
+    dampings = {"sp": spec.sp_damping or spec.damping, "mup": spec.damping}
+    return tuple(scheme if rule is None else f"{scheme}/{rule.text()}" for scheme, rule in dampings.items())
 
 
 @cache
-def own_number(scheme: str, method: str) -> float | None:
+def _damping_number(scheme: str, method: str) -> float | None:
     return read_scheme(scheme, method)[1]
 
 
-def _numbers(name: str, values: Sequence[float]) -> list[float]:
-    if not len(values) or not all(isinstance(value, Real) and 0 < value < math.inf for value in values):
+def _read_schemes(schemes: str | Sequence[str] | None, method: str) -> dict[str, float | None]:
+    """Schemes in their one spelling, with their damping numbers."""
+    if schemes is None:
+        schemes = usual_schemes(method)
+    dampings = dict(read_scheme(scheme, method) for scheme in ((schemes,) if isinstance(schemes, str) else schemes))
+    if not dampings:
+        raise StudyError("schemes: expected at least one, as in mup or sp/heuristic:1e-3")
+    return dampings
+
+
+def _read_seeds(seeds: int | Sequence[int]) -> tuple[int, ...]:
+    chosen: Sequence[int] = range(int(seeds)) if isinstance(seeds, (int, Integral)) else seeds
+    whole = [isinstance(seed, (int, Integral)) and 0 <= seed <= LARGEST_SEED for seed in chosen]
+    if not whole or not all(whole):
+        raise StudyError(f"seeds: expected whole numbers from 0 to {LARGEST_SEED}, got {seeds}")
+    return tuple(sorted({int(seed) for seed in chosen}))
+
+
+def _numbers(name: str, values: float | Sequence[float]) -> list[float]:
+    several: Sequence[float] = (values,) if isinstance(values, Real) else values  # type: ignore[assignment]
+    if not len(several) or not all(isinstance(value, Real) and 0 < value < math.inf for value in several):
         raise StudyError(f"{name}: expected numbers above 0, got {values!r}")
-    return [_plain(value) for value in values]
+    return [_plain(value) for value in several]
 
 
 def _plain(number: float) -> float:

@@ -1,5 +1,5 @@
-"""The one error of this room."""
+"""The error of studies."""
 
 
 class StudyError(ValueError):
-    """A study's description, its storage or its records do not fit; the message says where and the way out."""
+    """A study is not possible, or its storage or record cannot be used; the message says what to change."""

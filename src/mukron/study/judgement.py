@@ -25,16 +25,16 @@ LEAST_LACK = 0.1  # an accuracy above 0.9 lacks that much: half a point is relev
 
 @dataclass(frozen=True)
 class Regret:
-    """How much worse a width is at the narrowest width's best setting than at its own."""
+    """How much worse a width is at the narrowest width's best setting than at its own best setting."""
 
     width: float
     setting: float  # the narrowest width's best of those that were run
-    own: float
+    own: float  # this width's best of those that were run
     loss: float  # difference of the metric's means, positive is worse; infinite: it diverges there
     noise: float | None  # standard deviation over seeds
     units: float | None  # loss / noise
-    used: float | None = None  # the setting that was run nearest to it, where it was not run itself
-    large: bool = False  # beyond noise, beyond chance and relevant
+    used: float | None = None  # the setting that was run nearest to ``setting``, where that was not run itself
+    large: bool = False  # larger than noise and chance explain, and relevant
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Wider:
 
 @dataclass(frozen=True)
 class Judgement:
-    """One scheme, one axis."""
+    """Whether one scheme transfers on one axis, and why."""
 
     scheme: str
     axis: str  # "lr" or "damping"
@@ -67,7 +67,7 @@ class Judgement:
 
 
 def judge(scheme: str, results: Sequence[Result], axis: str, measure: Measure) -> Judgement:
-    """From all results of the scheme."""
+    """Judge one scheme on one axis, by all its results."""
     curves = read_curves(results, axis, measure)
     alive = {width: curve for width, curve in curves.items() if not curve.diverged.all()}
     optima = tuple(locate(curve, width, axis) for width, curve in alive.items())
@@ -81,23 +81,24 @@ def judge(scheme: str, results: Sequence[Result], axis: str, measure: Measure) -
 
 
 def _carried(curve: Curve, width: float, optima: Sequence[Optimum]) -> bool:
-    """Whether a narrower width's best was run there."""
+    """Whether the narrowest width's best setting was run at this width, which is wider."""
     return bool(optima) and width > optima[0].width and curve.nearest(optima[0].measured) is not None
 
 
 def _verdict(
     optima: Sequence[Optimum], moved: Interval | None, regret: Sequence[Regret], lost: Mapping[float, bool]
 ) -> str:
-    if any(lost.values()) or any(each.large for each in regret):
+    if any(lost.values()) or any(of_width.large for of_width in regret):
         return MOVES
     if moved is None:
         return CANNOT_TELL
     if (moved.low > 0 or moved.high < 0) and abs(moved.value) > MATTERS:
         return MOVES
-    return CANNOT_TELL if lost or uncertain(moved) or any(each.open for each in optima) else TRANSFERS
+    return CANNOT_TELL if lost or uncertain(moved) or any(optimum.open for optimum in optima) else TRANSFERS
 
 
 def uncertain(moved: Interval) -> bool:
+    """Whether the drift may be as large as a wrong exponent would make it."""
     return moved.low <= -RULED_OUT or moved.high >= RULED_OUT
 
 
@@ -142,39 +143,41 @@ def _large(curve: Curve, there: int, loss: float, units: float | None) -> bool:
 def _wider(
     curves: Mapping[float, Curve], narrow: Optimum, results: Sequence[Result], measure: Measure
 ) -> Iterator[Wider]:
-    """Early is a quarter of the epochs, late the last one: of those that all runs have."""
+    """Compare widths early (after a quarter of the epochs) and late (after the last one that all runs have)."""
     point = curves[narrow.width].runs[curves[narrow.width].best][0].point
     runs: dict[float, Sequence[Result]] = {}
     for width, curve in curves.items():
         there = curve.nearest(narrow.measured)
-        same = [each for each in results if replace(each.point, seed=point.seed) == replace(point, width=width)]
-        same = [] if any(each.status == PRUNED for each in same) else same
+        same = [run for run in results if replace(run.point, seed=point.seed) == replace(point, width=width)]
+        same = [] if any(run.status == PRUNED for run in same) else same
         if width >= narrow.width and (same or there is not None):
             runs[width] = same or curve.runs[there or 0]
-    trained = {width: found for width, found in runs.items() if not math.isnan(measure.mean(found))}
+    trained = {width: of_width for width, of_width in runs.items() if not math.isnan(measure.mean(of_width))}
     common = [
-        {row["epoch"] for row in each.rows if row.get(measure.name) is not None}
-        for found in trained.values()
-        for each in found
+        {row["epoch"] for row in run.rows if row.get(measure.name) is not None}
+        for of_width in trained.values()
+        for run in of_width
     ]
     epochs = sorted(set.intersection(*common))
     if len(runs) < 2 or not epochs:
         return
-    for when, epoch in (("early", next(each for each in epochs if each >= epochs[-1] / 4)), ("late", epochs[-1])):
-        values = [(width, *_mean(found, measure, epoch, width in trained)) for width, found in runs.items()]
+    early = next(epoch for epoch in epochs if epoch >= epochs[-1] / 4)
+    for when, epoch in (("early", early), ("late", epochs[-1])):
+        values = [(width, *_mean(of_width, measure, epoch, width in trained)) for width, of_width in runs.items()]
         worse, best = [], values[0]
-        for each in values[1:]:
-            if _is_worse(best, each, measure):
-                worse.append(each[0])
-            best = each if (each[1] < best[1]) == measure.lowest else best
+        for value in values[1:]:
+            if _is_worse(best, value, measure):
+                worse.append(value[0])
+            best = value if (value[1] < best[1]) == measure.lowest else best
         better = not worse and _is_worse(values[-1], values[0], measure)
         yield Wider(when, epoch, tuple(values), better, tuple(worse))
 
 
-def _mean(found: Sequence[Result], measure: Measure, epoch: int, trained: bool) -> tuple[float, float | None]:
+def _mean(runs: Sequence[Result], measure: Measure, epoch: int, trained: bool) -> tuple[float, float | None]:
+    """The metric's mean over runs after an epoch, and its standard error; infinitely bad where runs diverged."""
     if not trained:
         return (math.inf if measure.lowest else -math.inf), None
-    values = [each.value(measure.name, epoch) for each in found]
+    values = [run.value(measure.name, epoch) for run in runs]
     numbers = np.array([value for value in values if value is not None])
     error = float(numbers.std(ddof=1)) / math.sqrt(len(numbers)) if len(numbers) > 1 else None
     return float(numbers.mean()), error
@@ -183,12 +186,12 @@ def _mean(found: Sequence[Result], measure: Measure, epoch: int, trained: bool) 
 def _is_worse(
     one: tuple[float, float, float | None], other: tuple[float, float, float | None], measure: Measure
 ) -> bool:
-    """Whether the other is, by more than two standard errors of the difference; with one seed, at all."""
-    (_, before, error), (_, mean, own) = one, other
-    if math.isinf(mean):
-        return not math.isinf(before)
-    allowed = 0.0 if error is None or own is None else 2 * math.hypot(error, own)
-    return (mean - before if measure.lowest else before - mean) > allowed
+    """Whether the other is worse than the one by more than two standard errors; with one seed, worse at all."""
+    (_, mean, error), (_, other_mean, other_error) = one, other
+    if math.isinf(other_mean):
+        return not math.isinf(mean)
+    allowed = 0.0 if error is None or other_error is None else 2 * math.hypot(error, other_error)
+    return (other_mean - mean if measure.lowest else mean - other_mean) > allowed
 
 
 # In words.
@@ -204,9 +207,9 @@ def _reasons(
 ) -> Iterator[str]:
     name = AXES[axis]
     yield _drift_in_words(name, optima, moved)
-    for each in regret:
-        if each is regret[-1] or (each.large and not regret[-1].large):
-            yield _regret_in_words(name, optima[0].width, each)
+    for of_width in regret:
+        if of_width is regret[-1] or (of_width.large and not regret[-1].large):
+            yield _regret_in_words(name, optima[0].width, of_width)
     for width, carried in lost.items():
         also = f", width {optima[0].width:g}'s best {name} too" if carried else ""
         yield f"at width {width:g} every run diverged{also}: add {REMEDY[axis]}"
@@ -226,45 +229,46 @@ def _drift_in_words(name: str, optima: Sequence[Optimum], moved: Interval | None
     if moved is None:
         return f"only width {optima[0].width:g} has a best {name}, and a drift takes two widths"
     first, last = optima[0].width, optima[-1].width
-    said = f"the best {name} moves by {moved} in log2 per doubling of the width"
+    text = f"the best {name} moves by {moved} in log2 per doubling of the width"
     doublings = math.log2(last / first)
     if math.isinf(moved.low) and math.isinf(moved.high):
-        return f"{said}: nothing bounds it" + ("" if any(each.open for each in optima) else ", one seed takes 3 widths")
+        few = "" if any(optimum.open for optimum in optima) else ", one seed takes 3 widths"
+        return f"{text}: nothing bounds it{few}"
     if math.isinf(moved.low) or math.isinf(moved.high):
-        return f"{said}: the settings that were run bound it on one side only"
+        return f"{text}: the settings that were run bound it on one side only"
     if moved.low > 0 or moved.high < 0:
         way = ("up" if moved.value > 0 else "down") + (", which is little" if abs(moved.value) <= MATTERS else "")
-        return f"{said}: over {first:g} to {last:g} by a factor of {2 ** abs(moved.value * doublings):.2g} {way}"
+        return f"{text}: over {first:g} to {last:g} by a factor of {2 ** abs(moved.value * doublings):.2g} {way}"
     if uncertain(moved):
         most = max(-moved.low, moved.high)
         return (
-            f"{said}: it may be as large as {most:.2g}, and up to {RULED_OUT:g} would count as staying; "
+            f"{text}: it may be as large as {most:.2g}, and up to {RULED_OUT:g} would count as staying; "
             "add widths, settings between these, or seeds"
         )
     factor = 2 ** (max(-moved.low, moved.high) * doublings)
-    return f"{said}: over {first:g} to {last:g} it stays within a factor of {factor:.2g}"
+    return f"{text}: over {first:g} to {last:g} it stays within a factor of {factor:.2g}"
 
 
 def _regret_in_words(name: str, narrow: float, regret: Regret) -> str:
-    said = f"at width {regret.width:g}, width {narrow:g}'s best {name} {setting_text(regret.setting)}"
+    text = f"at width {regret.width:g}, width {narrow:g}'s best {name} {setting_text(regret.setting)}"
     if regret.used is not None:
-        said += f" (the nearest that was run is {setting_text(regret.used)})"
+        text += f" (the nearest that was run is {setting_text(regret.used)})"
     if math.isinf(regret.loss):
-        return f"{said} diverges"
+        return f"{text} diverges"
     if (regret.used or regret.setting) == regret.own:
-        return f"{said} is the best too"
+        return f"{text} is the best too"
     if regret.units is None:
-        return f"{said} costs {regret.loss:.2g}; one seed: there is no noise to compare it with"
-    return f"{said} costs {regret.loss:.2g}, {regret.units:.1f} times the seed noise"
+        return f"{text} costs {regret.loss:.2g}; one seed: there is no noise to compare it with"
+    return f"{text} costs {regret.loss:.2g}, {regret.units:.1f} times the seed noise"
 
 
 def _wider_in_words(wider: Sequence[Wider]) -> str:
-    if all(each.better for each in wider):
+    if all(at.better for at in wider):
         return "wider is better early and late"
-    said = [f"{each.when} (worse at {_widths(each.worse_at)})" for each in wider if each.worse_at]
-    said += [f"{each.when} (by more than noise)" for each in wider if each.answer == "unclear"]
-    kept = [each.when for each in wider if each.better]
-    return f"wider is not better {' nor '.join(said)}" + (f", but {kept[0]} it is" if kept else "")
+    not_better = [f"{at.when} (worse at {_widths(at.worse_at)})" for at in wider if at.worse_at]
+    not_better += [f"{at.when} (by more than noise)" for at in wider if at.answer == "unclear"]
+    better = [at.when for at in wider if at.better]
+    return f"wider is not better {' nor '.join(not_better)}" + (f", but {better[0]} it is" if better else "")
 
 
 def _at_widths(widths: Sequence[float], count: int) -> str:
@@ -276,7 +280,7 @@ def _widths(widths: Sequence[float]) -> str:
 
 
 def setting_text(setting: float) -> str:
-    """A power of two as such: 0.015625 -> "2^-6"."""
+    """A setting for people, powers of two as such: 0.015625 -> "2^-6"."""
     power = math.log2(setting)
     if power and math.isclose(power, round(power), abs_tol=1e-6):
         return f"2^{round(power)}"

@@ -1,6 +1,6 @@
-"""The best setting at each width and how it moves: from measured curves, with intervals that few seeds can keep.
+"""The best setting at every width and how it moves with the width, with confidence intervals from few seeds.
 
-x is log2 of the setting throughout, and cost what ``Measure`` makes of the metric: low is best.
+Throughout, x is log2 of the setting, and the cost is computed from the metric by ``Measure``: low is best.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class Interval:
-    """A number and where it may lie; low or high is infinite where the data do not say."""
+    """A number and its confidence interval; low or high is infinite where the data do not bound it."""
 
     value: float
     low: float
@@ -56,21 +56,21 @@ class Optimum:
 
 
 def locate(curve: Curve, width: float, axis: str) -> Optimum:
-    """The optimum from a local parabola around the best measured mean, and where it may lie."""
-    best, seeds, own = curve.best, curve.seeds, curve.values[curve.best]
+    """The optimum from a local parabola around the best measured mean, with its interval."""
+    best, seeds, best_values = curve.best, curve.seeds, curve.values[curve.best]
     value = float(place(curve.costs[None], curve.x)[0])
     error = _bootstrap(curve) if seeds > 1 else 0.0
     worse = _worse(curve)
     equal = curve.x[~worse if _flat(curve, worse) else curve.costs <= curve.costs[best]]
     grid = max(_grid_error(curve.costs, curve.x, best), CELL * float(equal[-1] - equal[0]))
-    found = Interval(value, *_range(curve, value, error, grid, worse))
+    interval = Interval(value, *_range(curve, value, error, grid, worse))
     return Optimum(
         width=width,
-        best=found,
+        best=interval,
         measured=float(curve.settings[best]),
-        value=float(own.mean()),
-        noise=float(own.std(ddof=1)) if seeds > 1 else None,
-        notes=tuple(_notes(curve, found, worse, AXES[axis])),
+        value=float(best_values.mean()),
+        noise=float(best_values.std(ddof=1)) if seeds > 1 else None,
+        notes=tuple(_notes(curve, interval, worse, AXES[axis])),
         seeds=seeds,
         error=error,
         grid=grid,
@@ -78,12 +78,12 @@ def locate(curve: Curve, width: float, axis: str) -> Optimum:
 
 
 def place(costs: Array, x: Array) -> Array:
-    """Where each row of costs is lowest: by a parabola around its lowest one, or just there if it is the first or last.
+    """Where every row of costs is lowest: by a parabola around its lowest cost, or there if it is the first or last.
 
-    Settings that diverged (not a number) are never the lowest, and beside it count as the worst that was measured.
+    Settings that diverged (not a number) are never the lowest. Next to it they count as the worst measured cost.
     """
     best, diverged = lowest(costs), np.isnan(costs[0])
-    found = x[best]
+    places = x[best]
     costs = _filled(costs)
     for number in np.unique(best):
         if not 0 < number < len(x) - 1:
@@ -93,8 +93,8 @@ def place(costs: Array, x: Array) -> Array:
         # cost ~ a + b t + c t^2, lowest at t = -b / 2c
         _, b, c = np.linalg.pinv(np.vander(near, 3, increasing=True)) @ costs[rows][:, inside].T
         bent = c > ROUNDING * np.abs(costs[rows]).max(1)
-        found[rows] += np.clip(np.where(bent, -b / (2 * np.where(bent, c, 1.0)), 0.0), near[0], near[-1])
-    return found
+        places[rows] += np.clip(np.where(bent, -b / (2 * np.where(bent, c, 1.0)), 0.0), near[0], near[-1])
+    return places
 
 
 def _filled(costs: Array) -> Array:
@@ -130,8 +130,9 @@ def _grid_error(costs: Array, x: Array, best: int) -> float:
     gap = float(np.diff(x[inside]).mean()) if len(x) > 1 else NEAR
     if not 0 < best < len(x) - 1 or np.isnan(costs[best - 1 : best + 2]).any() or _wall(costs, best):
         return CELL * gap
-    own, *beside = (_bend(_filled(costs), x, each) for each in (best, best - 1, best + 1) if 0 < each < len(x) - 1)
-    unlike = [abs(own - each) / max(abs(own) + abs(each), 1e-300) for each in beside] or [1.0]
+    inner = [index for index in (best, best - 1, best + 1) if 0 < index < len(x) - 1]
+    bend, *beside = (_bend(_filled(costs), x, index) for index in inner)
+    unlike = [abs(bend - other) / max(abs(bend) + abs(other), 1e-300) for other in beside] or [1.0]
     return SHAPE * gap * sum(unlike) / len(unlike)
 
 
@@ -189,13 +190,13 @@ def _range(curve: Curve, value: float, error: float, grid: float, worse: Mask) -
     return float(low), float(high)
 
 
-def _notes(curve: Curve, found: Interval, worse: Mask, name: str) -> Iterator[str]:
+def _notes(curve: Curve, interval: Interval, worse: Mask, name: str) -> Iterator[str]:
     best, diverged = curve.best, curve.diverged
     if len(diverged) == 1:
         yield f"only one {name} was run: run more"
-    elif math.isinf(found.low):
+    elif math.isinf(interval.low):
         yield f"at the lowest {name} that was run: the best may be lower still, add lower ones"
-    elif math.isinf(found.high):
+    elif math.isinf(interval.high):
         yield f"at the highest {name} that was run: the best may be higher still, add higher ones"
     if diverged[max(best - 1, 0) : best + 2].any():
         yield "next to runs that diverged"
@@ -217,27 +218,28 @@ def _runs(count: int) -> str:
 def drift(optima: Sequence[Optimum]) -> Interval | None:
     """The slope of log2 of the best setting in log2 of the width, by least squares; None with fewer than two widths.
 
-    Its error has two parts. Noise: an optimum's variance as its seeds tell it, and as its distance from the line does,
-    taken together by their degrees of freedom, with Student's quantile. The few seeds of one width would tell too
-    little, those of all widths do; with one seed there is the line alone, which takes three widths. And the grid's: it
-    does not shrink with more seeds, and optima that err alike need not leave the line.
+    Its error has two parts. Noise: the variance of the optima over seeds and their distance from the line, pooled by
+    their degrees of freedom, with Student's quantile. The few seeds of one width say too little, those of all widths
+    together do not; with one seed there is the line alone, which takes three widths. Grid: the error of a coarse grid
+    does not shrink with more seeds, and optima with equal errors stay on a line.
     """
     if len(optima) < 2:
         return None
-    widths = np.log2([each.width for each in optima])
+    widths = np.log2([optimum.width for optimum in optima])
     weights = (widths - widths.mean()) / ((widths - widths.mean()) ** 2).sum()
-    values = np.array([each.best.value for each in optima])
+    values = np.array([optimum.best.value for optimum in optima])
     slope = float(weights @ values)
     off = values - values.mean() - slope * (widths - widths.mean())
-    freedom = sum(each.seeds - 1 for each in optima) + len(optima) - 2
+    freedom = sum(optimum.seeds - 1 for optimum in optima) + len(optima) - 2
     low = high = math.inf
     if freedom:
-        variance = (sum((each.seeds - 1) * each.error**2 for each in optima) + float(off @ off)) / freedom
+        over_seeds = sum((optimum.seeds - 1) * optimum.error**2 for optimum in optima)
+        variance = (over_seeds + float(off @ off)) / freedom
         noise = student_quantile((1 + CONFIDENCE) / 2, freedom) * math.sqrt(variance * float(weights @ weights))
-        grid = 2 * math.hypot(*(weight * each.grid for weight, each in zip(weights, optima, strict=True)))
+        grid = 2 * math.hypot(*(weight * optimum.grid for weight, optimum in zip(weights, optima, strict=True)))
         low = high = math.hypot(noise, grid)
-    for weight, each in zip(weights, optima, strict=True):  # an optimum beyond the grid tells one side alone
+    for weight, optimum in zip(weights, optima, strict=True):  # an optimum beyond the grid is bounded on one side only
         if abs(weight) > ROUNDING:
-            low = math.inf if math.isinf(each.best.low if weight > 0 else each.best.high) else low
-            high = math.inf if math.isinf(each.best.high if weight > 0 else each.best.low) else high
+            low = math.inf if math.isinf(optimum.best.low if weight > 0 else optimum.best.high) else low
+            high = math.inf if math.isinf(optimum.best.high if weight > 0 else optimum.best.low) else high
     return Interval(slope, slope - low, slope + high)

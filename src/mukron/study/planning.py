@@ -1,7 +1,7 @@
-"""From settings tuned at a narrow width to a wide network: its settings, what a step of it costs, and the code.
+"""From settings tuned at a narrow width to a wide network: its settings, the cost of a step, and the code.
 
-Nothing as large as the wide network is built here: its plan is made on the meta device, and its step is measured in a
-process of its own, once it is known to fit.
+Nothing as large as the wide network is built here: it is planned on the meta device, and its step is measured in
+another process, once it is known to fit.
 """
 
 from __future__ import annotations
@@ -19,16 +19,14 @@ from mukron.params import Parametrization, base_shapes, build_without_memory, pa
 from mukron.params.storage import Data, stamp
 from mukron.study.cost import MeasuringError, Sizes, StepCost, available_memory, bytes_, measured, sizes_of
 from mukron.study.errors import StudyError
-from mukron.study.points import own_damping
 from mukron.study.script import script
 from mukron.table import Table
 from mukron.theory import SP, get_method
 from mukron.train import RunConfig, base_width_of, dataset_of, factory_of
-from mukron.train.config import FIRST_ORDER
 
 KIND, VERSION = "plan", 1
 BREAK_MUP = (Heuristic, Constant)
-RULES = {  # what a damping number says
+RULES = {  # what a damping number means
     "Rescaled": "that many times a factor's trace over its size at the base width",
     "MaxEigenvalue": "that many times a factor's largest eigenvalue",
     "Fixed": "its numbers for the two sides, times the 'rho x' columns",
@@ -45,8 +43,8 @@ class Setting:
     role: str
     shape: tuple[int, ...]
     std: float | None  # of its initial values; 0: all equal
-    lr: float  # its own: the tuned one times its multiplier
-    damping: Mapping[str, float]  # by factor: how much more of it than at the base width
+    lr: float  # the tuned learning rate times its multiplier
+    damping: Mapping[str, float]  # by factor: the damping as a multiple of that at the base width
 
 
 @dataclass(frozen=True)
@@ -56,53 +54,53 @@ class WidePlan:
     tuned: RunConfig
     config: RunConfig  # the wide run
     parametrization: Parametrization
-    network_options: Mapping[str, Any]  # keyword arguments of the network beside its width
+    network_options: Mapping[str, Any]  # keyword arguments of the network, apart from its width
     batch: int
     sizes: Sizes
-    steps: tuple[StepCost, ...]  # the method's own and, beside it, SGD's; none if not measured
-    not_measured: str = ""  # why
+    steps: tuple[StepCost, ...]  # the method's and SGD's; none if not measured
+    not_measured: str = ""  # why not
 
     @property
     def settings(self) -> tuple[Setting, ...]:
         config, options = self.config, self.config.method_options
         fallback = options.get("fallback", "sgd")
         fallback_lr = config.lr if options.get("fallback_lr") is None else options["fallback_lr"]
-        own, others = self.parametrization.scales(config.method), self.parametrization.scales(fallback)
+        scales, fallback_scales = self.parametrization.scales(config.method), self.parametrization.scales(fallback)
         rates = self.parametrization.scales(options.get("graft") or config.method)
         settings = []
         for name, plan in self.parametrization.parameters.items():
             excluded = any(name.startswith(f"{layer}.") for layer in options.get("exclude", ()))
-            left = config.family not in FIRST_ORDER and (plan.fallback or excluded)  # to the fallback rule
-            lr = fallback_lr * others[name].lr if left else config.lr * rates[name].lr
-            damping = {} if left else dict(own[name].damping)
+            falls_back = config.spec.layerwise and (plan.fallback or excluded)
+            lr = fallback_lr * fallback_scales[name].lr if falls_back else config.lr * rates[name].lr
+            damping = {} if falls_back else dict(scales[name].damping)
             settings.append(Setting(name, plan.role.value, plan.shape, plan.std, lr, damping))
         return tuple(settings)
 
     def layers(self) -> Table:
-        """For every parameter: role, shape, initial std, learning rate, and how its damping has grown."""
+        """For every parameter: role, shape, initial std, learning rate, and the multiple of its damping."""
         config, method = self.config, get_method(self.config.method)
         factors = [factor.name for factor in method.damped]
         rows = tuple(
             (
-                *(each.name, each.role, " x ".join(map(str, each.shape)) or "1"),
-                "as drawn" if each.std is None else f"{each.std:.4g}" if each.std else "constant",
-                f"{each.lr:.4g}",
-                *(f"{each.damping[name]:.4g}" if name in each.damping else "-" for name in factors),
+                *(setting.name, setting.role, " x ".join(map(str, setting.shape)) or "1"),
+                "as drawn" if setting.std is None else f"{setting.std:.4g}" if setting.std else "constant",
+                f"{setting.lr:.4g}",
+                *(f"{setting.damping[name]:.4g}" if name in setting.damping else "-" for name in factors),
             )
-            for each in self.settings
+            for setting in self.settings
         )
         columns = ("parameter", "role", "shape", "initial std", "learning rate", *(f"rho_{name} x" for name in factors))
         title = f"{method.title}, {config.scheme}, width {config.width:g}, settings of base width {config.base_width:g}"
         return Table(title, columns, rows, tuple(_meaning(config)))
 
     def cost(self) -> Table:
-        """Time and peak memory of a step beside SGD's; where it was not measured, what memory it takes by count."""
+        """Time and peak memory of a step beside SGD's; where it was not measured, its memory by count."""
         sizes, where = self.sizes, f"width {self.config.width:g}, batch {self.batch}, {self.config.device}"
         held = bytes_(sizes.weights + sizes.gradients + sizes.moments)
         count = f"{sizes.parameters:,} parameters; weights, gradients and moments take {held}."
         if self.steps:
             columns = ("method", "time", "x SGD", "peak memory", "x SGD")
-            rows = tuple(each.row(self.steps[-1]) for each in self.steps)
+            rows = tuple(step.row(self.steps[-1]) for step in self.steps)
             return Table(f"A step, {where}", columns, rows, (count, self._how_measured()))
         parts = {**asdict(sizes), "total": sizes.total}
         counted = tuple((name, bytes_(size)) for name, size in parts.items() if name != "parameters")
@@ -117,21 +115,21 @@ class WidePlan:
 
     @property
     def by_layer(self) -> Table | None:
-        """What each layer costs, as the optimizer's ``plan()`` has it after a step; None if it has not made one."""
+        """The cost of every layer, as the optimizer's ``plan()`` has it after a step; None if no step was measured."""
         return self.steps[0].layers if self.steps else None
 
     def code(self) -> str:
-        """A Python script that trains the wide network with these settings, on a ``loader`` of your own."""
+        """A Python script that trains the wide network with these settings on your ``loader``."""
         return script(self.config, self.network_options)
 
     def to_dict(self) -> Data:
         content = {
             "tuned": self.tuned.to_dict(),
             "config": self.config.to_dict(),
-            "layers": [asdict(each) for each in self.settings],
+            "layers": [asdict(setting) for setting in self.settings],
             "batch": self.batch,
             "bytes": {**asdict(self.sizes), "total": self.sizes.total},
-            "steps": [asdict(each) for each in self.steps],
+            "steps": [asdict(step) for step in self.steps],
             "not_measured": self.not_measured,
             "code": self.code(),
         }
@@ -146,11 +144,21 @@ def plan_for(
     data_dir: str | os.PathLike[str] | None = None,
     steps: int = 3,
 ) -> WidePlan:
-    """What a run that was tuned at its width becomes at another one.
+    """Plan a run at another width than that at which it was tuned.
 
-    tuned: the best run of a study, ``StudyRecord.best()``; learning rates count from its base width.
-    steps: how many steps to measure at that width, on the run's device; 0 measures none. Where memory would not do, or
-        it takes minutes, nothing is measured either, and the plan says so.
+    Args:
+        tuned: The best run of a study, ``StudyRecord.best()``. Its learning rate holds at its base width.
+        width: The width to plan for.
+        dataset: The run's data, if it is loaded already.
+        data_dir: Where data sets are kept.
+        steps: How many steps to measure at that width, on the run's device. Nothing is measured with 0, and where
+            memory would not suffice or a step takes minutes; the plan then says why.
+
+    Returns:
+        The plan.
+
+    Raises:
+        StudyError: The run was tuned under SP, where settings do not transfer.
     """
     if tuned.scheme == SP.name:
         raise StudyError(
@@ -158,7 +166,7 @@ def plan_for(
             "width: they do not transfer. Tune with scheme 'mup'"
         )
     base = base_width_of(tuned)
-    damping = own_damping(tuned.family) if tuned.damping is None else tuned.damping
+    damping = tuned.spec.damping if tuned.damping is None else tuned.damping
     config = tuned.replace(width=width, base_width=base, damping=damping)
     dataset = dataset_of(config, dataset, None if data_dir is None else Path(data_dir))
     batch = min(config.batch or len(dataset.train), len(dataset.train))
@@ -184,7 +192,7 @@ def plan_for(
 
 
 def _meaning(config: RunConfig) -> list[str]:
-    """What a user should know of the numbers in the table of layers."""
+    """Notes on the numbers in the table of layers."""
     notes = []
     if config.damping is not None:
         moves = isinstance(config.damping, BREAK_MUP)
@@ -194,11 +202,11 @@ def _meaning(config: RunConfig) -> list[str]:
             + ("does not keep to." if moves else "sees to.")
         )
         if moves:
-            own = own_damping(config.family)
-            assert own is not None
+            recommended = config.spec.damping
+            assert recommended is not None
             notes.append(
                 "WARNING: with this rule the best settings move with the width, muP or not; tune with --damping "
-                + own.text().partition(":")[0]
+                + recommended.text().partition(":")[0]
             )
     if config.weight_decay:
         notes.append(f"weight decay {config.weight_decay:g} shrinks every layer alike at every width.")

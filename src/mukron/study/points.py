@@ -1,4 +1,4 @@
-"""What a study consists of: points, each trained once, and what became of them.
+"""What a study consists of: points, every one of them trained once, and their results.
 
 A **scheme** of a study is written SCHEME or SCHEME/DAMPING, as in "sp/heuristic:1e-3": a parametrization and the rule
 that turns a damping number into a layer's damping.
@@ -15,7 +15,6 @@ from mukron.damping import Rule
 from mukron.study.errors import StudyError
 from mukron.theory import get_scheme
 from mukron.train import RunConfig, records
-from mukron.train.config import FIRST_ORDER
 from mukron.train.records import EpochRow
 
 FINISHED, DIVERGED, PRUNED = records.FINISHED, records.DIVERGED, "pruned"
@@ -23,16 +22,35 @@ FINISHED, DIVERGED, PRUNED = records.FINISHED, records.DIVERGED, "pruned"
 
 @dataclass(frozen=True)
 class Point:
-    """One training run of a study."""
+    """One training run of a study.
 
-    scheme: str  # as ``read_scheme`` writes it
+    Attributes:
+        scheme: A parametrization and its damping rule, as in "mup/rescaled:1".
+        width: The network's width.
+        lr: The learning rate, as tuned at the base width.
+        damping: The number of the scheme's rule; None for methods without damping.
+        seed: The seed of everything that is drawn.
+
+    Example:
+        >>> Point("mup/rescaled:1", width=128, lr=0.02, damping=0.5, seed=0).config(RunConfig()).damping.text()
+        'rescaled:0.5'
+    """
+
+    scheme: str
     width: float
     lr: float
-    damping: float | None  # the number of the scheme's rule; None for methods that have no damping
+    damping: float | None
     seed: int
 
     def config(self, config: RunConfig) -> RunConfig:
-        """The run itself: what the study trains, at this point."""
+        """Return the run at this point.
+
+        Args:
+            config: What the study trains.
+
+        Returns:
+            The same with the scheme, width, learning rate, damping and seed of this point.
+        """
         scheme, _, rule = self.scheme.partition("/")
         damping: Any = config.damping
         if self.damping is not None:
@@ -42,26 +60,49 @@ class Point:
 
 @dataclass(frozen=True)
 class Result:
-    """What became of a point."""
+    """The result of training a point.
+
+    Attributes:
+        point: What was trained.
+        status: "finished", "diverged" or "pruned" (given up, as it fell behind the others).
+        rows: One row per epoch, as in ``mukron.train.Run``.
+        reason: Why it did not finish.
+        seconds: The time that training took.
+
+    Example:
+        >>> point = Point("mup/rescaled:1", width=128, lr=0.02, damping=1.0, seed=0)
+        >>> Result(point, "finished", [{"epoch": 1, "train_loss": 0.5}]).value("train_loss")
+        0.5
+    """
 
     point: Point
-    status: str  # "finished", "diverged" or "pruned" (given up, as it fell behind)
-    rows: Sequence[EpochRow] = ()  # its epochs, as ``mukron.train.Run`` has them
-    reason: str = ""  # why it did not finish
+    status: str
+    rows: Sequence[EpochRow] = ()
+    reason: str = ""
     seconds: float = 0.0
 
     def value(self, metric: str, epoch: int | None = None) -> float | None:
-        """The metric at the end of an epoch, the last one if none is named; None if there is none."""
+        """Return a metric at the end of an epoch.
+
+        Args:
+            metric: A column of the rows, as in "train_loss".
+            epoch: The epoch, from 1; the last one if not given.
+
+        Returns:
+            The value; None if there is no such epoch, or it has no finite value of the metric.
+        """
         rows = [row for row in self.rows if epoch is None or row["epoch"] == epoch]
         return rows[-1].get(metric) if rows else None
 
     def to_dict(self) -> dict[str, Any]:
+        """Return plain data for JSON."""
         content = {**dataclasses.asdict(self.point), "status": self.status, "reason": self.reason}
         return {**content, "seconds": self.seconds, "rows": [dict(row) for row in self.rows]}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Result:
-        point = Point(*(data[each.name] for each in dataclasses.fields(Point)))
+        """Read what ``to_dict`` returned."""
+        point = Point(*(data[field.name] for field in dataclasses.fields(Point)))
         return cls(point, data["status"], data["rows"], data["reason"], data["seconds"])
 
 
@@ -77,26 +118,19 @@ def read_scheme(text: str, method: str) -> tuple[str, float | None]:
             f"scheme {text!r}: {error}; expected SCHEME or SCHEME/DAMPING, as in sp/heuristic:1e-3"
         ) from None
     if config.damping is None:
-        config = config.replace(damping=own_damping(config.family))
+        config = config.replace(damping=config.spec.damping)
     if config.damping is None:
         return name, None
     return f"{name}/{config.damping.text()}", config.damping.rho
 
 
-def own_damping(family: str) -> Rule | None:
-    """The rule that the method has if nothing is said."""
-    if family in FIRST_ORDER:
-        return None
-    return Rule.parse("max-eigenvalue" if family == "shampoo" else "rescaled")
-
-
 def label(scheme: str) -> str:
-    """For people: "sp/heuristic:0.001" -> "SP, heuristic"."""
+    """A scheme's name in tables and figures: "sp/heuristic:0.001" -> "SP, heuristic"."""
     name, slash, rule = scheme.partition("/")
     shown = {"sp": "SP", "mup": "muP", "ntk": "NTK"}.get(name, name)
     return shown + (f", {rule.partition(':')[0]}" if slash else "")
 
 
 def lowest_is_best(metric: str) -> bool:
-    """Losses want to be low, all else (accuracies, correlations) high."""
+    """Whether a low value is best: it is of losses, but not of anything else (accuracies, correlations)."""
     return metric.endswith("loss")

@@ -1,4 +1,4 @@
-"""A study as it is kept: what was trained, what became of every point, and what that shows. One JSON file."""
+"""A study as it is kept in one JSON file: what was trained, every point's result, and the certificate."""
 
 from __future__ import annotations
 
@@ -21,26 +21,56 @@ KIND, VERSION = "study", 1
 
 @dataclass(frozen=True)
 class StudyRecord:
-    """What a study found. Reports and plans are made of it alone."""
+    """The results of a study. Reports and plans need nothing else.
+
+    Attributes:
+        name: The study's name.
+        config: What is trained; scheme, width, learning rate, damping and seed are those of the points.
+        over: What is tuned: "lr", "damping" or both.
+        metric: What decides which setting is best.
+        results: The results of all points.
+        certificate: Whether settings transfer; None if there is one width only.
+        made: How the record was made: command, date, storage, machine, versions.
+
+    Example:
+        ::
+
+            record = StudyRecord.load("studies/first/study.json")
+            print(record.ranking())
+            config = record.best(scheme="mup/rescaled:1", width=64)
+    """
 
     name: str
-    config: RunConfig  # what is trained; each point says its own scheme, width, learning rate, damping and seed
-    over: tuple[str, ...]  # what is tuned: "lr", "damping" or both
+    config: RunConfig
+    over: tuple[str, ...]
     metric: str
     results: Sequence[Result]
-    certificate: Certificate | None = None  # None: one width, so there is nothing to transfer to
-    made: Mapping[str, str] = field(default_factory=dict)  # command, machine, versions, date, storage
+    certificate: Certificate | None = None
+    made: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def schemes(self) -> tuple[str, ...]:
+        """The schemes of the results."""
         return tuple(dict.fromkeys(result.point.scheme for result in self.results))
 
     @property
     def widths(self) -> tuple[float, ...]:
+        """The widths of the results, ascending."""
         return tuple(sorted({result.point.width for result in self.results}))
 
     def best(self, scheme: str | None = None, width: float | None = None) -> RunConfig:
-        """The run with the best mean over seeds, of those whose every seed finished; its seed is the config's own."""
+        """Return the run with the best mean over seeds.
+
+        Args:
+            scheme: Only of this scheme, as ``schemes`` has it.
+            width: Only of this width.
+
+        Returns:
+            The run, with the seed of ``config``.
+
+        Raises:
+            StudyError: There is no setting of which all seeds finished.
+        """
         ranked = self.ranked(scheme, width)
         if not ranked:
             what = f"no run{f' of {scheme}' if scheme else ''}{f' at width {width:g}' if width else ''} finished"
@@ -48,7 +78,7 @@ class StudyRecord:
         return ranked[0][0].config(self.config)
 
     def ranking(self, most: int = 10) -> Table:
-        """The best settings, the best one first."""
+        """Return a table of at most so many settings, the best one first."""
         count = Counter(result.status for result in self.results)
         rows = [
             (f"{number}", label(point.scheme), f"{point.width:g}", f"{point.lr:.4g}", _damping(point), f"{value:.5g}")
@@ -59,18 +89,27 @@ class StudyRecord:
         return Table(title, columns, tuple(rows) or (("", "-", "-", "-", "-", "no run finished"),))
 
     def ranked(self, scheme: str | None = None, width: float | None = None) -> list[tuple[Point, float]]:
-        """Settings and their means over seeds, best first; without those of which a seed did not finish."""
+        """Return settings and their means over seeds, best first, without settings of which a seed did not finish.
+
+        Args:
+            scheme: Only of this scheme.
+            width: Only of this width.
+
+        Returns:
+            Points, with the seed of ``config``, and means of the metric.
+        """
         values: dict[Point, list[float]] = defaultdict(list)
         for result in self.results:
             point, value = result.point, result.value(self.metric)
             if scheme in (None, point.scheme) and width in (None, point.width):
                 ended = result.status == FINISHED and value is not None
                 values[replace(point, seed=self.config.seed)].append(value if ended and value is not None else math.nan)
-        means = {setting: statistics.fmean(found) for setting, found in values.items()}
+        means = {setting: statistics.fmean(of_seeds) for setting, of_seeds in values.items()}
         finished = [(setting, mean) for setting, mean in means.items() if not math.isnan(mean)]
-        return sorted(finished, key=lambda each: each[1], reverse=not lowest_is_best(self.metric))
+        return sorted(finished, key=lambda pair: pair[1], reverse=not lowest_is_best(self.metric))
 
     def to_dict(self) -> Data:
+        """Return plain data for JSON."""
         content = {"name": self.name, "config": self.config.to_dict(), "over": list(self.over), "metric": self.metric}
         certificate = None if self.certificate is None else self.certificate.to_dict()
         results = [result.to_dict() for result in self.results]
@@ -80,6 +119,7 @@ class StudyRecord:
 
     @classmethod
     def from_dict(cls, data: object, source: str = "study") -> StudyRecord:
+        """Read what ``to_dict`` returned; errors name the ``source``."""
         content = check_stamp(data, KIND, VERSION, source)
         config = RunConfig.from_dict(content.get("config"), source)
         with damaged(source):
@@ -94,10 +134,16 @@ class StudyRecord:
             )
 
     def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the record as JSON."""
         write_json(path, self.to_dict())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> StudyRecord:
+        """Read a study.json.
+
+        Raises:
+            StudyError: The file cannot be read.
+        """
         try:
             return cls.from_dict(read_json(path), str(path))
         except OSError as error:

@@ -5,17 +5,16 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Mapping
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, is_dataclass
+from fractions import Fraction
 from typing import Any
 
-from mukron.curvature import parse_memory
+import mukron
 from mukron.damping import Rule
 from mukron.imports import import_function
 from mukron.models import get_model
 from mukron.theory import MUP, get_method
 from mukron.train import RunConfig
-from mukron.train.build import SECOND_ORDER
-from mukron.train.config import FIRST_ORDER
 
 LINE = 100
 
@@ -28,7 +27,8 @@ def script(config: RunConfig, network_options: Mapping[str, Any]) -> str:
     title = f"{get_method(config.method).title} at width {config.width:g}, settings of base width {config.base_width:g}"
     imports, definition = _network(config, network_options)
     lines = [f'"""{title}. ``loader`` is yours."""', "", "import torch", "from torch.nn import functional as F", ""]
-    lines += ["import mukron", *imports, *definition, "", *_setup(config, by_name=not definition), *_schedule(config)]
+    lines += ["import mukron", *imports, *_own_imports(config), *definition, ""]
+    lines += [*_setup(config, by_name=not definition), *_schedule(config)]
     return "\n".join([*lines, "", *_loop(config), ""])
 
 
@@ -66,29 +66,36 @@ def _setup(config: RunConfig, by_name: bool) -> list[str]:
 
 
 def _optimizer(config: RunConfig) -> str:
-    options: dict[str, Any] = dict(config.method_options)
+    spec = config.spec
+    keywords = {
+        name: value
+        for name, value in spec.keywords(config).items()
+        if name in config.method_options or name not in spec.defaults or spec.defaults[name] != value
+    }
     decay = {"weight_decay": config.weight_decay} if config.weight_decay else {}
-    momentum = {"momentum": config.momentum} if config.momentum else {}
-    if config.method in FIRST_ORDER:
+    if not spec.layerwise:
         groups = f"p.param_groups({', '.join([_literal(config.method), *_keywords({'lr': config.lr, **decay})])})"
-        if config.method == "sgd":
-            return _call("optimizer = torch.optim.SGD", [groups, *_keywords({**momentum, **options})])
-        betas = (config.momentum, options.pop("beta2", 0.999))
-        return _call("optimizer = torch.optim.AdamW", [groups, *_keywords({"betas": betas, **options})])
-    written = {} if config.damping is None else {"damping": _rule(config.damping)}
-    if "memory" in options:
-        written["memory"] = f"mukron.{parse_memory(options.pop('memory'))!r}"
-    if config.kl_clip is not None:
-        options["kl_clip"] = config.kl_clip
-    if config.method == "kfac" and config.loss == "mse":
-        options["likelihood"] = "gaussian"
-    if config.method == "kfac" and config.seed:
-        options["seed"] = config.seed
-    if exponent := config.method.partition(":")[2]:
-        options["e"] = exponent
-    arguments = [*_keywords({"lr": config.lr}), *(f"{name}={text}" for name, text in written.items())]
-    arguments += _keywords({**momentum, **decay, **options})
-    return _call(f"optimizer = mukron.{SECOND_ORDER[config.family].__name__}", ["model", "p", *arguments])
+        return _call(f"optimizer = torch.optim.{spec.optimizer.__name__}", [groups, *_keywords(keywords)])
+    given = {"damping": config.damping, "kl_clip": config.kl_clip}
+    given = {name: value for name, value in given.items() if value is not None}
+    arguments = _keywords({"lr": config.lr, **given, **decay, **keywords})
+    return _call(f"optimizer = {_named(spec.optimizer)}", ["model", "p", *arguments])
+
+
+def _own_imports(config: RunConfig) -> list[str]:
+    """Of the optimizer and the types of its settings, where they are not this library's or torch's."""
+    spec = config.spec
+    kinds: list[type] = [type(value) for value in spec.keywords(config).values() if is_dataclass(value)]
+    kinds += [spec.optimizer] if spec.layerwise else []
+    return [f"from {kind.__module__} import {kind.__name__}" for kind in kinds if not _is_public(kind)]
+
+
+def _is_public(kind: type) -> bool:
+    return getattr(mukron, kind.__name__, None) is kind
+
+
+def _named(kind: type) -> str:
+    return f"mukron.{kind.__name__}" if _is_public(kind) else kind.__name__
 
 
 def _is_scheduled(config: RunConfig) -> bool:
@@ -114,12 +121,6 @@ def _loop(config: RunConfig) -> list[str]:
     inner = []
     if config.device != "cpu":
         inner.append(f"x, y = x.to({_literal(config.device)}), y.to({_literal(config.device)})")
-    fallback_lr = config.method_options.get("fallback_lr")
-    if _is_scheduled(config) and fallback_lr is not None:
-        inner += [
-            "for group in optimizer.param_groups:",
-            f'    group["fallback_lr"] = {fallback_lr} * group["lr"] / {config.lr}',
-        ]
     inner += ["optimizer.zero_grad()", *_loss(config), "loss.backward()"]
     if config.clip_norm is not None:
         inner.append(f"torch.nn.utils.clip_grad_norm_(model.parameters(), {config.clip_norm})")
@@ -152,12 +153,17 @@ def _keywords(values: Mapping[str, Any]) -> list[str]:
 
 
 def _literal(value: Any) -> str:
-    """JSON data as Python writes it; what a config keeps frozen, as a plain dict."""
+    """JSON data as Python writes it; what a config keeps frozen, as a plain dict; settings by their types."""
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{_literal(name)}: {_literal(each)}" for name, each in value.items()) + "}"
     if isinstance(value, tuple):
         return f"({', '.join(map(_literal, value))}{',' if len(value) == 1 else ''})"
-    return json.dumps(value) if isinstance(value, str) else repr(value)
+    if isinstance(value, Rule):
+        return _rule(value)
+    if is_dataclass(value):
+        settings = (f"{each.name}={_literal(getattr(value, each.name))}" for each in fields(value))
+        return f"{_named(type(value))}({', '.join(settings)})"
+    return json.dumps(str(value)) if isinstance(value, (str, Fraction)) else repr(value)
 
 
 def _rule(rule: Rule) -> str:

@@ -19,11 +19,21 @@ PRUNERS = ("none", "median", "halving")
 def propose(
     sampler: str, ranges: Mapping[str, tuple[float, float]], history: Sequence[Entry], metric: str, again: int = 0
 ) -> tuple[float, float | None]:
-    """Learning rate and damping within their ranges, given one width's trials so far.
+    """Propose a learning rate and a damping, given one width's trials so far.
 
-    The sampler is made anew each time and told of all trials, so any worker on any machine can ask it. Settings that
-    run now count as poor ones, so that workers spread out; those that diverged count as the worst. ``again`` draws
-    another one from the same history.
+    The sampler is created anew for every proposal and told of all trials, so any worker on any machine can ask it.
+    Settings that are being trained count as poor ones, so that workers spread out; those that diverged count as the
+    worst.
+
+    Args:
+        sampler: "tpe" or "random".
+        ranges: The lowest and highest value of every setting.
+        history: The trials so far.
+        metric: What is best.
+        again: Another number draws another proposal from the same history.
+
+    Returns:
+        The learning rate, and the damping where it has a range.
     """
     import optuna
 
@@ -48,7 +58,7 @@ def propose(
 
 
 def pruner(name: str, epochs: int) -> Any:
-    """Of Optuna's, for runs of so many epochs."""
+    """The pruner of Optuna's by this name, for runs of so many epochs."""
     import optuna
 
     if name == "median":
@@ -72,7 +82,7 @@ def _named(setting: tuple[float, float | None]) -> dict[str, float]:
 
 
 def _ending(entries: Sequence[Entry], metric: str) -> dict[str, Any]:
-    """A setting as Optuna takes it: with its mean over seeds, running, or given up."""
+    """How Optuna is told of a setting: with its mean over seeds, as running, or as given up."""
     from optuna.trial import TrialState
 
     results = [entry.result for entry in entries if entry.result is not None]

@@ -1,14 +1,14 @@
 """Where a study lives: an Optuna storage, SQLite in a file or PostgreSQL for several machines.
 
 A point of the study is a trial of Optuna's. Which point is next is decided under a lock that all workers share, so
-each is run once however many they are:
+every point is trained once, however many workers there are:
 
-    lock -> trials whose heart has stopped fail -> which points have no trial? -> a trial for the first -> unlock
+    lock -> fail trials without heartbeats -> which points have no trial? -> create a trial for the first -> unlock
 
-A worker that trains many at once takes the first few.
+A worker that trains many points at once takes the first few.
 
-A worker that was killed leaves a trial that fails when its heart has not beaten for ``GRACE`` seconds; its point then
-has no trial, and another worker takes it up. There is no queue that could be out of date.
+A worker that was killed leaves a trial without heartbeats, which fails after ``GRACE`` seconds. Its point then has no
+trial, and another worker takes it. There is no queue that could be out of date.
 """
 
 from __future__ import annotations
@@ -29,14 +29,15 @@ from mukron.study.errors import StudyError
 from mukron.study.points import FINISHED, Point, Result, lowest_is_best
 from mukron.train import RunConfig, records
 from mukron.train.records import EpochRow
+from mukron.workers.locks import locked
 
 P = ParamSpec("P")
 T = TypeVar("T")
-PATIENCE = 60  # seconds that a database may be away
-BEAT, GRACE = 15, 60  # seconds between two beats of a trial's heart, and after which it counts as dead
+PATIENCE = 60  # seconds that a database may be unreachable
+BEAT, GRACE = 15, 60  # seconds between two heartbeats of a trial, and without one after which it counts as lost
 RUNNING, ENDED, LOST = "running", "ended", "lost"
-OWN = ("scheme", "width", "lr", "damping", "seed")  # of a point, not of the study
-ANYWHERE = ("device",)  # may differ between workers
+OF_A_POINT = ("scheme", "width", "lr", "damping", "seed")  # fields of a run that the study varies
+NOT_COMPARED = (*OF_A_POINT, "device")  # fields that may differ between runs of one study; workers choose the device
 WORKER_DIED, INTERRUPTED = "its worker died", records.INTERRUPTED
 
 
@@ -46,16 +47,16 @@ class Entry:
 
     number: int
     point: Point
-    state: str  # "running", "ended", or "lost": with its worker, or by an error or Ctrl-C
+    state: str  # "running", "ended", or "lost": its worker died, an error came, or Ctrl-C
     result: Result | None = None
     reason: str = ""  # why it was lost
-    seconds: float = 0.0  # from its beginning to its end, with all that surrounds the training; its share of a stack's
-    together: int = 1  # trials that were begun with it as one stack
+    seconds: float = 0.0  # wall-clock time of the whole trial; of a stack, its share
+    together: int = 1  # trials of the stack that it was trained in
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A point that this worker alone trains."""
+    """A point that this worker, and no other, trains."""
 
     point: Point
     trial: Any  # Optuna's
@@ -63,14 +64,14 @@ class Claim:
 
 
 class _UnreachableError(StudyError):
-    """The storage does not answer."""
+    """The storage cannot be reached."""
 
 
 def _patient(act: Callable[P, T]) -> Callable[P, T]:
-    """A method of a store that is tried again for a while: a database that is started anew ends no study."""
+    """Try a method of a store again for a while, so that a database that restarts does not end the study."""
 
     @wraps(act)
-    def patiently(*args: P.args, **kwargs: P.kwargs) -> T:
+    def with_retries(*args: P.args, **kwargs: P.kwargs) -> T:
         url, end = args[0].url, time.monotonic() + PATIENCE  # type: ignore[attr-defined]
         while True:
             try:
@@ -81,27 +82,27 @@ def _patient(act: Callable[P, T]) -> Callable[P, T]:
                     raise
                 time.sleep(1)
 
-    return patiently
+    return with_retries
 
 
 class Store:
-    """A study in a storage: opened if it is there, made if not. One that trains something else is refused."""
+    """A study in a storage: opened if it exists, created if not. A study that trains something else is refused."""
 
     def __init__(
         self, url: str, name: str, config: RunConfig, metric: str, *, beat: int = BEAT, grace: int = GRACE
     ) -> None:
         self.url, self.name, self.beat = _checked(url), name, beat
         with _storage_errors(self.url):
-            with self.exclusive():  # tables are made once too
+            with self.exclusive():  # one process creates the tables
                 self._rdb = _rdb(self.url, beat, grace)
-                weakref.finalize(self, self._rdb.engine.dispose)  # no connection stays open
+                weakref.finalize(self, self._rdb.engine.dispose)  # closes connections
                 self._open(config, metric)
-            self._storage = self.study._storage  # remembers what has ended; the plain one reads it again every time
+            self._storage = self.study._storage  # caches trials that have ended, as ``_rdb`` does not
             self._id = self._rdb.get_study_id_from_name(name)
         self._ended: dict[int, Entry] = {}
 
     def _open(self, config: RunConfig, metric: str) -> None:
-        """Write down what is trained, or compare with what is written; begin anew where nothing was trained yet."""
+        """Store what is trained, or compare it with what is stored; start over where nothing was trained yet."""
         optuna = _optuna()
         states = optuna.trial.TrialState
         direction = "minimize" if lowest_is_best(metric) else "maximize"
@@ -110,29 +111,29 @@ class Store:
         stored = self.study.user_attrs.get("mukron")
         different = {} if stored is None else self._differences(stored["config"], config)
         if stored is not None and (different or stored["metric"] != metric):
-            some = (states.COMPLETE, states.PRUNED, states.RUNNING)
-            if not self.study.get_trials(deepcopy=False, states=some):  # a request that was wrong leaves no trace
+            trained = (states.COMPLETE, states.PRUNED, states.RUNNING)
+            if not self.study.get_trials(deepcopy=False, states=trained):  # left by a request that was wrong
                 optuna.delete_study(study_name=self.name, storage=self._rdb)
                 self.study, stored, different = optuna.create_study(**wanted), None, {}
         if different:
-            said = ", ".join(f"{field} {old!r} there and {new!r} here" for field, (old, new) in different.items())
-            raise StudyError(f"study {self.name!r} trains something else: {said}. Choose another folder (--out)")
+            listed = ", ".join(f"{field} {old!r} there and {new!r} here" for field, (old, new) in different.items())
+            raise StudyError(f"study {self.name!r} trains something else: {listed}. Choose another folder (--out)")
         if stored is None:
             stored = {"config": config.to_dict(), "metric": metric}
             self.study.set_user_attr("mukron", stored)
         self.metric = stored["metric"]
 
-    def _differences(self, there: Any, here: RunConfig) -> dict[str, tuple[Any, Any]]:
-        fields = RunConfig.from_dict(there, f"study {self.name}").differences(here)
-        return {field: both for field, both in fields.items() if field not in (*OWN, *ANYWHERE)}
+    def _differences(self, stored: Any, config: RunConfig) -> dict[str, tuple[Any, Any]]:
+        fields = RunConfig.from_dict(stored, f"study {self.name}").differences(config)
+        return {field: values for field, values in fields.items() if field not in NOT_COMPARED}
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
-        """One worker at a time, on any machine; a lock goes with its process."""
+        """Hold the study's lock: one worker at a time, on any machine. A lock goes with its process."""
         from sqlalchemy import make_url, text
 
         if self.url.startswith("sqlite"):
-            with _file_lock(Path(f"{make_url(self.url).database}.lock")):
+            with locked(Path(f"{make_url(self.url).database}.lock")):
                 yield
             return
         with self._locks.begin() as connection:
@@ -146,18 +147,18 @@ class Store:
 
         return create_engine(self.url, poolclass=NullPool)
 
-    # What is there.
+    # Trials.
 
     @_patient
     def entries(self) -> list[Entry]:
-        """Every trial, in the order of their beginning."""
+        """All trials, in the order in which they began."""
         return [entry for trial in self.study.get_trials(deepcopy=False) if (entry := self._entry(trial)) is not None]
 
     def _entry(self, trial: Any) -> Entry | None:
         if trial.number in self._ended:
             return self._ended[trial.number]
         attributes = trial.user_attrs
-        if "point" not in attributes:  # a trial that somebody else added to the study
+        if "point" not in attributes:  # a trial that another program added to the study
             return None
         point = Point(**attributes["point"])
         together = attributes.get("together", 1)
@@ -176,7 +177,7 @@ class Store:
     # What a worker does.
 
     def claim(self, choose: Callable[[Sequence[Entry]], Point | None]) -> Claim | None:
-        """The point that ``choose`` names, given what is there, as this worker's; None if it names none."""
+        """Claim the point that ``choose`` returns, given all trials; None if it returns none."""
 
         def choose_one(entries: Sequence[Entry]) -> list[Point]:
             point = choose(entries)
@@ -186,9 +187,9 @@ class Store:
 
     @_patient
     def claim_many(self, choose: Callable[[Sequence[Entry]], Sequence[Point]]) -> list[Claim]:
-        """The points that ``choose`` names, given what is there, as this worker's."""
+        """Claim the points that ``choose`` returns, given all trials."""
         with self.exclusive():
-            self._bury()
+            self._fail_dead_trials()
             points = choose(self.entries())
             return [self._claim(point, len(points)) for point in points]
 
@@ -201,32 +202,32 @@ class Store:
             distributions={name: _distribution(optuna, name, value) for name, value in params.items()},
             user_attrs=attributes if together == 1 else {**attributes, "together": together},
         )
-        # Its heart beats before it runs: a worker killed between two of these lines leaves nothing behind.
+        # The first heartbeat comes before it runs: a worker killed between two of these lines leaves nothing behind.
         trial_id = self._storage.create_new_trial(self._id, template_trial=template)
         self._rdb.record_heartbeat(trial_id)
         self._storage.set_trial_state_values(trial_id, optuna.trial.TrialState.RUNNING)
         return Claim(point, optuna.trial.Trial(self.study, trial_id), trial_id)
 
-    def _bury(self) -> None:
-        """Trials that nobody runs any more fail."""
+    def _fail_dead_trials(self) -> None:
+        """Trials whose workers are gone fail."""
         optuna = _optuna()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             optuna.storages.fail_stale_trials(self.study)
         waiting = self.study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.WAITING,))
-        for trial in waiting:  # only ever under the lock, which we hold
+        for trial in waiting:  # trials wait only while their worker holds the lock, which is ours now
             if "point" in trial.user_attrs:
                 self._storage.set_trial_state_values(trial._trial_id, optuna.trial.TrialState.FAIL)
 
     @contextmanager
     def alive(self, *claims: Claim) -> Iterator[None]:
-        """The hearts of these trials beat while this lasts."""
+        """Record heartbeats of these trials for as long as the block lasts."""
         stop = threading.Event()
 
         def beat() -> None:
             while not stop.wait(self.beat):
                 for claim in claims:
-                    with suppress(Exception):  # the next one may be heard; if none is, the trial counts as dead
+                    with suppress(Exception):  # the next one may succeed; if none does, the trial counts as lost
                         self._rdb.record_heartbeat(claim.trial_id)
 
         thread = threading.Thread(target=beat, daemon=True)
@@ -239,16 +240,16 @@ class Store:
 
     @_patient
     def report(self, claim: Claim, value: float, epoch: int) -> None:
-        """For the dashboard and for pruners."""
+        """Report the metric after an epoch, for the dashboard and for pruners."""
         claim.trial.report(value, epoch)
 
     @_patient
     def fell_behind(self, claim: Claim) -> bool:
-        """Whether the study's pruner would give it up."""
+        """Whether the study's pruner would give the trial up."""
         return bool(claim.trial.should_prune())
 
     def end(self, claim: Claim, status: str, rows: Sequence[EpochRow], reason: str, seconds: float) -> None:
-        """Write down what became of it. A run that diverged has no value, which Optuna calls pruned."""
+        """Store a run's result. A run that diverged has no value, which Optuna calls pruned."""
         states = _optuna().trial.TrialState
         result = {"status": status, "reason": reason, "seconds": seconds, "rows": [dict(row) for row in rows]}
         value = rows[-1].get(self.metric) if rows and status == FINISHED else None
@@ -258,12 +259,12 @@ class Store:
         self._close(claim, states.COMPLETE if status == FINISHED else states.PRUNED, value, "result", result)
 
     def give_up(self, claim: Claim, reason: str) -> None:
-        """The point is free again."""
+        """Fail the trial, so that its point can be claimed again."""
         self._close(claim, _optuna().trial.TrialState.FAIL, None, "reason", reason)
 
     @_patient
     def give_up_of(self, worker: int, reason: str = WORKER_DIED) -> bool:
-        """The points of a process of this machine that is gone, without waiting for its heart; False: it had none."""
+        """Give up all points of a process of this machine that has ended; return whether it had any."""
         states = _optuna().trial.TrialState
         with self.exclusive():
             trials = [
@@ -278,7 +279,7 @@ class Store:
 
     @_patient
     def _close(self, claim: Claim, state: Any, value: float | None, attribute: str, content: Any) -> None:
-        """Nothing if it was taken for dead meanwhile: another worker has the point."""
+        """End the trial, unless it was taken for lost meanwhile: another worker then has the point."""
         with suppress(_optuna().exceptions.UpdateFinishedTrialError):
             self._storage.set_trial_user_attr(claim.trial_id, attribute, content)
             self._storage.set_trial_state_values(claim.trial_id, state, None if value is None else [value])
@@ -286,7 +287,7 @@ class Store:
 
 def sqlite_at(path: Path) -> str:
     """The address of a file, whatever its folders are called."""
-    _optuna()  # brings SQLAlchemy, or says what does
+    _optuna()  # without it there is no SQLAlchemy either, and the error says what to install
     from sqlalchemy import URL, make_url
 
     url = URL.create("sqlite", database=str(path)).render_as_string()
@@ -296,14 +297,14 @@ def sqlite_at(path: Path) -> str:
 
 
 def stored_at(url: str) -> str:
-    """The storage's address as it may be shown and kept: without its password."""
+    """The storage's address without its password, as it may be shown and kept."""
     from sqlalchemy.engine import make_url
 
     return make_url(url).render_as_string(hide_password=True)
 
 
 def _params(point: Point) -> dict[str, Any]:
-    """What Optuna and its dashboard call parameters. The scheme is an attribute: parameters cannot get new choices."""
+    """A trial's parameters in Optuna. The scheme is an attribute, since a parameter cannot get new choices."""
     params = {"width": float(point.width), "lr": point.lr, "seed": point.seed}
     return {**params, "damping": point.damping} if point.damping else params
 
@@ -324,7 +325,7 @@ def _optuna() -> Any:
 
 
 def _checked(url: str) -> str:
-    """The address with the driver that we bring: which one is SQLAlchemy's own depends on its version."""
+    """The address with the driver that mukron installs: SQLAlchemy's default depends on its version."""
     kind, _, rest = url.partition(":")
     if kind == "postgresql":
         return f"postgresql+psycopg:{rest}"
@@ -346,7 +347,7 @@ def _rdb(url: str, beat: int, grace: int) -> Any:
 
 
 def _quick_commits(engine: Any) -> None:
-    """A write-ahead log, which no reader waits for, and no wait for the disk: a trial is written in nine commits."""
+    """Use a write-ahead log, which does not block readers, and do not wait for the disk: a trial takes nine commits."""
     from sqlalchemy import event
 
     def pragmas(connection: Any, record: Any) -> None:
@@ -354,12 +355,12 @@ def _quick_commits(engine: Any) -> None:
         connection.execute("PRAGMA synchronous = NORMAL")
 
     event.listen(engine, "connect", pragmas)
-    engine.dispose()  # connections that were made before
+    engine.dispose()  # of connections without these settings
 
 
 @contextmanager
 def _storage_errors(url: str) -> Iterator[None]:
-    """A storage that cannot be reached, or holds something else, is told so in one line."""
+    """Errors of the storage as one line that names it."""
     from sqlalchemy.exc import SQLAlchemyError
 
     optuna = _optuna()
@@ -367,24 +368,12 @@ def _storage_errors(url: str) -> Iterator[None]:
         yield
     except (SQLAlchemyError, optuna.exceptions.StorageInternalError) as error:
         cause = error.__cause__ or error
-        said = str(getattr(cause, "orig", None) or cause).strip().partition("\n")[0]
-        raise _UnreachableError(f"storage {stored_at(url)}: {said}") from error
+        message = str(getattr(cause, "orig", None) or cause).strip().partition("\n")[0]
+        raise _UnreachableError(f"storage {stored_at(url)}: {message}") from error
     except ImportError as error:
         raise StudyError(f"storage {stored_at(url)}: {error}; pip install 'mukron[postgresql]' brings it") from error
     except OSError as error:
         raise StudyError(f"storage {stored_at(url)}: {error.strerror}") from error
-
-
-@contextmanager
-def _file_lock(path: Path) -> Iterator[None]:
-    try:
-        import fcntl
-    except ImportError:  # not a Unix: one worker
-        yield
-        return
-    with path.open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def _host() -> str:

@@ -1,62 +1,62 @@
-"""A transfer study: train narrow and wide, and see whether what is best for one is best for all."""
+"""A transfer study: train at several widths, and see whether the settings that are best at one are best at all."""
 
 from __future__ import annotations
 
 import os
-import platform
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime, timezone
-from numbers import Real
 from pathlib import Path
 
-import torch
-
-from mukron import __version__
 from mukron.data import Dataset
 from mukron.study.certificate import Certificate, certify
-from mukron.study.design import Design, Search, usual_schemes
+from mukron.study.design import Design
 from mukron.study.errors import StudyError
 from mukron.study.points import FINISHED, Result
+from mukron.study.progress import StudyProgress, progress_of
 from mukron.study.record import StudyRecord
-from mukron.study.store import ANYWHERE, ENDED, OWN, Store, sqlite_at, stored_at
-from mukron.study.work import IDLE, Job, StudyProgress, cores, ctrl_c, employ, progress_of, work
-from mukron.train import RunConfig
+from mukron.study.store import ENDED, NOT_COMPARED, Store, sqlite_at, stored_at
+from mukron.study.work import IDLE, Job, StudyForeman, work
+from mukron.workers.interrupts import interruptible
+from mukron.workers.machine import describe_machine
+from mukron.workers.progress import Reporter
 
-OWN_NAME = "study"  # in a storage of its own, which may be moved and copied
+STUDY_NAME = "study"  # in the folder's storage: the folder may be renamed, moved and copied
 DATABASE, RECORD, LOG, RUNS = "study.db", "study.json", "workers.log", "runs"
 
 
 class TransferStudy:
-    """Widths x learning rates (x dampings) x seeds x schemes, each trained once, whatever happens meanwhile.
+    """Trains every point of a design once, whatever happens meanwhile, and judges whether settings transfer.
 
-    config: what is trained; width, learning rate, damping, scheme and seed are the study's.
-    schemes: each a parametrization with a damping rule, "mup" or "sp/heuristic:1e-3"; what people do today against muP
-        if not given.
-    lr: the learning rates to try. damping: likewise, as multiples of each scheme's own number; (1,) leaves it alone.
-    seeds: how many, or which.
-    search: settings found by a sampler at each width, between the lowest and highest of ``lr`` and ``damping``.
-    folder: keeps the study: its trials (study.db, Optuna's), its record (study.json). The same study continues there,
-        with more widths, learning rates or seeds if asked for; another is refused.
-    storage: postgresql://..., for workers on several machines; the same study joins. Its ``name`` there is made of the
-        folder's and of what is trained.
-    keep_runs: keep every run's records and checkpoints too, so that a trial which is stopped continues in its middle.
-    one_by_one: do not train many narrow networks at once (``mukron.train.stack_size`` says when that is done).
-    dataset: the config's data, if it is loaded already; for one worker.
+    The folder keeps the study: its trials (study.db, Optuna's) and its record (study.json). The same study continues
+    there, with more widths, learning rates, seeds or schemes if the design has more. A study that trains something else
+    is refused.
+
+    Args:
+        design: What is trained.
+        folder: Where the study is kept.
+        storage: postgresql://USER:PASSWORD@HOST/DATABASE, to share the trials between machines. The same study joins.
+        name: The study's name in ``storage``. The default is made of the folder's name and of what is trained.
+        keep_runs: Keep every run's records and checkpoints too, so that a stopped trial continues where it was.
+        one_by_one: Do not train many narrow networks at once (``mukron.train.stack_size`` says when that is done).
+        dataset: The data, if it is loaded already; for one worker.
+        data_dir: Where data sets are kept.
+        beat: Seconds between two heartbeats of a trial.
+        grace: Seconds without a heartbeat after which a trial counts as lost.
+
+    Example:
+        ::
+
+            design = Design(RunConfig(loss="mse"), widths=(64, 128, 256), lr=(2**-6, 2**-5, 2**-4), seeds=2)
+            study = TransferStudy(design, folder="studies/first")
+            record = study.run(workers=2)
+            print(record.certificate.table())
     """
 
     def __init__(
         self,
-        config: RunConfig | None = None,
+        design: Design,
         *,
-        widths: Sequence[float],
-        lr: Sequence[float],
-        damping: Sequence[float] = (1.0,),
-        schemes: Sequence[str] | None = None,
-        seeds: int | Sequence[int] = 3,
-        search: Search | None = None,
-        metric: str = "train_loss",
         folder: str | os.PathLike[str] = "study",
         storage: str | None = None,
         name: str | None = None,
@@ -67,27 +67,23 @@ class TransferStudy:
         beat: int | None = None,
         grace: int | None = None,
     ) -> None:
-        config = RunConfig() if config is None else config
-        schemes = usual_schemes(config.method) if schemes is None else schemes
-        chosen = tuple(range(seeds)) if isinstance(seeds, int) else tuple(seeds)
-        names = (schemes,) if isinstance(schemes, str) else tuple(schemes)
-        axes = (_several(widths), names, _several(lr), _several(damping))
-        self.design = Design(config, *axes, chosen, search, metric)
+        self.design = design
         self.folder = Path(folder)
-        self.name = name or (OWN_NAME if storage is None else self._shared_name())
+        self.name = name or (STUDY_NAME if storage is None else self._shared_name())
         self.dataset, self.data_dir = dataset, None if data_dir is None else str(data_dir)
-        self._is_own = storage is None
+        self._in_folder = storage is None
         self.url = storage or sqlite_at((self.folder / DATABASE).resolve())
         self.runs = str((self.folder / RUNS).resolve()) if keep_runs else None
         self.one_by_one, self.beat, self.grace = one_by_one, beat, grace
         self._store: Store | None = None
 
     def _shared_name(self) -> str:
-        """In a storage that others use too: by the folder and by what is trained."""
-        return f"{self.folder.resolve().name}-{self.design.config.key(without=(*OWN, *ANYWHERE))}"
+        """The name in a storage that holds other studies too."""
+        return f"{self.folder.resolve().name}-{self.design.config.key(without=NOT_COMPARED)}"
 
     @property
     def store(self) -> Store:
+        """The storage, opened when it is first needed."""
         if self._store is None:
             try:
                 self.folder.mkdir(parents=True, exist_ok=True)
@@ -97,19 +93,39 @@ class TransferStudy:
         return self._store
 
     def _job(self, since: int) -> Job:
-        own = (self.data_dir, self.runs, self.one_by_one)
-        return Job(self.design, self.url, self.name, since, *own, beat=self.beat, grace=self.grace)
+        return Job(
+            self.design,
+            self.url,
+            self.name,
+            since,
+            data_dir=self.data_dir,
+            runs=self.runs,
+            one_by_one=self.one_by_one,
+            beat=self.beat,
+            grace=self.grace,
+        )
 
     def job(self) -> Job:
-        """For a worker that begins now."""
+        """The task of a worker that begins now."""
         return self._job(since=len(self.store.entries()))
 
     def run(
         self, workers: int = 1, progress: Callable[[StudyProgress], None] | None = None, command: str = ""
     ) -> StudyRecord:
-        """Train what is not trained yet. Ctrl-C stops it (KeyboardInterrupt); what has ended stays.
+        """Train what is not trained yet. Ctrl-C stops it after the steps under way; what has ended is kept.
 
-        workers: processes on this machine; one is this process itself. A computer's cores are shared among them.
+        Args:
+            workers: Processes on this machine, which share its cores. One worker is this process.
+            progress: Called now and then with where the study stands.
+            command: The command that ran the study, for its record.
+
+        Returns:
+            The record of the whole study. It is also written to study.json.
+
+        Raises:
+            StudyError: The request is wrong, or points are missing since their workers died every time.
+            RuntimeError: A worker broke.
+            KeyboardInterrupt: The study was stopped. Run it again to continue.
         """
         if workers < 1:
             raise StudyError(f"workers: at least 1, got {workers}")
@@ -117,68 +133,67 @@ class TransferStudy:
             raise StudyError("workers: other processes do not have this data set; give it as data='module:function'")
         self._check_metric()
         job = self.job()
-        tell = self._teller(workers, progress)
-        tell(True)
-        with ctrl_c() as stopped, suppress(KeyboardInterrupt):
+        report = self._reporter(workers, progress)
+        report(now=True)
+        with interruptible(terminate=True) as stopped, suppress(KeyboardInterrupt):
             done = False
             if workers == 1:
-                done = work(job, self.store, self.dataset, stopped, tell)
+                done = work(job, self.store, self.dataset, stopped, report)
             else:
-                done = employ(job, self.store, workers, self.folder / LOG, stopped, tell)
-        tell(True)
+                done = StudyForeman(job, self.store, workers, self.folder / LOG).run(stopped, report)
+        report(now=True)
         record = self.record(command)
         if not done:
             raise KeyboardInterrupt
         if deadly := self.design.deadly(self.store.entries(), job.since):
-            first = f"the first is {deadly[0]}"
             raise StudyError(
-                f"{len(deadly)} points are missing: their workers died every time (out of memory?); {first}"
+                f"{len(deadly)} points are missing: their workers died every time (out of memory?); the first is "
+                f"{deadly[0]}"
             )
         return record
 
     def _check_metric(self) -> None:
-        """Said before anything is trained."""
-        metric, there = self.design.metric, self.store.metric
-        if self.design.search is not None and metric != there:
+        """Refuse a metric that the study cannot be judged by, before anything is trained."""
+        metric, stored_metric = self.design.metric, self.store.metric
+        if self.design.search is not None and metric != stored_metric:
             raise StudyError(
-                f"metric: this search goes by {there}, and cannot go on by {metric}; choose another folder"
+                f"metric: this search goes by {stored_metric}, and cannot go on by {metric}; choose another folder"
             )
         rows = [result.rows[-1] for result in self.results() if result.status == FINISHED]
         if rows and metric not in rows[0]:
             raise StudyError(f"metric {metric!r}: the runs here do not have it; they have {', '.join(rows[0])}")
 
-    def _teller(self, workers: int, progress: Callable[[StudyProgress], None] | None) -> Callable[..., None]:
-        last = 0.0
+    def _reporter(self, workers: int, progress: Callable[[StudyProgress], None] | None) -> Reporter[StudyProgress]:
+        return Reporter(progress, lambda: progress_of(self.design, self.store.entries(), workers), IDLE)
 
-        def tell(now: bool = False) -> None:
-            nonlocal last
-            if progress is not None and (now or time.monotonic() - last > IDLE):
-                progress(progress_of(self.design, self.store.entries(), workers))
-                last = time.monotonic()
-
-        return tell
-
-    # What it found.
+    # Results.
 
     def results(self) -> list[Result]:
-        """Of every point that has ended, those of commands before too, if they belong to this question."""
-        ended = [entry for entry in self.store.entries() if entry.state == ENDED and self.design.asked(entry.point)]
-        return [entry.result for entry in ended if entry.result is not None]
+        """Return the results of all points that have ended and belong to this study, those of earlier commands too."""
+        entries = [entry for entry in self.store.entries() if entry.state == ENDED and self.design.asked(entry.point)]
+        return [entry.result for entry in entries if entry.result is not None]
 
     def certificate(self) -> Certificate | None:
-        """None while there are fewer than two widths."""
+        """Return the verdict on the results so far; None while there are fewer than two widths."""
         results = self.results()
         if len({result.point.width for result in results}) < 2:
             return None
         return certify(results, self.design.over or ("lr",), self.design.metric)
 
     def record(self, command: str = "") -> StudyRecord:
-        """All of it as plain data, also kept as study.json in the folder."""
-        made = {
+        """Return the study so far as plain data, and write it to study.json in the folder.
+
+        Args:
+            command: The command that ran the study.
+
+        Returns:
+            The record: what is trained, all results, the certificate, and how it was made.
+        """
+        provenance = {
             "command": command,
             "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
-            "storage": DATABASE if self._is_own else stored_at(self.url),
-            **machine(self.design.config.device),
+            "storage": DATABASE if self._in_folder else stored_at(self.url),
+            **describe_machine(self.design.config.device),
         }
         record = StudyRecord(
             self.folder.resolve().name,
@@ -187,18 +202,7 @@ class TransferStudy:
             self.design.metric,
             tuple(self.results()),
             self.certificate(),
-            made,
+            provenance,
         )
         record.save(self.folder / RECORD)
         return record
-
-
-def _several(values: float | Sequence[float]) -> tuple[float, ...]:
-    return (values,) if isinstance(values, Real) else tuple(values)  # type: ignore[arg-type, return-value]
-
-
-def machine(device: str) -> dict[str, str]:
-    """What it was run on, in words."""
-    gpu = torch.cuda.get_device_name(device) if torch.device(device).type == "cuda" else ""
-    versions = f"mukron {__version__}, torch {torch.__version__}, Python {platform.python_version()}"
-    return {"machine": f"{platform.machine()}, {cores()} cores" + (f", {gpu}" if gpu else ""), "versions": versions}

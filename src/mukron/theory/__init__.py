@@ -7,7 +7,7 @@ This package needs the standard library alone.
 Fraction(1, 2)
 """
 
-from mukron.theory.methods import METHODS, Method, Statistic, get_method, kronecker, shampoo
+from mukron.theory.methods import FAMILIES, METHODS, Family, Method, Statistic, get_method, kronecker, shampoo
 from mukron.theory.power import Power
 from mukron.theory.roles import Role
 from mukron.theory.schemes import MUP, NTK, SP, Scheme, get_scheme, uniform
@@ -15,11 +15,13 @@ from mukron.theory.solve import Exponents, feature_slopes, initial_exponent, res
 from mukron.theory.tables import comparison_table, method_table
 
 __all__ = [
+    "FAMILIES",
     "METHODS",
     "MUP",
     "NTK",
     "SP",
     "Exponents",
+    "Family",
     "Method",
     "Power",
     "Role",

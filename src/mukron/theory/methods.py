@@ -13,12 +13,12 @@ Every method here divides by powers of statistics whose eigenvalues have a size 
     K = (delta^T delta) o (h^T h)                       ~ |h|^2 |delta|^2  layer-wise Gauss-Newton (the layer's NTK)
     V = E[G_ij^2]                                  ~ one entry's square    Adam
 
-A new method is one row in ``METHODS``.
+A method that has an optimizer is added by its record, ``mukron.optim.spec.register``; others are rows of ``METHODS``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -194,6 +194,48 @@ def shampoo(e: Number = Fraction(1, 2)) -> Method:
     return Method(name, title, ((L, e / 2), (R, e / 2)))
 
 
+@dataclass(frozen=True)
+class Family:
+    """Methods that differ in their exponents alone, written NAME:EXPONENTS, as in "shampoo:1/4".
+
+    Attributes:
+        name: What stands before the colon.
+        exponents: The names of the exponents: keyword arguments of ``make`` and, if there is one, of the optimizer.
+        make: From exact exponents to the method.
+
+    Example:
+        >>> from mukron.theory import FAMILIES
+        >>> FAMILIES["kronecker"].pattern
+        'kronecker:E_A,E_B'
+    """
+
+    name: str
+    exponents: tuple[str, ...]
+    make: Callable[..., Method]
+
+    @property
+    def pattern(self) -> str:
+        """Return the form that help texts show: "kronecker:E_A,E_B"."""
+        return f"{self.name}:{','.join(self.exponents).upper()}"
+
+    def read(self, text: str) -> dict[str, Fraction]:
+        """Return the exponents, by name, in the text after the colon.
+
+        Args:
+            text: Exact numbers, separated by commas.
+
+        Returns:
+            The exponents.
+
+        Raises:
+            ValueError: There are too many or too few of them, or one is not an exact number.
+        """
+        parts = text.split(",")
+        if len(parts) != len(self.exponents):
+            raise ValueError(f"expected {len(self.exponents)} exponents, got {len(parts)}")
+        return dict(zip(self.exponents, map(Fraction, parts), strict=True))
+
+
 ONE = Fraction(1)
 SGD = Method("sgd", "SGD")
 ADAM = Method("adam", "Adam", ((V, ONE / 2),))
@@ -205,6 +247,10 @@ GAUSS_NEWTON = Method("gauss-newton", "Gauss-Newton", ((K, ONE),))
 
 METHODS: dict[str, Method] = {
     method.name: method for method in (SGD, ADAM, KFAC, FOOF, FOOF_MIRROR, SHAMPOO, GAUSS_NEWTON)
+}
+FAMILIES: dict[str, Family] = {
+    "shampoo": Family("shampoo", ("e",), shampoo),
+    "kronecker": Family("kronecker", ("e_A", "e_B"), kronecker),
 }
 ALIASES = {"adamw": "adam", "gn": "gauss-newton"}
 
@@ -231,22 +277,19 @@ def get_method(method: Method | str) -> Method:
     """
     if isinstance(method, Method):
         return method
-    name, _, argument = method.strip().lower().partition(":")
+    name, _, exponents = method.strip().lower().partition(":")
     name = ALIASES.get(name, name)
-    try:
-        if name == "shampoo" and argument:
-            return shampoo(argument)
-        if name == "kronecker":
-            e_A, e_B = argument.split(",")
-            return kronecker(e_A, e_B)
-    except (ValueError, ZeroDivisionError) as error:
-        raise ValueError(
-            f"method {method!r}: {error}; exponents are exact numbers, as in 'shampoo:1/4' or 'kronecker:1,1/2'"
-        ) from error
-    if argument or name not in METHODS:
-        raise ValueError(
-            f"unknown method {method!r}; known: {_quoted([*METHODS, *ALIASES])}, 'shampoo:E', 'kronecker:E_A,E_B'"
-        )
+    family = FAMILIES.get(name)
+    if family is not None and exponents:
+        try:
+            return family.make(**family.read(exponents))
+        except (ValueError, ZeroDivisionError) as error:
+            raise ValueError(
+                f"method {method!r}: {error}; exponents are exact numbers, as in 'shampoo:1/4' or 'kronecker:1,1/2'"
+            ) from error
+    if exponents or name not in METHODS:
+        patterns = [family.pattern for family in FAMILIES.values()]
+        raise ValueError(f"unknown method {method!r}; known: {_quoted([*METHODS, *ALIASES, *patterns])}")
     return METHODS[name]
 
 

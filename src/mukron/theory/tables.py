@@ -55,7 +55,7 @@ def method_table(method: Method | str, scheme: Scheme | str = MUP) -> Table:
     return Table(f"{method.title}, {scheme}", columns, tuple(rows), LEGEND)
 
 
-def comparison_table(scheme: Scheme | str = MUP, methods: Sequence[Method | str] = tuple(METHODS)) -> Table:
+def comparison_table(scheme: Scheme | str = MUP, methods: Sequence[Method | str] | None = None) -> Table:
     """Tabulate several methods side by side, in the form of the paper's Table 1 with the damping added.
 
     Args:
@@ -73,7 +73,7 @@ def comparison_table(scheme: Scheme | str = MUP, methods: Sequence[Method | str]
     scheme = get_scheme(scheme)
     columns = {"input and vector": Role.INPUT, "hidden": Role.HIDDEN, "output": Role.OUTPUT}
     rows = []
-    for method in map(get_method, methods):
+    for method in map(get_method, METHODS if methods is None else methods):
         exponents = solve(method, scheme)
         rows.append((method.title, *(_cell(exponents[role]) for role in columns.values())))
     notes = (LEGEND[1], "A vector (bias, gain) scales as an input weight; a scalar has b = c = d = 0.")

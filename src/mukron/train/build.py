@@ -8,7 +8,6 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +17,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
-from mukron.curvature import layout, parse_memory
 from mukron.data import Dataset, as_dataset, centred_one_hot, load
 from mukron.data.dataset import checked
 from mukron.imports import import_function
+from mukron.layers import MatrixLayer, layer_of
 from mukron.models import get_model
-from mukron.optim import FOOF, KFAC, GaussNewton, Shampoo
-from mukron.optim.base import SecondOrder
+from mukron.optim import SecondOrder
 from mukron.params import Parametrization, base_shapes, parametrize
 from mukron.params.inventory import clean_name
 from mukron.params.shapes import Factory
@@ -34,12 +32,6 @@ from mukron.train.errors import RunError
 from mukron.train.probes import untouched
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-SECOND_ORDER: dict[str, type[SecondOrder]] = {
-    "kfac": KFAC,
-    "foof": FOOF,
-    "shampoo": Shampoo,
-    "gauss-newton": GaussNewton,
-}
 NO_MEMORY = re.compile("memory|alloc|overflow", re.IGNORECASE)  # what torch says then, in one of many errors
 
 
@@ -221,32 +213,23 @@ def _check_output(output: Any, config: RunConfig, classes: int) -> None:
 
 def optimizer_of(config: RunConfig, model: nn.Module, plan: Parametrization) -> Optimizer:
     """The config's method with the plan's learning rates and damping."""
-    options = dict(config.method_options)
-    if config.method in ("sgd", "adamw"):
+    spec = config.spec
+    keywords = spec.keywords(config)
+    make: Callable[..., Optimizer] = spec.optimizer
+    if not spec.layerwise:
         groups = plan.param_groups(config.method, config.lr, weight_decay=config.weight_decay, model=model)
-        if config.method == "sgd":
-            return torch.optim.SGD(groups, momentum=config.momentum, **options)
-        return torch.optim.AdamW(groups, betas=(config.momentum, options.pop("beta2", 0.999)), **options)
-    _check_exclude(options.get("exclude", ()), model)
-    options.update(momentum=config.momentum, weight_decay=config.weight_decay, kl_clip=config.kl_clip)
-    if config.damping is not None:
-        options["damping"] = config.damping
-    if "memory" in options:
-        options["memory"] = parse_memory(options["memory"])
-    if config.method == "kfac":
-        options["likelihood"] = "gaussian" if config.loss == "mse" else "categorical"
-        options["seed"] = config.seed
-    if config.family == "shampoo":
-        _, _, e = config.method.partition(":")
-        options["e"] = Fraction(e or "1/2")
-    return SECOND_ORDER[config.family](model, plan, config.lr, **options)
+        return make(groups, **keywords)
+    _check_exclude(keywords.get("exclude", ()), model)
+    given = {"damping": config.damping, "kl_clip": config.kl_clip}
+    keywords |= {name: value for name, value in given.items() if value is not None}
+    return make(model, plan, config.lr, weight_decay=config.weight_decay, **keywords)
 
 
 def _check_exclude(exclude: tuple[str, ...], model: nn.Module) -> None:
     modules = {clean_name(name): module for name, module in model.named_modules()}
     for name in exclude:
         if name not in modules:
-            layers = ", ".join(each for each, module in modules.items() if layout(module) is not None)
+            layers = ", ".join(layer for layer, module in modules.items() if isinstance(layer_of(module), MatrixLayer))
             raise RunError(f"method_options: exclude={name!r} is no layer of this network; its layers: {layers}")
 
 

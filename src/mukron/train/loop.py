@@ -24,10 +24,11 @@ from torch.nn.utils import clip_grad_norm_
 
 from mukron.data import Dataset, augmentation
 from mukron.linalg import FactorizationError
-from mukron.optim.base import PATIENCE
-from mukron.train.build import Built, build, dataset_of, device_of
+from mukron.optim.optimizer import PATIENCE
+from mukron.train.build import build, dataset_of, device_of
 from mukron.train.config import RunConfig
 from mukron.train.errors import RunError
+from mukron.train.observers import Moment, Observer, observed
 from mukron.train.probes import PROBES, Probe, Spectra
 from mukron.train.randomness import (
     AUGMENTATION,
@@ -39,12 +40,12 @@ from mukron.train.randomness import (
 )
 from mukron.train.records import DIVERGED, FINISHED, INTERRUPTED, EpochRow, Run, RunFolder, finite
 from mukron.train.schedules import Schedule
-from mukron.train.surroundings import interruptible, precision, repeatable, tensorboard_writer
+from mukron.train.surroundings import precision, repeatable, tensorboard_writer
 from mukron.train.word_probe import WordProbe
+from mukron.workers.interrupts import interruptible
 
 PROBED = 64  # samples that probes see
 EVALUATED = 1024  # samples at a time
-COLUMNS = {"epoch", "step", "lr", "train_loss", "train_accuracy", "test_loss", "test_accuracy", "seconds"}
 TOO_LARGE = 1e4  # times the first loss, or 1 if that is smaller
 
 
@@ -60,21 +61,6 @@ class Progress:
     accuracy: float
     seconds_left: float
     row: EpochRow | None = None
-
-
-@dataclass(frozen=True)
-class Moment:
-    """The end of an epoch, as an observer sees it. What it returns joins the epoch's row."""
-
-    config: RunConfig
-    built: Built
-    dataset: Dataset
-    epoch: int
-    step: int
-    row: Mapping[str, Any]
-
-
-Observer = Callable[[Moment], Mapping[str, float]]
 
 
 @dataclass
@@ -188,7 +174,7 @@ class Loop:
         self.batch = min(config.batch or len(dataset.train), len(dataset.train))
         self.steps_per_epoch = len(dataset.train) // self.batch
         self.built = build(config, dataset)
-        self.rates = [(group["lr"], group.get("fallback_lr")) for group in self.built.optimizer.param_groups]
+        self.rates = [group["lr"] for group in self.built.optimizer.param_groups]
         self.schedule = Schedule.parse(config.schedule)
         if ":" in config.model:
             self.built.try_out(self._prepared(dataset.train.inputs[:PROBED]), dataset.classes)
@@ -271,12 +257,10 @@ class Loop:
         return self.schedule.factor(step, self.steps_per_epoch, self.config.epochs, self.config.warmup)
 
     def _set_rates(self) -> None:
-        """Every group's learning rates as it began with them, times what the schedule says."""
+        """Every group's learning rate as it began with it, times what the schedule says."""
         factor = self._factor(self.state.step)
-        for group, (lr, fallback_lr) in zip(self.built.optimizer.param_groups, self.rates, strict=True):
+        for group, lr in zip(self.built.optimizer.param_groups, self.rates, strict=True):
             group["lr"] = lr * factor
-            if fallback_lr is not None:
-                group["fallback_lr"] = fallback_lr * factor
 
     def _move(self) -> None:
         """The optimizer's step. One that it skips is no ill, many in a row are."""
@@ -316,9 +300,8 @@ class Loop:
                 for probe in self.probes.values():
                     row.update(probe.read())
             for observer in self.observe:
-                with self.built.untouched():
-                    found = observer(Moment(config, self.built, self.dataset, epoch, state.step, dict(row)))
-                row.update(_observed(observer, found, COLUMNS | set(row)))
+                moment = Moment(config, self.built, self.dataset, epoch, state.step, dict(row))
+                row.update(observed(observer, moment))
         self._tick()
         return finite({**row, "seconds": state.seconds})
 
@@ -390,18 +373,3 @@ class Loop:
                 f"the checkpoint does not fit what {self.config.model!r} builds now: {' '.join(str(error).split())}; "
                 "delete it to train this run from its beginning"
             ) from error
-
-
-def _observed(observer: Observer, found: Any, taken: set[str]) -> dict[str, float]:
-    """What an observer returned, as a part of a row."""
-    name = getattr(observer, "__name__", repr(observer))
-    if not isinstance(found, Mapping):
-        raise RunError(f"observer {name}: returned {found!r:.80}; expected numbers by name, or {{}}")
-    for column, value in found.items():
-        if column in taken:
-            raise RunError(f"observer {name}: a row has its own {column!r}; give the number another name")
-        try:
-            float(value)
-        except (TypeError, ValueError) as error:
-            raise RunError(f"observer {name}: {column!r} is {value!r:.80}, not a number") from error
-    return dict(found)

@@ -21,9 +21,9 @@ from torch.func import functional_call
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from mukron.layers import WEIGHT
 from mukron.linalg import Factor
-from mukron.optim.base import SecondOrder
-from mukron.optim.slots import WEIGHT
+from mukron.optim import SecondOrder
 from mukron.params.inventory import clean_name, unwrap
 from mukron.train.quantities import first_tensor, largest_eigenvalue, rms_difference, root_mean_square, sum_of_squares
 

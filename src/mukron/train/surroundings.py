@@ -1,18 +1,16 @@
-"""What surrounds a run: repeatable kernels, Ctrl-C that waits for a step, TensorBoard's writer."""
+"""What surrounds a run: repeatable kernels, the precision of products, TensorBoard's writer."""
 
 from __future__ import annotations
 
-import signal
-import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from mukron.optim.base import PATIENCE
+from mukron.optim.optimizer import PATIENCE
 from mukron.train.errors import RunError, writing
 
 
@@ -42,31 +40,6 @@ def precision(dtype: str) -> Iterator[None]:
         yield
     finally:
         torch.set_float32_matmul_precision(before)
-
-
-@contextmanager
-def interruptible() -> Iterator[Callable[[], bool]]:
-    """Whether Ctrl-C was pressed, so that a step is never cut in two. Pressed again, it acts as ever.
-
-    Who listened before hears it too: a study must stop even if this run has just come to its own end.
-    """
-    pressed, main = False, threading.current_thread() is threading.main_thread()
-    if not main or signal.getsignal(signal.SIGINT) in (signal.SIG_IGN, None):  # it will not come here
-        yield lambda: False
-        return
-
-    def press(number: int, frame: Any) -> None:
-        nonlocal pressed
-        pressed = True
-        signal.signal(signal.SIGINT, before)
-        if callable(before) and before is not signal.default_int_handler:
-            before(number, frame)
-
-    before = signal.signal(signal.SIGINT, press)
-    try:
-        yield lambda: pressed
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 @contextmanager

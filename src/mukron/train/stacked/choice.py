@@ -7,29 +7,13 @@ from itertools import pairwise
 
 import torch
 
-from mukron.curvature import parse_memory
 from mukron.damping import MaxEigenvalue
 from mukron.data import Dataset
+from mukron.optim.spec import SPECS
 from mukron.train.build import device_of
 from mukron.train.config import RunConfig
 from mukron.train.loop import EVALUATED
 
-PLAIN = {  # method_options that a stack can have, and which values of them
-    "nesterov": (False, True),
-    "fisher": ("mc", "empirical"),
-    "decoupled": (True,),
-    "graft": (None,),
-    "fallback": ("sgd",),
-    "fallback_lr": (None,),
-    "exclude": ((),),
-    "factor_every": (1,),
-    "inverse_every": (1,),
-    "solver": ("cholesky",),
-    "sharing": ("expand",),
-    "form": ("auto",),
-    "fused": (False, True),  # the same step
-    "class_dim": (None,),
-}
 # Measured on one core, 8 to 32 runs of 3 layers, by the multiplications N width^2 of a hidden layer's product: a stack
 # is 5 to 6 times as quick as its runs one by one at 2^18, 2 to 3 times at 2^21, 1.2 to 2.3 times at 2^24, no quicker
 # at 2^28. On a GPU idle time is what is won, up to where one run's products fill it.
@@ -45,8 +29,10 @@ def stackable(config: RunConfig) -> str:
             return f"{name}={getattr(config, name)!r}: a stack has none"
     if config.model != "mlp":
         return f"model={config.model!r}: a stack is of MLPs"
-    if config.method not in ("sgd", "kfac", "foof"):
-        return f"method={config.method!r}: a stack knows sgd, kfac and foof"
+    spec = config.spec
+    if not spec.stacks:
+        *known, last = (name for name, each in SPECS.items() if each.stacks)
+        return f"method={config.method!r}: a stack knows {', '.join(known)} and {last}"
     if config.dtype == "bfloat16" or torch.device(config.device).type not in ("cpu", "cuda"):
         return (
             f"dtype={config.dtype!r}, device={config.device!r}: a stack computes in float32 or float64 on cpu or cuda"
@@ -54,8 +40,8 @@ def stackable(config: RunConfig) -> str:
     if isinstance(config.damping, MaxEigenvalue):
         return "damping: largest eigenvalues are not taken of a stack"
     for name, value in config.method_options.items():
-        known = parse_memory(value) == parse_memory("batch") if name == "memory" else value in PLAIN[name]
-        if not known:
+        option = spec.known_options[name]
+        if option.parse(value) not in option.stacks:
             return f"method_options: {name}={value!r}: a stack has the usual one alone"
     return ""
 
@@ -75,7 +61,7 @@ def stack_size(config: RunConfig, dataset: Dataset, workers: int = 1) -> int:
     sizes = [math.prod(dataset.input_shape), *[width] * (depth - 1), dataset.classes]
     weights = 4 * sum(d_in * d_out for d_in, d_out in pairwise(sizes))  # with momentum, gradient and step
     values = (6 * batch + 2 * min(EVALUATED, len(dataset.test))) * sum(sizes)
-    factors = 0 if config.method == "sgd" else 8 * sum(min(batch, d) ** 2 for d in sizes)
+    factors = 8 * sum(min(batch, d) ** 2 for d in sizes) if config.spec.captures else 0
     memory = (weights + values + factors) * config.weights_dtype.itemsize
     free = MEMORY if device.type == "cpu" else torch.cuda.mem_get_info(device)[0] // 2
     return max(1, min(LARGEST[device.type], free // workers // memory))

@@ -21,7 +21,8 @@ from mukron.train.records import DIVERGED, FINISHED, INTERRUPTED, EpochRow, Run,
 from mukron.train.schedules import Schedule
 from mukron.train.stacked.choice import stackable
 from mukron.train.stacked.network import Stack
-from mukron.train.surroundings import interruptible, precision, repeatable
+from mukron.train.surroundings import precision, repeatable
+from mukron.workers.interrupts import interruptible
 
 PER_RUN = ("lr", "damping", "scheme", "output_exponent", "seed")  # of a run; all else is the stack's
 ALONE = "alone"  # the status of a run that left its stack

@@ -38,10 +38,11 @@ class Stack:
 
     def __init__(self, configs: Sequence[RunConfig], dataset: Dataset) -> None:
         config = configs[0]
-        self.second_order = config.method != "sgd"
+        self.second_order = config.spec.layerwise
         self.momentum = config.momentum
         self.nesterov = bool(config.method_options.get("nesterov"))
-        self.fisher = config.method_options.get("fisher", "mc") if config.method == "kfac" else ""
+        options = config.spec.all_options(config.method_options)
+        self.fisher = options["fisher"] if "signals" in config.spec.captures else ""
         self.likelihood = "gaussian" if config.loss == "mse" else "categorical"
         self.loss: Loss = torch.func.vmap(loss_of(config, dataset.classes))
         self.generators: list[Generator] = []

@@ -1,0 +1,93 @@
+"""How many numbers a method's state holds for a layer, counted without building anything.
+
+N rows (samples x positions) of d numbers make a factor: either the rows and their N x N Gram matrix, or a d x d matrix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from mukron.curvature import as_rows
+from mukron.memory import Batch, Memory, Sum, Window
+
+if TYPE_CHECKING:
+    from mukron.optim.spec import RunFields
+
+
+@dataclass(frozen=True)
+class LayerSize:
+    """A layer as a matrix [groups, d_out, d_in], and the batch that reaches it."""
+
+    d_in: int
+    d_out: int
+    groups: int = 1
+    one_hot: bool = False  # its inputs are indices: A is diagonal
+    samples: int = 1
+    positions: int = 1  # of a sample that share the weight
+    classes: int = 1  # outputs of the network
+
+
+def nothing(layer: LayerSize, options: Mapping[str, Any]) -> int:
+    """No factors."""
+    return 0
+
+
+def input_factor(layer: LayerSize, options: Mapping[str, Any]) -> int:
+    """A and its inverse."""
+    return layer.groups * _kronecker(layer.d_in, layer.d_out, _rows(layer, options), options, diagonal=layer.one_hot)
+
+
+def both_factors(layer: LayerSize, options: Mapping[str, Any]) -> int:
+    """A, B and their inverses."""
+    draws = layer.classes if options["fisher"] == "exact" else 1
+    B = _kronecker(layer.d_out, layer.d_in, draws * _rows(layer, options), options)
+    return input_factor(layer, options) + layer.groups * B
+
+
+def gradient_moments(layer: LayerSize, options: Mapping[str, Any]) -> int:
+    """Shampoo's L and R and their roots; of sides that are too long, the diagonals."""
+    copies = _copies(options["memory"] or Sum(), options["solver"])
+    L, R = (d if d > options["max_size"] else d * d for d in (layer.d_out, layer.d_in))
+    return layer.groups * copies * (L + (layer.d_in if layer.one_hot else R))
+
+
+def kernel(layer: LayerSize, options: Mapping[str, Any]) -> int:
+    """Gauss-Newton's kernel over samples x outputs, and the rows it is made of."""
+    rows = layer.samples * layer.classes
+    return rows * rows + rows * layer.positions * (layer.d_in + layer.d_out)
+
+
+def momentum_and_graft(run: RunFields) -> int:
+    """One copy of the weights for momentum, two for a graft onto Adam."""
+    return (run.momentum > 0) + 2 * (run.method_options.get("graft") == "adam")
+
+
+def adams_moments(run: RunFields) -> int:
+    return 2
+
+
+def _kronecker(d: int, other: int, rows: int, options: Mapping[str, Any], diagonal: bool = False) -> int:
+    memory = options["memory"] or Batch()
+    copies = _copies(memory, options["solver"])
+    form = "rows" if isinstance(memory, Window) else options["form"]
+    form = "matrix" if copies > 1 or options["solver"] != "cholesky" else form
+    if diagonal:
+        return copies * d
+    if as_rows(rows, d, other, form):
+        return rows * d + rows * rows
+    return copies * d * d
+
+
+def _copies(memory: Memory, solver: str) -> int:
+    """What is remembered and its inverse; "tracked" keeps the basis of both too."""
+    if solver == "tracked":
+        return 3
+    return 2 if memory.averages else 1
+
+
+def _rows(layer: LayerSize, options: Mapping[str, Any]) -> int:
+    memory = options["memory"]
+    batches = memory.batches if isinstance(memory, Window) else 1
+    return batches * layer.samples * (layer.positions if options["sharing"] == "expand" else 1)

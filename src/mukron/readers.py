@@ -1,0 +1,187 @@
+"""Readers: functions from a value as JSON or the command line gives it to the value that is kept.
+
+A reader returns the value in its one spelling, or raises a ValueError that says what is allowed. Functions such as
+``number`` and ``one_of`` make readers; ``optional`` and ``names`` make a reader of another one.
+
+>>> from mukron import readers as read
+>>> read.number(above=0)(1)
+1.0
+>>> read.optional(read.one_of(("mc", "exact")))(None)
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Callable, Collection, Mapping
+from numbers import Integral, Real
+from types import MappingProxyType
+from typing import Any
+
+Reader = Callable[[Any], Any]
+Parser = Callable[[str], Any]  # from text such as "ema:0.95" to an object such as EMA(0.95)
+
+LONGEST = 60  # characters of a text with exact numbers
+SHOWN = 100  # characters of a value in an error
+
+
+def text(value: Any) -> str:
+    """A name: text that is not empty."""
+    if not isinstance(value, str) or not value:
+        raise ValueError("expected a name")
+    return value
+
+
+def flag(value: Any) -> bool:
+    """True or false, and no number."""
+    if not isinstance(value, bool):
+        raise ValueError("expected true or false")
+    return value
+
+
+def whole(least: int | None = None) -> Reader:
+    """A whole number of 64 bits, not below ``least``."""
+    allowed = "" if least is None else f" from {least} on"
+    lowest = -(2**63) if least is None else least
+
+    def read(value: Any) -> int:
+        if isinstance(value, bool) or not isinstance(value, Integral) or not lowest <= int(value) < 2**63:
+            raise ValueError(f"expected a whole number{allowed}")
+        return int(value)
+
+    return read
+
+
+def number(least: float = 0.0, below: float = math.inf, above: float | None = None) -> Reader:
+    """A finite number; floats that are whole stay floats, so that 1 and 1.0 are one value."""
+    allowed = f"above {above:g}" if above is not None else f"not below {least:g}"
+    allowed += f" and below {below:g}" if below < math.inf else ""
+
+    def read(value: Any) -> float:
+        try:
+            number = math.nan if isinstance(value, bool) or not isinstance(value, Real) else float(value)
+        except OverflowError:
+            number = math.inf
+        if not (least <= number < below) or (above is not None and not number > above):
+            raise ValueError(f"expected a number {allowed}")
+        return number + 0.0  # there is one zero
+
+    return read
+
+
+def one_of(known: Collection[str]) -> Reader:
+    """One of these names."""
+
+    def read(value: Any) -> str:
+        if not isinstance(value, str) or value not in known:
+            raise ValueError(f"known: {', '.join(known)}")
+        return value
+
+    return read
+
+
+def optional(read: Reader) -> Reader:
+    """None, or what ``read`` reads."""
+    return lambda value: None if value is None else read(value)
+
+
+def names(read: Reader) -> Reader:
+    """A list of what ``read`` reads, as a tuple."""
+
+    def read_all(values: Any) -> tuple[str, ...]:
+        if isinstance(values, str) or not isinstance(values, (tuple, list)):
+            raise ValueError("expected a list of names")
+        return tuple(map(read, values))
+
+    return read_all
+
+
+def options(values: Any) -> Mapping[str, Any]:
+    """JSON values by name, which nobody can change."""
+    if not isinstance(values, Mapping):
+        raise ValueError("expected values by name")
+    read: Mapping[str, Any] = frozen(values)
+    return read
+
+
+def frozen(value: Any) -> Any:
+    """JSON data that nobody can change."""
+    if isinstance(value, Mapping):
+        return MappingProxyType({text(name): frozen(item) for name, item in value.items()})
+    if isinstance(value, (list, tuple)):
+        return tuple(map(frozen, value))
+    if value is None or isinstance(value, (str, bool)):
+        return value
+    if isinstance(value, Integral):
+        return whole()(value)
+    if isinstance(value, Real) and math.isfinite(value):
+        return float(value) + 0.0  # there is one zero
+    raise ValueError(f"{value!r} is nothing that JSON can hold")
+
+
+def exact(value: Any) -> str:
+    """Text with exact numbers in it. Exact numbers with huge exponents would take forever, so they are refused."""
+    read = text(value)
+    if len(read) > LONGEST or re.search(r"e[-+]?[\d_]{3,}", read, re.IGNORECASE):
+        raise ValueError("expected short numbers, as in 1/2 or 0.25")
+    return read
+
+
+def parsed(parse: Parser) -> Reader:
+    """Text that ``parse`` accepts. It is kept as text, since a run's configuration is JSON."""
+
+    def read(value: Any) -> str:
+        parse(text(value))
+        return str(value)
+
+    return read
+
+
+def named(what: str, kinds: Mapping[str, Callable[..., Any]]) -> Parser:
+    """A parser of NAME or NAME:NUMBER, for settings whose type is the choice.
+
+    Args:
+        what: What is chosen, for errors.
+        kinds: By name, the class to make, from the number or from nothing.
+
+    >>> parse = named("step", {"constant": lambda: 1.0, "power": lambda exponent=2: exponent})
+    >>> parse("power"), parse("power:0.5")
+    (2, 0.5)
+    """
+
+    def parse(value: str) -> Any:
+        name, colon, written = value.strip().lower().partition(":")
+        if name not in kinds:
+            raise ValueError(f"unknown {what} {value!r}; known: {', '.join(kinds)}, each with or without :NUMBER")
+        try:
+            return kinds[name](*([_plain_number(written)] if colon else []))
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{what} {value!r}: {error}; expected {name} or {name}:NUMBER") from error
+
+    return parse
+
+
+def _plain_number(written: str) -> float:
+    try:
+        return int(written)
+    except ValueError:
+        return float(written)
+
+
+# For errors.
+
+
+def nearest(name: object, known: Collection[str]) -> str:
+    """A remark that names the known word which is spelt most alike, if one is."""
+    close = difflib.get_close_matches(str(name), known, n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def shown(value: Any) -> str:
+    """A value as an error shows it, however long it is."""
+    try:
+        written = repr(value)
+    except ValueError:  # Python writes no number of thousands of digits
+        return "(a huge number)"
+    return written if len(written) <= SHOWN else f"{written[:SHOWN]}..."

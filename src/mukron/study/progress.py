@@ -1,0 +1,69 @@
+"""How far a study is, and how long the rest of it takes."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mukron.study.design import Design
+from mukron.study.points import DIVERGED
+from mukron.study.store import ENDED, RUNNING, Entry
+
+FEWEST = 3  # trials from which the duration of the others is estimated
+
+
+@dataclass(frozen=True)
+class StudyProgress:
+    """Where a study stands.
+
+    Attributes:
+        done: Trials that have ended.
+        total: Trials of the whole study.
+        running: Trials under way, those of other commands and machines included.
+        diverged: Trials that have ended because they diverged.
+        seconds_left: The estimated time until the study is done; None while too few trials have ended.
+    """
+
+    done: int
+    total: int
+    running: int
+    diverged: int
+    seconds_left: float | None
+
+
+def progress_of(design: Design, entries: Sequence[Entry], workers: int) -> StudyProgress:
+    """Where the study stands, given all trials of its storage and the number of processes of this command."""
+    standing = design.standing(entries)
+    ended, running = standing[ENDED], standing[RUNNING]
+    diverged = sum(entry.result is not None and entry.result.status == DIVERGED for entry in ended)
+    left = _seconds_of_work_left(design, ended, running)
+    side_by_side = max(1.0, sum(1 / entry.together for entry in running), workers)
+    total = max(design.total, len(ended) + len(running))  # the storage may hold more settings than a search asks for
+    return StudyProgress(len(ended), total, len(running), diverged, None if left is None else left / side_by_side)
+
+
+def _seconds_of_work_left(design: Design, ended: Sequence[Entry], running: Sequence[Entry]) -> float | None:
+    """The median duration at each width times the runs left there.
+
+    A width at which nothing has ended takes the duration of the nearest one times a power of the ratio of widths. The
+    power is fitted to the durations so far and kept between 0 and 2.
+    """
+    if len(ended) < FEWEST:
+        return None
+    durations: dict[float, list[float]] = {}
+    for entry in ended:
+        durations.setdefault(entry.point.width, []).append(entry.seconds)
+    medians = {width: statistics.median(seconds) for width, seconds in durations.items()}
+    low, high = min(medians), max(medians)
+    power = math.log(medians[high] / medians[low]) / math.log(high / low) if low < high and medians[low] else 1.0
+    power = min(max(power, 0.0), 2.0)
+    runs_per_width = design.total / len(design.widths)
+    seconds_left = 0.0
+    for width in design.widths:
+        nearest = min(medians, key=lambda known: (abs(known - width), known))
+        duration = medians[nearest] * (width / nearest) ** power
+        half_done = sum(entry.point.width == width for entry in running) / 2
+        seconds_left += duration * max(0.0, runs_per_width - len(durations.get(width, ())) - half_done)
+    return seconds_left
