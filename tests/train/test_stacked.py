@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from mukron.data import load
-from mukron.precond import kronecker
+from mukron.optim import direction
 from mukron.train import RunConfig, RunError, stack_size, stackable, train, train_stack
 from mukron.train.stacked import choice, loop
 
@@ -124,7 +124,7 @@ def test_a_run_that_is_not_finite_from_the_start_says_so():
 
 def test_a_factorization_that_needs_more_than_the_first_rung_is_left_to_train(monkeypatch, left_alone):
     """The second run's, at its second step: it comes to the same end as if nobody had stacked it."""
-    plain, calls = kronecker.attempt, []
+    plain, calls = direction.attempt, []
 
     def sometimes(damped):
         inverses, numbers = plain(damped)
@@ -135,7 +135,7 @@ def test_a_factorization_that_needs_more_than_the_first_rung_is_left_to_train(mo
             numbers = [number.where(torch.arange(3) != 1, torch.nan) for number in numbers]
         return inverses, numbers
 
-    monkeypatch.setattr(kronecker, "attempt", sometimes)
+    monkeypatch.setattr(direction, "attempt", sometimes)
     configs = [SMALL.replace(width=128, batch=16, lr=0.003, seed=seed) for seed in range(3)]
     ours, theirs = both(configs)
     assert left_alone == [configs[1]]

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from mukron.bench.measure import SLOW_ROUNDS, Options, ProgressTracker, product_precision, release_memory, synchronize
 from mukron.bench.result import Measurement, new_result
-from mukron.linalg import SOLVERS, FactorizationError, Matrix, MatrixFactor, Turned, kept_factor, turn
+from mukron.linalg import FactorizationError, Matrix, MatrixFactor, Solver, Turned, kept_factor, turn
 
 DAMPINGS = (1e-3, 1e-6)  # relative to the largest eigenvalue
 ROOT_EXPONENTS = (Fraction(1, 4), Fraction(1))  # e of Shampoo and of K-FAC
@@ -51,7 +51,7 @@ class RootCase:
         return f"{self.solver}, e = {self.e}, damping {self.damping:g}"
 
     def __call__(self, M: Tensor, rho: Tensor) -> Tensor:
-        operator, _ = MatrixFactor(M[None]).prepare(rho[None], self.e, self.solver)
+        operator, _ = MatrixFactor(M[None]).prepare(rho[None], self.e, Solver.names[self.solver]())
         assert isinstance(operator, Matrix)
         return operator.P[0]
 
@@ -92,7 +92,7 @@ ROOT_CASES = tuple(
     RootCase(solver, e, damping)
     for damping in DAMPINGS
     for e in ROOT_EXPONENTS
-    for solver in SOLVERS
+    for solver in ("cholesky", "eigh", "newton")
     if ONLY_EXPONENT.get(solver, e) == e
 ) + tuple(TrackedRootCase("tracked", ROOT_EXPONENTS[0], damping) for damping in DAMPINGS)
 

@@ -23,9 +23,9 @@ from mukron.data import Dataset
 from mukron.layers import WEIGHT
 from mukron.linalg import Cholesky, Factor, FactorizationError, LowRank
 from mukron.optim import SecondOrder
-from mukron.optim.direction import Move, apply, at_least_rounding, base_rate, prepare
+from mukron.optim.direction import apply, at_least_rounding, base_rate, prepare
 from mukron.optim.transaction import EPS, ILL_CONDITIONED, ill_conditioned
-from mukron.optim.update import Update, write
+from mukron.optim.update import Move, Update, write
 from mukron.params import Parametrization
 from mukron.train.build import Loss, loss_of, network_of, optimizer_of
 from mukron.train.config import RunConfig
