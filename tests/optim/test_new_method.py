@@ -70,10 +70,8 @@ def define() -> type[SecondOrder]:
             **options,
         ):
             self.deadband = deadband
-            step_options = StepOptions(kl_clip=kl_clip, graft=graft, fallback=fallback, exclude=exclude)
-            super().__init__(
-                model, parametrization, lr, momentum=GradientMomentum(beta), options=step_options, **options
-            )
+            shared = StepOptions(kl_clip=kl_clip, graft=graft, fallback=fallback, exclude=exclude)
+            super().__init__(model, parametrization, lr, momentum=GradientMomentum(beta), options=shared, **options)
 
         def measure(self, layer, statistics, step):
             return {}  # no factors
