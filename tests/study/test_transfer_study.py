@@ -122,14 +122,14 @@ def test_a_search_tries_so_many_settings_at_every_width(tmp_path):
 
 
 def test_a_pruner_gives_up_runs_that_fall_behind(tmp_path):
-    search = Search(30, "random", "median")
-    config = TINY.replace(epochs=8)
+    search = Search(16, "random", "median")
+    config = TINY.replace(epochs=6)
     record = tiny_study(tmp_path, config, widths=(8,), schemes=("mup",), seeds=1, lr=(1e-5, 0.05), search=search).run()
     pruned = [result for result in record.results if result.status == "pruned"]
     finished = [result for result in record.results if result.status == "finished"]
-    assert len(record.results) == 30
+    assert len(record.results) == 16
     assert pruned
-    assert all(len(result.rows) < 8 and "fell behind" in result.reason for result in pruned)
+    assert all(len(result.rows) < 6 and "fell behind" in result.reason for result in pruned)
     assert min(r.value("train_loss", 2) for r in finished) <= min(r.value("train_loss", 2) for r in pruned)
     assert record.certificate is None  # one width
     assert record.best().lr == min(finished, key=lambda result: result.value("train_loss")).point.lr
@@ -197,18 +197,18 @@ def test_a_folder_that_cannot_be_made_is_told(tmp_path):
 
 
 def test_time_left_is_told_from_what_runs_of_that_width_took(tmp_path):
-    study = tiny_study(tmp_path, widths=(8, 16, 32))
+    study = tiny_study(tmp_path, widths=(8, 16, 32), lr=(0.01,))  # four points a width
     assert progress_of(study.design, [], 1).seconds_left is None
     while claim := study.store.claim(study.design.next):  # as if trained
         study.store.end(claim, "finished", [{"epoch": 1, "train_loss": 1.0}], "", 0.0)
     ended = [dataclasses.replace(entry, seconds=entry.point.width) for entry in study.store.entries()]
     assert progress_of(study.design, ended, 1).seconds_left == 0
     narrow = [entry for entry in ended if entry.point.width == 8]
-    expected = 12 * 8 * (16 / 8) + 12 * 8 * (32 / 8)  # by the width, where nothing else is known
+    expected = 4 * 8 * (16 / 8) + 4 * 8 * (32 / 8)  # by the width, where nothing else is known
     assert progress_of(study.design, narrow, 1).seconds_left == pytest.approx(expected)
     assert progress_of(study.design, narrow, 4).seconds_left == pytest.approx(expected / 4)
     alike = [dataclasses.replace(entry, seconds=5.0) for entry in ended if entry.point.width < 32]
-    assert progress_of(study.design, alike, 1).seconds_left == pytest.approx(12 * 5)  # small ones cost the same
+    assert progress_of(study.design, alike, 1).seconds_left == pytest.approx(4 * 5)  # small ones cost the same
     assert progress_of(study.design, alike[:2], 1).seconds_left is None
 
 

@@ -21,6 +21,7 @@ pytestmark = pytest.mark.slow
 SLOW = LIGHT.replace(epochs=40, samples=512)  # long enough to be caught in the middle of
 EIGHT = {"lr": (0.01, 0.02), "seeds": 1}
 FOUR = {**EIGHT, "schemes": ("mup",)}
+TWO = {**FOUR, "lr": (0.01,)}
 
 
 def until(happens: Callable[[], object], patience: float = 60.0) -> object:
@@ -86,8 +87,8 @@ def test_two_workers_train_every_point_once(tmp_path):
 
 
 def test_a_worker_killed_loses_its_trial_alone_and_another_takes_it_up(tmp_path):
-    study = tiny_study(tmp_path, SLOW, **FOUR)
-    foreman = command(tmp_path, workers=2, **FOUR)
+    study = tiny_study(tmp_path, SLOW, **TWO)
+    foreman = command(tmp_path, workers=2, **TWO)
     victim = until(lambda: running(study))[0]
     os.kill(worker_of(study, victim), signal.SIGKILL)
     assert foreman.wait(120) == 0, (tmp_path / "said").read_text()
