@@ -62,7 +62,7 @@ def test_the_heuristic_damping_fails_and_the_input_layer_is_named(model, layer):
 def test_a_network_of_ones_own(monkeypatch):
     monkeypatch.chdir(EXAMPLES)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    wanted = ("--factory", "own_network:make", "--method", "shampoo", "--widths", "64,128,256", *FEW[:4])
+    wanted = ("--factory", "own_network:make", "--method", "shampoo", "--widths", "128,256,512", *FEW[:4])
     assert "OK: every layer learns alike" in check(*wanted)
     output = check("--factory", "own_network:make", "--method", "sgd", "--data", "own_network:batch", *FEW[:2])
     assert "widths 64 to 512" in output  # twice the default width of ``make``, and on

@@ -73,12 +73,13 @@ def coverage(true, *case):
     return sum(each.low <= true <= each.high for each in found), np.median([each.high - each.low for each in found]) / 2
 
 
-# Every drift meets every shape, every grid and every kind of noise; crossing all four would triple the time.
+# The drift that is no simple part of the grid's step is the hardest to hold: with intervals that leave out SHAPE, or a
+# CELL of 0.2, it is lost wherever any drift is. The easier ones meet every shape and grid once.
 THREE_SEEDS = [
-    (shape, step, widths, kind, (0.0, -0.5, 0.3)[(s + g + k) % 3])
-    for s, shape in enumerate((lopsided, breaking))
-    for g, (step, widths) in enumerate(((1, 4), (2, 5)))
-    for k, kind in enumerate(("point", "level", "shift"))
+    (shape, step, widths, kind, true)
+    for shape in (lopsided, breaking)
+    for step, widths in ((1, 4), (2, 5))
+    for kind, true in (("point", 0.3), ("level", 0.3), ("shift", 0.3), ("level", 0.0), ("shift", -0.5))
 ]
 
 
@@ -93,12 +94,14 @@ def test_three_seeds_hold_the_true_drift(shape, step, widths, kind, true):
     ("shape", "widths", "step", "seeds", "kind", "size", "true"),
     [
         (parabola, 4, 1, 2, "point", 0.1, 0.15),
-        (cliff, 5, 2, 2, "shift", 0.02, -0.8),
+        (cliff, 5, 2, 2, "shift", 0.02, 0.15),
+        (lopsided, 5, 1, 5, "level", 0.1, 0.15),
         (lopsided, 5, 1, 5, "level", 0.1, 0.0),
-        (cliff, 4, 1, 5, "point", 0.02, 0.0),
-        (parabola, 4, 1, 1, "point", 0.05, -0.8),
+        (cliff, 4, 1, 5, "point", 0.02, 0.15),
+        (parabola, 4, 1, 1, "point", 0.05, 0.15),
         (descent, 5, 1, 3, "shift", 0.05, 0.15),
-        (descent, 5, 2, 3, "point", 0.05, -0.8),
+        (descent, 5, 1, 3, "shift", 0.05, -0.8),
+        (descent, 5, 2, 3, "point", 0.05, 0.15),
     ],
 )
 @pytest.mark.slow

@@ -122,14 +122,14 @@ def test_a_search_tries_so_many_settings_at_every_width(tmp_path):
 
 
 def test_a_pruner_gives_up_runs_that_fall_behind(tmp_path):
-    search = Search(16, "random", "median")
-    config = TINY.replace(epochs=6)
+    search = Search(30, "random", "median")
+    config = TINY.replace(epochs=8)
     record = tiny_study(tmp_path, config, widths=(8,), schemes=("mup",), seeds=1, lr=(1e-5, 0.05), search=search).run()
     pruned = [result for result in record.results if result.status == "pruned"]
     finished = [result for result in record.results if result.status == "finished"]
-    assert len(record.results) == 16
+    assert len(record.results) == 30
     assert pruned
-    assert all(len(result.rows) < 6 and "fell behind" in result.reason for result in pruned)
+    assert all(len(result.rows) < 8 and "fell behind" in result.reason for result in pruned)
     assert min(r.value("train_loss", 2) for r in finished) <= min(r.value("train_loss", 2) for r in pruned)
     assert record.certificate is None  # one width
     assert record.best().lr == min(finished, key=lambda result: result.value("train_loss")).point.lr
