@@ -253,6 +253,7 @@ def test_ctrl_c_is_said_and_the_same_command_goes_on():
     command = [sys.executable, "-m", "mukron.cli", "transfer", *slow, "--no-report", "--out", "here"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     while not any(entry.state == "running" for entry in stored_entries("here")):
+        assert process.poll() is None, process.stderr.read()
         time.sleep(0.2)
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=60)

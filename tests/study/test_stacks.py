@@ -103,7 +103,7 @@ def test_an_error_in_a_stack_gives_all_its_points_back(tmp_path, monkeypatch):
 
 def test_points_of_a_worker_that_was_killed_are_taken_up_one_by_one(tmp_path):
     """Any of them may have killed it."""
-    options = {"widths": (8,), "schemes": ("mup",), **STACKS}
+    options = {"widths": (8,), "schemes": ("mup",), "lr": (0.01, 0.02), **STACKS}
     study = tiny_study(tmp_path, SLOW, **options)
     foreman = command(tmp_path, workers=2, **options)
     victim = until(lambda: running(study))[0]
