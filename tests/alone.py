@@ -20,7 +20,8 @@ torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore()
 
 def run_with_a_process_group(code: str) -> None:
     whole = START + textwrap.dedent(code) + "\nprint('reached the end', flush=True)\nos._exit(0)\n"
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    path = os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]))
+    environment = {**os.environ, "PYTHONPATH": path}
     result = subprocess.run(
         [sys.executable, "-c", whole], capture_output=True, text=True, check=False, timeout=120, env=environment
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -10,11 +11,11 @@ import digits
 import pytest
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
-LONG = {"digits.py", "feature_learning.py"}  # run smaller, below and in tests/params/test_features.py
+LONG = {"digits.py", "feature_learning.py"}  # run smaller, below and in tests/diagnose/test_first_order_exponents.py
 
 
 def run(path: Path) -> str:
-    """What it prints; a warning is an error."""
+    """What a process of its own prints; a warning is an error."""
     result = subprocess.run(
         [sys.executable, "-W", "error", path], capture_output=True, text=True, check=False, timeout=300
     )
@@ -26,10 +27,16 @@ OTHERS = sorted(path for path in EXAMPLES.glob("*.py") if path.name not in {*LON
 
 
 @pytest.mark.parametrize("path", OTHERS, ids=lambda path: path.name)
-def test_examples_run(path):
-    assert run(path).strip()
+@pytest.mark.slow
+def test_examples_run(path, tmp_path, monkeypatch, capsys):
+    """In this process: importing torch would take longer than most of them. The quickstart has a process of its own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [str(path)])
+    runpy.run_path(str(path), run_name="__main__")
+    assert capsys.readouterr().out.strip()
 
 
+@pytest.mark.slow
 def test_the_quickstart_runs_and_learns_and_is_short():
     path = EXAMPLES / "quickstart.py"
     assert len([line for line in path.read_text().splitlines() if line.strip()]) <= 30
@@ -37,9 +44,10 @@ def test_the_quickstart_runs_and_learns_and_is_short():
     assert losses[-1] < 0.3 * losses[0]
 
 
+@pytest.mark.slow
 def test_second_order_reaches_a_lower_loss_in_the_same_steps():
-    """The table of docs/optimizers.md at a quarter of its steps and one seed."""
-    results = digits.compare(steps=50, seeds=range(1))
+    """The table of docs/optimizers.md at an eighth of its steps and one seed."""
+    results = digits.compare(steps=25, seeds=range(1))
     losses = {name: max(found[best]) for name, (best, found) in results.items()}
     first_order = min(loss for name, loss in losses.items() if name.startswith(("SGD", "AdamW")))
     assert all(loss < first_order for name, loss in losses.items() if name.startswith(("K-FAC", "Shampoo"))), losses

@@ -85,7 +85,7 @@ def test_the_same_command_again_runs_nothing_and_more_of_it_runs_the_rest():
     ],
 )
 def test_another_method_is_one_option(method, schemes):
-    result = invoke("transfer", *SMALL, *RATES, "--seeds", 1, "--method", method, "--no-report")
+    result = invoke("transfer", *SMALL, "--lr", "0.01,0.02", "--seeds", 1, "--method", method, "--no-report")
     assert result.exit_code in (0, 1, 4)
     record = StudyRecord.load(only_study() / "study.json")
     assert set(record.schemes) == schemes
@@ -105,16 +105,17 @@ def test_damping_is_tuned_the_same_way():
 
 
 def test_both_are_tuned_on_a_grid_of_both():
-    result = invoke("transfer", *SMALL, *RATES, "--over", "lr,damping", "--damping", "0.5,1,2", "--scheme", "mup")
+    grid = ("--over", "lr,damping", "--damping", "0.5,1,2", "--scheme", "mup", "--seeds", 1)
+    result = invoke("transfer", *SMALL, *RATES, *grid)
     assert result.exit_code in (0, 1, 4)
     certificate = StudyRecord.load(only_study() / "study.json").certificate
     assert [judgement.axis for judgement in certificate.judgements] == ["lr", "damping"]
 
 
 def test_settings_can_be_searched_for():
-    invoke("transfer", *SMALL, "--lr", "0.001:0.1:100", "--search", 3, "--no-report")
+    invoke("transfer", *SMALL, "--lr", "0.001:0.1:100", "--search", 3, "--seeds", 1, "--no-report")
     record = StudyRecord.load(only_study() / "study.json")
-    assert len(record.results) == 2 * 2 * 3 * 2
+    assert len(record.results) == 2 * 2 * 3
 
 
 def test_a_network_and_data_of_ones_own(tmp_path):
@@ -128,12 +129,12 @@ def test_a_network_and_data_of_ones_own(tmp_path):
         "    return x, x[:, :3].argmax(1)\n"
     )
     own = ("--factory", "mine:make", "--data", "mine:data", "--set", "data_options.count=60")
-    result = invoke("transfer", *own, "--widths", "8:32", *RATES, "--seeds", 2, "--epochs", 2, "--workers", 2)
+    result = invoke("transfer", *own, "--widths", "8:32", *RATES, "--seeds", 1, "--epochs", 2, "--workers", 2)
     assert result.exit_code in (0, 1, 4), result.output
     record = StudyRecord.load(only_study() / "study.json")
     assert (record.config.model, record.config.data, record.config.base_width) == ("mine:make", "mine:data", 8)
     assert record.widths == (8, 16, 32)
-    assert len(record.results) == 3 * 3 * 2 * 2
+    assert len(record.results) == 3 * 3 * 2
 
 
 def test_a_config_file_says_method_scheme_and_damping():
@@ -150,7 +151,7 @@ def test_a_config_file_says_method_scheme_and_damping():
 def test_a_search_goes_to_both_ends_of_its_range():
     """A grid that doubles from 0.001 would end at 0.064."""
     small = (*SMALL[:6], "--no-report", "--sampler", "random", "--pruner", "none", "--damping", "1")
-    invoke("tune", "--width", 8, "--trials", 40, *small, "--lr", "0.001:0.1")
+    invoke("tune", "--width", 8, "--trials", 40, *small, "--epochs", 1, "--samples", 32, "--lr", "0.001:0.1")
     rates = [result.point.lr for result in StudyRecord.load("tuned/study.json").results]
     assert max(rates) > 0.064
     assert min(rates) < 0.002
@@ -166,7 +167,7 @@ def test_passwords_are_not_written_down(monkeypatch):
 
 
 def test_folders_with_brackets_are_said_as_they_are():
-    result = invoke("transfer", *SMALL, *RATES, "--seeds", 1, "--no-report", "--out", "a[x]")
+    result = invoke("transfer", *SMALL, "--lr", "0.01", "--scheme", "mup", "--seeds", 1, "--no-report", "--out", "a[x]")
     assert "study: a[x]" in result.stderr
 
 
@@ -227,9 +228,10 @@ def test_a_wrong_request_is_told_in_one_line(arguments, said):
 
 
 def test_another_question_in_the_same_folder_is_refused_and_nothing_is_lost():
-    invoke("transfer", *SMALL, *RATES, "--out", "here", "--no-report")
+    small = (*SMALL, "--lr", "0.01", "--scheme", "mup", "--seeds", 1)
+    invoke("transfer", *small, "--out", "here", "--no-report")
     before = Path("here/study.json").read_bytes()
-    said = refuse("transfer", *SMALL, *RATES, "--epochs", 3, "--out", "here", "--no-report")
+    said = refuse("transfer", *small, "--epochs", 3, "--out", "here", "--no-report")
     assert "trains something else: epochs 2 there and 3 here" in said
     assert Path("here/study.json").read_bytes() == before
 
@@ -246,17 +248,19 @@ def stored_entries(folder: str) -> list:
 
 
 def test_ctrl_c_is_said_and_the_same_command_goes_on():
-    slow = ("--epochs", "10", "--samples", "512", "--base-width", "8", "--widths", "8,16", "--seeds", "1", *RATES)
+    slow = ("--epochs", "10", "--samples", "512", "--base-width", "8", "--widths", "8,16", "--seeds", "1")
+    slow = (*slow, "--lr", "0.01,0.02", "--scheme", "mup")
     command = [sys.executable, "-m", "mukron.cli", "transfer", *slow, "--no-report", "--out", "here"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     while not any(entry.state == "running" for entry in stored_entries("here")):
+        assert process.poll() is None, process.stderr.read()
         time.sleep(0.2)
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130, said
     assert "the same command goes on" in " ".join(said.split())
     assert invoke("transfer", *slow, "--no-report", "--out", "here").exit_code in (0, 1, 4)
-    assert len(StudyRecord.load("here/study.json").results) == 12
+    assert len(StudyRecord.load("here/study.json").results) == 4
 
 
 @pytest.mark.parametrize(

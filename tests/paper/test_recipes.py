@@ -136,6 +136,7 @@ def folder(tmp_path_factory):
     return (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "smoke"
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:layer .* factorized with:RuntimeWarning")  # b_L = 64: B is next to nothing
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_smoke_run_ends_with_all_files_and_its_evidence_gives_the_same_verdicts(name, folder):

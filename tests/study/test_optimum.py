@@ -73,31 +73,41 @@ def coverage(true, *case):
     return sum(each.low <= true <= each.high for each in found), np.median([each.high - each.low for each in found]) / 2
 
 
-@pytest.mark.parametrize("kind", ["point", "level", "shift"])
-@pytest.mark.parametrize(("step", "widths"), [(1, 4), (2, 5)])
-@pytest.mark.parametrize("shape", [lopsided, breaking])
-def test_three_seeds_hold_the_true_drift(shape, step, widths, kind):
-    for true in (0.0, -0.5, 0.3):
-        held, _ = coverage(true, shape, widths, step, 3, kind, 0.05)
-        assert held >= 90, (true, held)
+# The drift that is no simple part of the grid's step is the hardest to hold: with intervals that leave out SHAPE, or a
+# CELL of 0.2, it is lost wherever any drift is. The easier ones meet every shape and grid once.
+THREE_SEEDS = [
+    (shape, step, widths, kind, true)
+    for shape in (lopsided, breaking)
+    for step, widths in ((1, 4), (2, 5))
+    for kind, true in (("point", 0.3), ("level", 0.3), ("shift", 0.3), ("level", 0.0), ("shift", -0.5))
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("shape", "step", "widths", "kind", "true"), THREE_SEEDS)
+def test_three_seeds_hold_the_true_drift(shape, step, widths, kind, true):
+    held, _ = coverage(true, shape, widths, step, 3, kind, 0.05)
+    assert held >= 90
 
 
 @pytest.mark.parametrize(
-    ("shape", "widths", "step", "seeds", "kind", "size"),
+    ("shape", "widths", "step", "seeds", "kind", "size", "true"),
     [
-        (parabola, 4, 1, 2, "point", 0.1),
-        (cliff, 5, 2, 2, "shift", 0.02),
-        (lopsided, 5, 1, 5, "level", 0.1),
-        (cliff, 4, 1, 5, "point", 0.02),
-        (parabola, 4, 1, 1, "point", 0.05),
-        (descent, 5, 1, 3, "shift", 0.05),
-        (descent, 5, 2, 3, "point", 0.05),
+        (parabola, 4, 1, 2, "point", 0.1, 0.15),
+        (cliff, 5, 2, 2, "shift", 0.02, 0.15),
+        (lopsided, 5, 1, 5, "level", 0.1, 0.15),
+        (lopsided, 5, 1, 5, "level", 0.1, 0.0),
+        (cliff, 4, 1, 5, "point", 0.02, 0.15),
+        (parabola, 4, 1, 1, "point", 0.05, 0.15),
+        (descent, 5, 1, 3, "shift", 0.05, 0.15),
+        (descent, 5, 1, 3, "shift", 0.05, -0.8),
+        (descent, 5, 2, 3, "point", 0.05, 0.15),
     ],
 )
-def test_other_numbers_of_seeds_and_a_wall_hold_it_too(shape, widths, step, seeds, kind, size):
-    for true in (0.0, -0.8, 0.15):
-        held, _ = coverage(true, shape, widths, step, seeds, kind, size)
-        assert held >= 90, (true, held)
+@pytest.mark.slow
+def test_other_numbers_of_seeds_and_a_wall_hold_it_too(shape, widths, step, seeds, kind, size, true):
+    held, _ = coverage(true, shape, widths, step, seeds, kind, size)
+    assert held >= 90
 
 
 def test_the_interval_is_narrow_where_much_is_known():

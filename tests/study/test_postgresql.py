@@ -13,13 +13,13 @@ import time
 import optuna
 import pytest
 from postgresql_server import Server, programs
-from small_studies import TINY, lost, times_ended, tiny_study, wanted
+from small_studies import LIGHT, TINY, lost, times_ended, tiny_study, wanted
 
 from mukron.study import StudyError
 from mukron.study.store import RUNNING, WORKER_DIED
 
 pytestmark = pytest.mark.skipif(programs() is None, reason="no PostgreSQL is installed (Debian: postgresql)")
-SLOW = TINY.replace(epochs=30, samples=256)
+SLOW = LIGHT.replace(epochs=30, samples=256)
 
 
 @pytest.fixture(scope="module")

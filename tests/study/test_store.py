@@ -75,6 +75,7 @@ def test_the_dashboard_opens_it(store, tmp_path):
     assert {param["name"] for param in answers[1]["trials"][0]["params"]} == {"width", "lr", "seed"}
 
 
+@pytest.mark.slow
 def test_many_processes_at_once_take_every_point_once(tmp_path):
     """No training: nothing but the race for points."""
     code = f"""
@@ -84,7 +85,7 @@ def test_many_processes_at_once_take_every_point_once(tmp_path):
     from mukron.study.store import Store, LOST
     from small_studies import TINY
     store = Store({url_of(tmp_path)!r}, "study", TINY, "train_loss")
-    points = [Point("mup", 8, 0.01, None, seed) for seed in range(60)]
+    points = [Point("mup", 8, 0.01, None, seed) for seed in range(40)]
     def choose(entries):
         taken = {{entry.point for entry in entries if entry.state != LOST}}
         return next((point for point in points if point not in taken), None)
@@ -94,7 +95,7 @@ def test_many_processes_at_once_take_every_point_once(tmp_path):
     workers = [subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)]) for _ in range(4)]
     assert [worker.wait() for worker in workers] == [0, 0, 0, 0]
     entries = Store(url_of(tmp_path), "study", TINY, "train_loss").entries()
-    assert Counter(entry.point.seed for entry in entries) == dict.fromkeys(range(60), 1)
+    assert Counter(entry.point.seed for entry in entries) == dict.fromkeys(range(40), 1)
     assert {entry.state for entry in entries} == {ENDED}
 
 

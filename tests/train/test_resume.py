@@ -53,6 +53,20 @@ def _dropout_net(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
 
 
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    """From a case to the folder in which its run was trained in one go; each is trained once."""
+    folders: dict[str, Path] = {}
+
+    def train_once(case: str) -> Path:
+        if case not in folders:
+            folders[case] = tmp_path_factory.mktemp(case)
+            train(CASES[case], folders[case], dataset=DIGITS)
+        return folders[case]
+
+    return train_once
+
+
 def kill_in(folder: Path, config: RunConfig, where: str) -> None:
     """A process of its own trains in that folder until it stands at a given place; there it is killed."""
     config.save(folder.parent / "killed.json")
@@ -133,7 +147,7 @@ def assert_same(folder: Path, uninterrupted: Path) -> None:
 @pytest.mark.parametrize(
     ("case", "where"), [("kfac", "step"), ("kfac", "checkpoint"), ("dropout", "step"), ("mixed", "step")]
 )
-def test_a_killed_run_goes_on_bit_for_bit(case, where, tmp_path):
+def test_a_killed_run_goes_on_bit_for_bit(case, where, tmp_path, uninterrupted):
     config, folder = CASES[case], tmp_path / "killed"
     kill_in(folder, config, where)
     rows = lines(folder)
@@ -144,15 +158,14 @@ def test_a_killed_run_goes_on_bit_for_bit(case, where, tmp_path):
     assert saved(folder)["state"]["epoch"] == 2
     run = train(config, folder, dataset=DIGITS)
     assert run.status == "finished"
-    train(config, tmp_path / "whole", dataset=DIGITS)
-    assert_same(folder, tmp_path / "whole")
+    assert_same(folder, uninterrupted(case))
     names = {"config.json", "metrics.jsonl", "metrics.csv", "result.json", "checkpoint.pt"}
     assert {path.name for path in folder.iterdir()} == names  # nothing half written is left
 
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("step", [1, 13, 15])
-def test_an_interrupted_run_goes_on_bit_for_bit(case, step, tmp_path):
+def test_an_interrupted_run_goes_on_bit_for_bit(case, step, tmp_path, uninterrupted):
     """At the start, in the midst of an epoch, and at its last step."""
     config, folder = CASES[case], tmp_path / "interrupted"
 
@@ -169,8 +182,7 @@ def test_an_interrupted_run_goes_on_bit_for_bit(case, step, tmp_path):
     run = train(config, folder, dataset=DIGITS, progress=lambda at: going_on.append((folder / "result.json").exists()))
     assert run.status == "finished"
     assert not any(going_on)  # a run that goes on has no result
-    train(config, tmp_path / "whole", dataset=DIGITS)
-    assert_same(folder, tmp_path / "whole")
+    assert_same(folder, uninterrupted(case))
 
 
 def test_interrupted_at_the_last_step_a_run_is_finished(tmp_path):
@@ -181,7 +193,7 @@ def test_interrupted_at_the_last_step_a_run_is_finished(tmp_path):
     assert train(KFAC, tmp_path, dataset=DIGITS, progress=press).status == "finished"
 
 
-def test_checkpoints_may_be_rare(tmp_path):
+def test_checkpoints_may_be_rare(tmp_path, uninterrupted):
     """Killed in the fourth epoch, it goes on from the second's checkpoint; rows that came after are written again."""
 
     def kill(at):
@@ -193,8 +205,7 @@ def test_checkpoints_may_be_rare(tmp_path):
     assert len(lines(tmp_path / "rare")) == 3
     assert saved(tmp_path / "rare")["state"]["epoch"] == 2
     train(KFAC, tmp_path / "rare", dataset=DIGITS, checkpoint_every=2)
-    train(KFAC, tmp_path / "whole", dataset=DIGITS)
-    assert_same(tmp_path / "rare", tmp_path / "whole")
+    assert_same(tmp_path / "rare", uninterrupted("kfac"))
 
 
 def test_spectra_older_than_the_checkpoint_are_remembered(tmp_path):

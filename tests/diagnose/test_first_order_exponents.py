@@ -1,4 +1,4 @@
-"""The point of it all, measured: under muP features move alike at every width, under SP as theory predicts."""
+"""Exponents of SGD and AdamW: under muP features move alike at every width, under SP as theory predicts."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ import pytest
 from feature_learning import OPTIMIZERS, check, slopes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", OPTIMIZERS)
 def test_features_move_alike_at_every_width_under_mup(method):
     found = slopes(check(method, "mup"))
     assert all(abs(measured) < 0.1 for measured, _ in found.values()), found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "exponents"), [("sgd", (-0.5, 0.5, 1.0)), ("adamw", (0.0, 1.0, 1.5))])
 def test_features_move_as_predicted_under_sp(method, exponents):
     found = slopes(check(method, "sp"))
