@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from mukron.data import Dataset, Split, load
 from mukron.linalg import FactorizationError, MatrixFactor, RowsFactor
+from mukron.optim.direction import base_rate
 from mukron.train import RunConfig, RunError, build, train
 from mukron.train.loop import batches
 
@@ -200,7 +201,7 @@ def test_the_schedule_moves_every_rate(tmp_path, monkeypatch):
 
     def look(moment):
         entries = moment.built.optimizer.entries
-        rates.extend([entries["1.weight"].base_rate, entries["2.weight"].base_rate])
+        rates.extend([base_rate(entries["1.weight"]), base_rate(entries["2.weight"])])
         return {}
 
     options = {"fallback": "adamw", "fallback_lr": 0.1}
