@@ -157,9 +157,9 @@ def _as_product(step: Transaction, layer: LayerEntry, G: Tensor) -> Move:
         step.applied_dense.add(layer.name)
         return G
     v = probe(own.H.shape[2], own.H.dtype, G.device)
-    ours = own.D.mT @ (own.H @ v)
-    factor, off = proportion(ours, G.to(v.dtype) @ v)
-    step.offsets[layer.name] = off, (ours, own.D, own.H)
+    ours, actual = ((own.D.mT @ (own.H @ v)).double().flatten(), (G.to(v.dtype) @ v).double().flatten())
+    factor = torch.dot(ours, actual) / torch.dot(ours, ours).clamp_min(1e-300)
+    step.offsets[layer.name] = (actual - factor * ours, actual, ours, own.D, own.H)
     return LowRank(factor * own.D, own.H)
 
 
@@ -273,12 +273,3 @@ def apply(operators: Mapping[str, Operator], G: Move, sides: Collection[str] = I
         else:
             G = operator.right(G) if name in IN_SIDE else operator.left(G)
     return G
-
-
-def proportion(ours: Tensor, actual: Tensor) -> tuple[Tensor, Tensor]:
-    """The factor that takes ours to the actual one, and what is missing then; at any size, even where squares are 0."""
-    tiny = torch.finfo(actual.dtype).tiny
-    ours_size, actual_size = (x.abs().amax().clamp_min(tiny) for x in (ours, actual))
-    a, b = ours / ours_size, actual / actual_size
-    factor = (a * b).sum() / a.square().sum().clamp_min(tiny)
-    return factor * actual_size / ours_size, (b - factor * a).norm() / b.norm().clamp_min(tiny)

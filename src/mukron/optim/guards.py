@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from mukron.curvature import Empirical, LayerStatistics, perturbed
 from mukron.layers import WEIGHT
 from mukron.linalg import probe
-from mukron.optim.direction import block_gradient, dense, proportion, whole_gradient
+from mukron.optim.direction import block_gradient, dense, whole_gradient
 from mukron.optim.options import check_momentum
 from mukron.optim.table import LayerEntry
 from mukron.optim.transaction import Transaction
@@ -204,3 +204,12 @@ def _directions(step: Transaction, layer: LayerEntry, statistics: LayerStatistic
                 G = G + size * G * torch.randn(G.shape, generator=torch.Generator().manual_seed(0)).to(G)
             moves.append(dense(step.optimizer.precondition(layer, block, G, other)))
     return moves
+
+
+def proportion(ours: Tensor, actual: Tensor) -> tuple[Tensor, Tensor]:
+    """The factor that takes ours to the actual one, and what is missing then; at any size, even where squares are 0."""
+    tiny = torch.finfo(actual.dtype).tiny
+    ours_size, actual_size = (x.abs().amax().clamp_min(tiny) for x in (ours, actual))
+    a, b = ours / ours_size, actual / actual_size
+    factor = (a * b).sum() / a.square().sum().clamp_min(tiny)
+    return factor * actual_size / ours_size, (b - factor * a).norm() / b.norm().clamp_min(tiny)

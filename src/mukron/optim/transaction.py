@@ -49,7 +49,7 @@ class Transaction:
         rates: Learning rates by parameter, of those that have a direction.
         double: Layers that are preconditioned in float64, since their damping is too small for float32.
         altered: Layers whose gradient is not D^T H of this batch: somebody changed it.
-        offsets: By layer, how far the gradient is from D^T H, with D^T H v, D and H.
+        offsets: By layer, what shows how far the gradient is from D^T H: their difference along v, both, D and H.
         applied_dense: Layers whose gradient was preconditioned as a matrix.
         traces: Of factors, by layer, block and factor.
         sizes: Of gradients that are squared, by layer and block.
@@ -65,7 +65,7 @@ class Transaction:
         self.rates: dict[str, float] = {}
         self.double = set(optimizer.capture.double)
         self.altered: set[str] = set()
-        self.offsets: dict[str, tuple[Tensor, tuple[Tensor, ...]]] = {}
+        self.offsets: dict[str, tuple[Tensor, ...]] = {}
         self.applied_dense: set[str] = set()
         self.traces: dict[tuple[str, str, str], Tensor] = {}
         self.sizes: dict[tuple[str, str], list[Tensor]] = {}
@@ -206,7 +206,7 @@ class Transaction:
         """Read all numbers at once: the step counts (True), is skipped (False), or must be tried again (None)."""
         optimizer = self.optimizer
         grads = [entry.parameter.grad for entry in optimizer.entries.values() if entry.parameter.grad is not None]
-        products = [part for _, of_layer in self.offsets.values() for part in of_layer]
+        products = [part for of_layer in self.offsets.values() for part in of_layer]
         parts = {name: (move.D, move.H) if isinstance(move, LowRank) else (move,) for name, move in moves.items()}
         groups = [
             norms([grad.coalesce().values() if grad.is_sparse else grad for grad in grads]),
@@ -214,13 +214,12 @@ class Transaction:
             [size for sizes in self.sizes.values() for size in sizes],
             self._inverted,
             norms([*products, *(part for of_move in parts.values() for part in of_move)]),
-            [off for off, _ in self.offsets.values()],
             [kappa for of_layer in self._conditions.values() for kappa in of_layer.values()],
         ]
         numbers = read(groups)
         if optimizer.exchange is not None:
             numbers = [optimizer.exchange.agree(group) for group in numbers]
-        gradients, traces, sizes, inverted, lengths, offsets, bounds = numbers
+        gradients, traces, sizes, inverted, lengths, bounds = numbers
         if not all(map(math.isfinite, gradients)):
             return False
         if self.sizes and changes_units(self, sizes, traces):
@@ -232,7 +231,7 @@ class Transaction:
             self.rescue = True
             self._measure_again()
             return None
-        altered = self._altered(offsets, lengths[: len(products)])
+        altered = self._altered(lengths[: len(products)])
         ill = self._ill_conditioned(bounds)
         self.offsets, self.applied_dense = {}, set()
         if ill:
@@ -251,15 +250,16 @@ class Transaction:
         self.measure()
         self.prepare()
 
-    def _altered(self, offsets: list[float], lengths: list[float]) -> bool:
+    def _altered(self, lengths: list[float]) -> bool:
         """Whether gradients turned out not to be D^T H, within the rounding of the products they are made of.
 
-        lengths: |D^T H v|, |D| and |H|, for each: rounding is that of the terms, from which the sum may have cancelled.
+        Rounding is that of the terms, |D| |H|, from which the sum may have cancelled.
         """
         before, values = len(self.altered), iter(lengths)
-        for name, missing in zip(self.offsets, offsets, strict=True):
-            whole, d, h = next(values), next(values), next(values)
-            off = missing * whole / (d * h) if d * h > 0 else missing
+        for name in self.offsets:
+            missing, actual, ours, d, h = (next(values) for _ in range(5))
+            part = missing / actual if actual > 0 else 0.0
+            off = part * ours / (d * h) if d * h > 0 else part
             layer, weight = self.optimizer.layers[name].layer, self.optimizer.layers[name].anchor
             product = (
                 rounding(weight.dtype, weight.device, layer.tf32) if weight.is_cuda else torch.finfo(weight.dtype).eps
