@@ -92,7 +92,8 @@ def attempt(damped: Sequence[Damped]) -> tuple[list[Tensor], list[Tensor]]:
         d = M.shape[-1]
         by_size[d, M.dtype, 0 if d <= STACKED else place + 1].append(place)
     stacks = [_stacked([damped[place] for place in places]) for places in by_size.values()]
-    found = _recorded(stacks) or _side_by_side(stacks, LEAF)
+    recordable = sum(M.numel() for M, _ in stacks) <= RECORDED  # the same operations, recorded yet or not
+    found = (_recorded(stacks) or _side_by_side(stacks, RECORDED_LEAF)) if recordable else _side_by_side(stacks, LEAF)
     inverses: list[Tensor] = [damped[0][0]] * len(damped)
     numbers: list[Tensor] = list(inverses)
     for places, (inverse, number) in zip(by_size.values(), found, strict=True):
@@ -235,7 +236,7 @@ _recordings: OrderedDict[object, Recording | None] = OrderedDict()  # None: thes
 
 def _recorded(stacks: Sequence[Damped]) -> list[Damped] | None:
     """By a recording, which is made when sizes come a second time; None: there is none."""
-    if sum(M.numel() for M, _ in stacks) > RECORDED or torch.cuda.is_current_stream_capturing():
+    if torch.cuda.is_current_stream_capturing():
         return None
     key = (stacks[0][0].device, matmul_precision(), *((M.shape, M.dtype) for M, _ in stacks))
     if key not in _recordings:
