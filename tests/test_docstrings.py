@@ -28,7 +28,12 @@ from collections.abc import Iterator
 
 import pytest
 
-ROOMS = (*("mukron.theory", "mukron.models", "mukron.data", "mukron.report", "mukron.diagnose"),)
+ROOMS = (
+    *("mukron.theory", "mukron.models", "mukron.data", "mukron.report", "mukron.diagnose"),
+    *("mukron.optim", "mukron.layers", "mukron.memory", "mukron.damping", "mukron.params", "mukron.curvature"),
+    *("mukron.linalg", "mukron.train", "mukron.study", "mukron.paper", "mukron.bench", "mukron.workers"),
+    "mukron.readers",
+)
 
 SECTIONS = ("Args", "Attributes", "Returns", "Yields", "Raises", "Example", "Note")
 TITLE = re.compile(rf"^({'|'.join(SECTIONS)}):$")
@@ -108,8 +113,9 @@ def problems_of_class(cls: type) -> Iterator[str]:
         yield from problems_of_names(parts, names, "Attributes", "Args")
     elif issubclass(cls, enum.Enum):
         yield from problems_of_names(parts, set(cls.__members__), "Attributes")
-    else:
-        yield from problems_of_names(parts, parameters(cls.__init__), "Args")
+    else:  # a class without a constructor has object's or that of a type written in C, which has no names
+        takes = parameters(cls.__init__) if inspect.isfunction(cls.__init__) else set()
+        yield from problems_of_names(parts, takes, "Args")
     yield from problems_of_example(parts)
     for name, member in public_members(cls):
         yield from (f".{name}: {problem}" for problem in problems_of_member(member))

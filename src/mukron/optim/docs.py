@@ -55,7 +55,7 @@ def describe(cls: Class) -> Class:
     own, _, tail = rest.partition("\n\n")
     lines = own.split("\n") if own else []
     written = {line.split(":")[0].strip() for line in lines if line.startswith("    ") and line[4] != " "}
-    for name in inspect.signature(cls).parameters:
+    for name in inspect.signature(cls.__init__).parameters:  # type: ignore[misc]
         if name in ARGUMENTS and name not in written:
             lines.append(f"    {name}: {ARGUMENTS[name]}")
     cls.__doc__ = f"{head}Args:\n" + "\n".join(lines) + (f"\n\n{tail}" if tail else "")

@@ -24,6 +24,7 @@ from mukron.damping import Rule
 from mukron.layers import BIAS, WEIGHT
 from mukron.linalg import Factor
 from mukron.optim.direction import apply, base_rate, directions
+from mukron.optim.docs import describe
 from mukron.optim.exchange import Exchange
 from mukron.optim.guards import (
     check_arguments,
@@ -55,10 +56,21 @@ TIED_TO_THE_MODEL = ("_capture", "entries", "layers", "generator", "watchers", "
 Watcher = Callable[[str, str, Mapping[str, Factor], Mapping[str, Tensor]], None]
 
 
+@describe
 class SecondOrder(Optimizer):
     """Base of K-FAC, FOOF, Shampoo and Gauss-Newton.
 
     A method derives from it, and defines ``measure`` and, if it needs to, ``precondition``.
+
+    Args:
+        damping: A number, which means the method's own rule, or any rule of ``mukron.damping``.
+        options: What is the same for all parameter groups.
+        capture_options: What is measured in forward and backward passes. None: nothing.
+
+    Example:
+        >>> from mukron.optim import FOOF
+        >>> issubclass(FOOF, SecondOrder), FOOF.rule.__name__
+        (True, 'Rescaled')
     """
 
     spec: ClassVar[MethodSpec]  # the method's record, of which ``register`` makes the two below
@@ -122,23 +134,45 @@ class SecondOrder(Optimizer):
     # What a method says for itself.
 
     def measure(self, layer: LayerEntry, statistics: LayerStatistics | None, step: Transaction) -> Blocks:
-        """This batch's factors of a layer, by block and factor name; none for a method without curvature."""
+        """Measure a layer's factors on this batch, by block and factor name; none for a method without curvature.
+
+        Args:
+            layer: The layer and its blocks.
+            statistics: What this batch's passes gave for the layer; None: nothing.
+            step: The step that is being taken; it holds the state as it will be.
+        """
         raise NotImplementedError
 
     def precondition(self, layer: LayerEntry, block: str, G: Move, step: Transaction) -> Move:
-        """The direction for the gradient G of a block."""
+        """Compute the direction for the gradient of a block.
+
+        Args:
+            layer: The layer and its blocks.
+            block: The weight or the bias.
+            G: The gradient of the block.
+            step: The step that is being taken; it holds the state as it will be.
+        """
         return apply(step.value(layer, "operators")[block], G)
 
     def warn(self) -> None:
         """What a user should know of the model before the first step."""
 
     def powers_of(self, block: str) -> dict[str, Fraction]:
-        """By factor, the power of it that the gradient of a block is divided by."""
+        """By factor, the power of it that the gradient of a block is divided by.
+
+        Args:
+            block: The weight or the bias.
+        """
         return {statistic.name: e for statistic, e in self.method.factors}
 
     # Groups, and the layers they own.
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a parameter group, as in any optimizer of torch; its layers are preconditioned from the next step on.
+
+        Args:
+            param_group: Parameters and the options that differ from the defaults.
+        """
         group = dict(param_group)
         rule = self._damping_rule(group.get("damping", self.defaults["damping"]))
         group |= {"damping": rule and rule.rho, "damping_rule": {} if rule is None else rule.plain()}
@@ -185,15 +219,25 @@ class SecondOrder(Optimizer):
 
     @property
     def capture(self) -> Capture:
+        """The hooks on the model and what they have measured since the last step."""
         assert self._capture is not None
         return self._capture
 
     def rule_of(self, layer: LayerEntry, block: str) -> Rule:
-        """The damping rule of a layer, with the number that its group has now."""
+        """The damping rule of a layer, with the number that its group has now.
+
+        Args:
+            layer: The layer and its blocks.
+            block: The weight or the bias.
+        """
         return Rule.of_group((layer.blocks.get(block) or next(iter(layer.blocks.values()))).group)
 
     def rate(self, name: str) -> float:
-        """The learning rate of a parameter: its group's, times the parametrization's multiplier."""
+        """The learning rate of a parameter: its group's, times the parametrization's multiplier.
+
+        Args:
+            name: The parameter's name in the model.
+        """
         return base_rate(self.entries[name]) * self.entries[name].scale
 
     # The step.
@@ -265,7 +309,11 @@ class SecondOrder(Optimizer):
     # What a user may call beside ``step``.
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear the gradients; the statistics of their passes go with them."""
+        """Clear the gradients; the statistics of their passes go with them.
+
+        Args:
+            set_to_none: True: gradients become None. False: they become zero.
+        """
         self.capture.forget()
         super().zero_grad(set_to_none)
 
@@ -283,7 +331,14 @@ class SecondOrder(Optimizer):
             self.capture.paused = before
 
     def watch(self, watcher: Watcher) -> Callable[[], None]:
-        """Have ``watcher(layer, block, factors, damping)`` called whenever inverses are made; returns how to stop."""
+        """Call a function whenever inverses are made.
+
+        Args:
+            watcher: Called as ``watcher(layer, block, factors, damping)``.
+
+        Returns:
+            A function that ends this.
+        """
         self.watchers.append(watcher)
         return lambda: self.watchers.remove(watcher)
 
@@ -294,7 +349,11 @@ class SecondOrder(Optimizer):
     # Saving, loading, copying.
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Continue from a saved state, bit for bit; refuses one that does not fit and then changes nothing."""
+        """Continue from a saved state, bit for bit; refuses one that does not fit and then changes nothing.
+
+        Args:
+            state_dict: What ``state_dict`` returned.
+        """
         load_state(self, state_dict)
         self._listen()
 

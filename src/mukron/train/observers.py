@@ -16,7 +16,24 @@ COLUMNS = {"epoch", "step", "lr", "train_loss", "train_accuracy", "test_loss", "
 
 @dataclass(frozen=True)
 class Moment:
-    """The end of an epoch, as an observer sees it. What it returns joins the epoch's row."""
+    """The end of an epoch, as an observer sees it. What it returns joins the epoch's row.
+
+    Attributes:
+        config: The run.
+        built: The network, its optimizer and its loss.
+        dataset: The data.
+        epoch: The epoch that has ended, from 1.
+        step: Steps taken so far.
+        row: The epoch's numbers.
+
+    Example:
+        >>> def weight_norm(moment):
+        ...     return {"norm": float(moment.built.model.fc1.weight.detach().norm())}
+        >>> from mukron.train import RunConfig, train
+        >>> run = train(RunConfig(width=64, method="sgd", epochs=1), observe=[weight_norm])
+        >>> run.status
+        'finished'
+    """
 
     config: RunConfig
     built: Built
