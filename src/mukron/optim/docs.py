@@ -41,6 +41,8 @@ ARGUMENTS = {
     "momentum": "A number or ``HeavyBall(beta, nesterov)``: on the update. ``GradientMomentum(beta)``: on the "
     "gradient, before it is preconditioned.",
     "nesterov": "Look one step ahead along the momentum buffer; the same as ``HeavyBall(beta, nesterov=True)``.",
+    "options": "What is the same for all parameter groups.",
+    "capture_options": "What is measured in forward and backward passes. None: nothing.",
     "weight_decay": "A step shrinks each weight by the learning rate times this.",
     "decoupled": "False: weight decay is added to the gradient, and preconditioned with it.",
     "maximize": "Ascend instead of descend.",

@@ -8,7 +8,6 @@ are applied (``precondition``). Everything else is here.
 
 from __future__ import annotations
 
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -30,17 +29,20 @@ from mukron.optim.guards import (
     check_arguments,
     check_dtypes,
     check_group,
+    check_layers,
     check_model,
     check_precision,
     check_uses,
     checked_params,
+    damping_rule,
     tell,
+    tell_skips,
 )
 from mukron.optim.options import GradientMomentum, HeavyBall, Momentum, StepOptions, refuse_unknown
 from mukron.optim.plan import plan_table
-from mukron.optim.saving import complete_state, load_state
+from mukron.optim.saving import complete_state, load_state, unpickle
 from mukron.optim.table import LayerEntry, build_tables
-from mukron.optim.transaction import Blocks, Transaction, ill_conditioned
+from mukron.optim.transaction import Blocks, Transaction, wants
 from mukron.optim.update import Move, updates_of, write
 from mukron.params import Parametrization
 from mukron.params.inventory import unwrap
@@ -51,7 +53,6 @@ from mukron.theory import Method
 if TYPE_CHECKING:
     from mukron.optim.spec import MethodSpec
 
-PATIENCE = 10  # skipped steps in a row before the user is told
 TIED_TO_THE_MODEL = ("_capture", "entries", "layers", "generator", "watchers", "exchange")
 Watcher = Callable[[str, str, Mapping[str, Factor], Mapping[str, Tensor]], None]
 
@@ -64,8 +65,6 @@ class SecondOrder(Optimizer):
 
     Args:
         damping: A number, which means the method's own rule, or any rule of ``mukron.damping``.
-        options: What is the same for all parameter groups.
-        capture_options: What is measured in forward and backward passes. None: nothing.
 
     Example:
         >>> from mukron.optim import FOOF
@@ -123,11 +122,7 @@ class SecondOrder(Optimizer):
         self.generator = torch.Generator(first.device).manual_seed(options.seed)
         self._ready = True
         self._listen()
-        if not self.layers:
-            raise ValueError(
-                "there is nothing to precondition: no Linear, Conv or Embedding layer among the parameters given"
-                + (f" that is not in exclude={options.exclude}" if options.exclude else "")
-            )
+        check_layers(self)
         check_dtypes(self)
         self.warn()
 
@@ -173,12 +168,7 @@ class SecondOrder(Optimizer):
         Args:
             param_group: Parameters and the options that differ from the defaults.
         """
-        group = dict(param_group)
-        rule = self._damping_rule(group.get("damping", self.defaults["damping"]))
-        group |= {"damping": rule and rule.rho, "damping_rule": {} if rule is None else rule.plain()}
-        group |= _momentum(group.get("momentum"), {})
-        group["reference_lr"] = float(group.get("lr", self.defaults["lr"]))
-        super().add_param_group(group)
+        super().add_param_group(_completed(self, param_group))
         try:
             check_group(self.param_groups[-1])
             if self._ready:
@@ -186,14 +176,6 @@ class SecondOrder(Optimizer):
         except ValueError:
             self.param_groups.pop()
             raise
-
-    def _damping_rule(self, damping: float | Rule | None) -> Rule | None:
-        """The rule that a group's damping means; None for a method without damping."""
-        if damping is None or self.spec.damping is None:
-            if damping is not None:
-                raise ValueError(f"{type(self).__name__} has no damping, got damping={damping}")
-            return self.spec.damping
-        return damping if isinstance(damping, Rule) else self.rule(float(damping))  # type: ignore[call-arg]
 
     def _listen(self) -> None:
         """Build the tables of parameters and layers anew, and listen to those layers."""
@@ -206,16 +188,7 @@ class SecondOrder(Optimizer):
             self._capture.close()
         heard = {name: entry.layer for name, entry in self.layers.items()} if self.capture_options.anything else {}
         self._capture = Capture(unwrap(self.model), heard, self.capture_options, self.generator)
-        self.capture.due, self.capture.double = self._wants()
-
-    def _wants(self, waiting: bool = False) -> tuple[bool, frozenset[str]]:
-        """Whether the coming step wants fresh factors, and layers in float64. waiting: for a layer's first factors."""
-        double = set()
-        for name, layer in self.layers.items() if self.inverts else ():
-            state = self.state.get(layer.anchor, {})
-            if state["double"] if "double" in state else ill_conditioned(self, layer):
-                double.add(name)
-        return waiting or self.steps % self.options.factor_every == 0, frozenset(double)
+        self.capture.due, self.capture.double = wants(self)
 
     @property
     def capture(self) -> Capture:
@@ -254,57 +227,24 @@ class SecondOrder(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         try:
-            step, moves = self._attempt()
+            step, moves = _attempt(self)
         except BaseException:
             self.capture.forget()
             raise
         if moves is None:
-            self._skip()
+            self.skipped, self._skipped_in_a_row = self.skipped + 1, self._skipped_in_a_row + 1
+            self.capture.forget()
+            tell_skips(self._skipped_in_a_row)
             return loss
         step.commit()
         if step.rescues or step.imprecise:
             tell(self, step)
         self.steps, self._skipped_in_a_row = self.steps + 1, 0
-        wants = self._wants(waiting=len(step.ready) < len(step.active))
+        coming = wants(self, waiting=len(step.ready) < len(step.active))
         with stage("mukron::write"):
             write(updates_of(self, moves, step.rates))
-        self.capture.commit(*wants)
+        self.capture.commit(*coming)
         return loss
-
-    def _attempt(self) -> tuple[Transaction, dict[str, Move] | None]:
-        """The step and what it moves every parameter by; None: it must be skipped. Nothing is changed yet.
-
-        All is launched as if nothing could go wrong, and the device is read once, at the end. Only then, if an inverse
-        did not come out well or a gradient is not what it was taken for, is a part of it done again.
-        """
-        own = gather(self.capture.passes)
-        step = Transaction(self, own if self.exchange is None else self.exchange.gather(own))
-        if self.capture.checks_uses:
-            check_uses(self, step)
-        with stage("mukron::factors"):
-            step.measure()
-        with stage("mukron::invert"):
-            step.prepare()
-        counts = None
-        while counts is None:
-            with stage("mukron::apply"):
-                moves = {} if step.operators_failed else directions(self, step)
-            counts = step.decide(moves)
-        if counts and not step.double <= self.told:
-            check_precision(self, step)
-        return step, moves if counts else None
-
-    def _skip(self) -> None:
-        self.skipped += 1
-        self._skipped_in_a_row += 1
-        self.capture.forget()
-        if self._skipped_in_a_row == PATIENCE:
-            warnings.warn(
-                f"{PATIENCE} steps in a row were skipped, since gradients or curvature were not finite; the run has "
-                "diverged: lower the learning rate or raise the damping",
-                RuntimeWarning,
-                stacklevel=4,
-            )
 
     # What a user may call beside ``step``.
 
@@ -331,13 +271,10 @@ class SecondOrder(Optimizer):
             self.capture.paused = before
 
     def watch(self, watcher: Watcher) -> Callable[[], None]:
-        """Call a function whenever inverses are made.
+        """Call a function whenever inverses are made; returns a function that ends this.
 
         Args:
             watcher: Called as ``watcher(layer, block, factors, damping)``.
-
-        Returns:
-            A function that ends this.
         """
         self.watchers.append(watcher)
         return lambda: self.watchers.remove(watcher)
@@ -363,18 +300,46 @@ class SecondOrder(Optimizer):
         return {**kept, **super().__getstate__(), "generator": self.generator.get_state()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        if "model" not in state:  # torch's load_state_dict passes groups and states alone
-            super().__setstate__(state)
-            return
-        generator = state.pop("generator")
+        generator = state.pop("generator", None)
         super().__setstate__(state)
-        self._capture, self.watchers, self.exchange = None, [], None
-        first = next(parameter for group in self.param_groups for parameter in group["params"])
-        self.generator = torch.Generator(first.device)
-        self.generator.set_state(generator)
-        if self.parametrization is not None:
-            self.parametrization = self.parametrization.bind(self.model)
-        self._listen()
+        if generator is not None:  # torch's load_state_dict passes groups and states alone
+            self._capture, self.watchers, self.exchange = None, [], None
+            unpickle(self, generator)
+            self._listen()
+
+
+def _attempt(optimizer: SecondOrder) -> tuple[Transaction, dict[str, Move] | None]:
+    """The step and what it moves every parameter by; None: it must be skipped. Nothing is changed yet.
+
+    All is launched as if nothing could go wrong, and the device is read once, at the end. Only then, if an inverse
+    did not come out well or a gradient is not what it was taken for, is a part of it done again.
+    """
+    own = gather(optimizer.capture.passes)
+    step = Transaction(optimizer, own if optimizer.exchange is None else optimizer.exchange.gather(own))
+    if optimizer.capture.checks_uses:
+        check_uses(optimizer, step)
+    with stage("mukron::factors"):
+        step.measure()
+    with stage("mukron::invert"):
+        step.prepare()
+    counts = None
+    while counts is None:
+        with stage("mukron::apply"):
+            moves = {} if step.operators_failed else directions(optimizer, step)
+        counts = step.decide(moves)
+    if counts and not step.double <= optimizer.told:
+        check_precision(optimizer, step)
+    return step, moves if counts else None
+
+
+def _completed(optimizer: SecondOrder, param_group: dict[str, Any]) -> dict[str, Any]:
+    """A parameter group with its damping, momentum and first learning rate as numbers, which schedulers look for."""
+    group = dict(param_group)
+    rule = damping_rule(optimizer, group.get("damping", optimizer.defaults["damping"]))
+    group |= {"damping": rule and rule.rho, "damping_rule": {} if rule is None else rule.plain()}
+    group |= _momentum(group.get("momentum"), {})
+    group["reference_lr"] = float(group.get("lr", optimizer.defaults["lr"]))
+    return group
 
 
 def _momentum(momentum: Any, otherwise: dict[str, Any]) -> dict[str, Any]:

@@ -92,10 +92,8 @@ class Parametrization:
         base_width: The width that settings are tuned at; None if it is not known.
 
     Example:
-        >>> import mukron
-        >>> from mukron.models import MLP
-        >>> shapes = mukron.base_shapes(MLP, width=16)
-        >>> p = mukron.parametrize(MLP(64), shapes)
+        >>> from mukron import base_shapes, models, parametrize
+        >>> p = parametrize(models.MLP(64), base_shapes(models.MLP, width=16))
         >>> p.scales("sgd")["fc1.weight"].lr
         4.0
     """
@@ -118,8 +116,6 @@ class Parametrization:
 
     def scales(self, method: Method | str, fallback: str = "sgd") -> dict[str, Scales]:
         """The multipliers of the learning rate and of each damping term, for every parameter.
-
-        What a second-order method does not precondition takes the row of its ``fallback`` rule, "sgd" or "adamw".
 
         Args:
             method: A method or its name.

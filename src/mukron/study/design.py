@@ -198,7 +198,7 @@ class Design:
     def _waiting(self, entries: Sequence[Entry], since: int, deaths: int) -> Iterator[Point]:
         """Points without a trial, whose workers died fewer than ``deaths`` times."""
         taken = {entry.point for entry in entries if entry.state != LOST}
-        died = self._deaths(entries, since)
+        died = _deaths(entries, since)
         return (point for point in self.points(entries) if point not in taken and died[point] < deaths)
 
     def standing(self, entries: Sequence[Entry]) -> dict[str, list[Entry]]:
@@ -221,7 +221,7 @@ class Design:
             since: Number of the first trial whose worker's death counts.
         """
         missing = set(self.points(entries)) - {entry.point for entry in entries if entry.state != LOST}
-        return [point for point, deaths in self._deaths(entries, since).items() if deaths >= TRIES and point in missing]
+        return [point for point, deaths in _deaths(entries, since).items() if deaths >= TRIES and point in missing]
 
     def asked(self, point: Point) -> bool:
         """Whether a stored point belongs to this study: what is not tuned has the value that it has here.
@@ -235,10 +235,6 @@ class Design:
             return False
         multiples = {self._rho(point.scheme, multiple) for multiple in self.damping}
         return "damping" in self.over or point.damping in multiples
-
-    def _deaths(self, entries: Sequence[Entry], since: int) -> Counter[Point]:
-        dead = [entry for entry in entries if entry.state == LOST and entry.reason == WORKER_DIED]
-        return Counter(entry.point for entry in dead if entry.number >= since)
 
     def _rho(self, scheme: str, multiple: float) -> float | None:
         """A multiple of the scheme's damping number."""
@@ -310,6 +306,12 @@ class Design:
         axes = {name: tuple(data[name]) for name in ("widths", "schemes", "lr", "damping", "seeds")}
         search = None if data["search"] is None else Search(**data["search"])
         return cls(RunConfig.from_dict(data["config"]), search=search, metric=data["metric"], **axes)
+
+
+def _deaths(entries: Sequence[Entry], since: int) -> Counter[Point]:
+    """How often a worker died at each point."""
+    dead = [entry for entry in entries if entry.state == LOST and entry.reason == WORKER_DIED]
+    return Counter(entry.point for entry in dead if entry.number >= since)
 
 
 def usual_schemes(method: str) -> tuple[str, ...]:

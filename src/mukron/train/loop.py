@@ -24,11 +24,11 @@ from torch.nn.utils import clip_grad_norm_
 
 from mukron.data import Dataset, augmentation
 from mukron.linalg import FactorizationError
-from mukron.optim.optimizer import PATIENCE
+from mukron.optim.guards import PATIENCE
 from mukron.train.build import build, dataset_of, device_of
 from mukron.train.config import RunConfig
 from mukron.train.errors import RunError
-from mukron.train.observers import Moment, Observer, observed
+from mukron.train.observers import Moment, Observer, Progress, observed
 from mukron.train.probes import PROBES, Probe, Spectra
 from mukron.train.randomness import (
     AUGMENTATION,
@@ -47,35 +47,6 @@ from mukron.workers.interrupts import interruptible
 PROBED = 64  # samples that probes see
 EVALUATED = 1024  # samples at a time
 TOO_LARGE = 1e4  # times the first loss, or 1 if that is smaller
-
-
-@dataclass(frozen=True)
-class Progress:
-    """Where a run stands, after every step and, with its row, after every epoch.
-
-    Attributes:
-        epoch: The epoch under way, from 1.
-        epochs: All epochs.
-        step: Steps taken.
-        steps: All steps.
-        loss: The mean loss of the epoch so far.
-        accuracy: The accuracy of the epoch so far.
-        seconds_left: The estimated time until the run ends.
-        row: The epoch's numbers, if it has just ended.
-
-    Example:
-        >>> Progress(epoch=1, epochs=20, step=3, steps=100, loss=2.3, accuracy=0.1, seconds_left=9.0).steps
-        100
-    """
-
-    epoch: int
-    epochs: int
-    step: int
-    steps: int
-    loss: float
-    accuracy: float
-    seconds_left: float
-    row: EpochRow | None = None
 
 
 @dataclass
