@@ -178,7 +178,7 @@ class SecondOrder(Optimizer):
             raise
 
     def _listen(self) -> None:
-        """Build the tables of parameters and layers anew, and listen to those layers."""
+        """Build the tables of parameters and layers anew, and put hooks on those layers."""
         options, rates = self.options, self.method if self.options.graft is None else self.options.graft.name
         self.entries, self.layers = build_tables(
             self.model, self.param_groups, options.exclude, self.parametrization, self.method,
@@ -263,7 +263,7 @@ class SecondOrder(Optimizer):
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Forward passes in here are not listened to."""
+        """Forward passes inside are not measured, and leave no trace in the optimizer."""
         before, self.capture.paused = self.capture.paused, True
         try:
             yield

@@ -130,7 +130,7 @@ class Transaction:
         state = self.state_of(layer.anchor)
         new = "operators" not in state
         if not due and not (new and optimizer.capture.due and statistics is not None and statistics.samples > 0):
-            return  # a layer that was not there at the last refresh is listened to next time
+            return  # a layer that was not there at the last refresh is measured in the next step
         if statistics is None and not has_values(layer):
             return  # a gradient of zeros, for a layer that did not run
         kept, peaks = copied(state.get("memory", {})), copied(state.get("peaks", {}))

@@ -57,7 +57,7 @@ class ParameterPlan:
 
     @property
     def role(self) -> Role:
-        """Input, hidden or output weight, or bias."""
+        """The parameter's role: what grows with the width, its fan-in, its fan-out, both or neither."""
         return self.growth.role
 
 

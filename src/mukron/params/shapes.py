@@ -39,7 +39,7 @@ class BaseParameter:
         base: Its sizes and fans at the base width.
         wider: The same at another width; None: not known, and the network itself is compared instead.
         role: The role that the user declared; None: it follows from the modules that own the parameter.
-        spread: Mean size of its initial values.
+        spread: Standard deviation, number, centre and kurtosis of its initial values.
         law: How its initializer depends on the width; None: not known.
 
     Example:

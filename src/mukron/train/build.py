@@ -74,7 +74,7 @@ class Built:
 
     @contextmanager
     def untouched(self) -> Iterator[None]:
-        """What is run in here changes nothing in the network, and the optimizer does not listen to it."""
+        """What is run inside changes nothing in the network, and the optimizer does not measure it."""
         deaf = self.optimizer.paused() if isinstance(self.optimizer, SecondOrder) else nullcontext()
         with untouched(self.model), torch.enable_grad(), deaf:
             yield
