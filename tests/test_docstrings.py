@@ -4,7 +4,7 @@ A room is a package or a module of mukron.
 
 What a name needs:
 
-    function   summary; ``Args`` with every parameter; ``Returns`` unless it returns None; ``Example``
+    function   summary; ``Args`` with every parameter; ``Returns`` unless it returns None (or ``Yields``); ``Example``
     class      summary; every field or argument of the constructor in ``Attributes`` or ``Args``; ``Example``
     exception  summary
     method     summary; ``Args`` with every parameter
@@ -32,7 +32,8 @@ ROOMS = (
     *("mukron.theory", "mukron.models", "mukron.data", "mukron.report", "mukron.diagnose"),
     *("mukron.optim", "mukron.layers", "mukron.memory", "mukron.damping", "mukron.params", "mukron.curvature"),
     *("mukron.linalg", "mukron.train", "mukron.study", "mukron.paper", "mukron.bench", "mukron.workers"),
-    "mukron.readers",
+    *("mukron.readers", "mukron.table", "mukron.exponents", "mukron.figures", "mukron.imports"),
+    *(f"mukron.workers.{name}" for name in ("foreman", "interrupts", "locks", "machine", "progress", "worker")),
 )
 
 SECTIONS = ("Args", "Attributes", "Returns", "Yields", "Raises", "Example", "Note")
@@ -88,8 +89,9 @@ def problems_of_example(parts: dict[str, list[str]]) -> list[str]:
 def problems_of_function(function: object) -> list[str]:
     parts = sections(function.__doc__ or "")
     problems = problems_of_summary(function.__doc__) + problems_of_names(parts, parameters(function), "Args")
-    if inspect.signature(function).return_annotation not in (None, "None") and not parts.get("Returns"):
-        problems.append("has no Returns")
+    section = "Yields" if inspect.isgeneratorfunction(inspect.unwrap(function)) else "Returns"
+    if inspect.signature(function).return_annotation not in (None, "None") and not parts.get(section):
+        problems.append(f"has no {section}")
     return problems + problems_of_example(parts)
 
 
