@@ -4,7 +4,7 @@ A room is a package or a module of mukron.
 
 What a name needs:
 
-    function   summary; ``Args`` with every parameter; ``Returns`` unless it returns None; ``Example``
+    function   summary; ``Args`` with every parameter; ``Returns`` unless it returns None (or ``Yields``); ``Example``
     class      summary; every field or argument of the constructor in ``Attributes`` or ``Args``; ``Example``
     exception  summary
     method     summary; ``Args`` with every parameter
@@ -28,7 +28,13 @@ from collections.abc import Iterator
 
 import pytest
 
-ROOMS = (*("mukron.theory", "mukron.models", "mukron.data", "mukron.report", "mukron.diagnose"),)
+ROOMS = (
+    *("mukron.theory", "mukron.models", "mukron.data", "mukron.report", "mukron.diagnose"),
+    *("mukron.optim", "mukron.layers", "mukron.memory", "mukron.damping", "mukron.params", "mukron.curvature"),
+    *("mukron.linalg", "mukron.train", "mukron.study", "mukron.paper", "mukron.bench", "mukron.workers"),
+    *("mukron.readers", "mukron.table", "mukron.exponents", "mukron.figures", "mukron.imports"),
+    *(f"mukron.workers.{name}" for name in ("foreman", "interrupts", "locks", "machine", "progress", "worker")),
+)
 
 SECTIONS = ("Args", "Attributes", "Returns", "Yields", "Raises", "Example", "Note")
 TITLE = re.compile(rf"^({'|'.join(SECTIONS)}):$")
@@ -83,8 +89,9 @@ def problems_of_example(parts: dict[str, list[str]]) -> list[str]:
 def problems_of_function(function: object) -> list[str]:
     parts = sections(function.__doc__ or "")
     problems = problems_of_summary(function.__doc__) + problems_of_names(parts, parameters(function), "Args")
-    if inspect.signature(function).return_annotation not in (None, "None") and not parts.get("Returns"):
-        problems.append("has no Returns")
+    section = "Yields" if inspect.isgeneratorfunction(inspect.unwrap(function)) else "Returns"
+    if inspect.signature(function).return_annotation not in (None, "None") and not parts.get(section):
+        problems.append(f"has no {section}")
     return problems + problems_of_example(parts)
 
 
@@ -108,8 +115,9 @@ def problems_of_class(cls: type) -> Iterator[str]:
         yield from problems_of_names(parts, names, "Attributes", "Args")
     elif issubclass(cls, enum.Enum):
         yield from problems_of_names(parts, set(cls.__members__), "Attributes")
-    else:
-        yield from problems_of_names(parts, parameters(cls.__init__), "Args")
+    else:  # a class without a constructor has object's or that of a type written in C, which has no names
+        takes = parameters(cls.__init__) if inspect.isfunction(cls.__init__) else set()
+        yield from problems_of_names(parts, takes, "Args")
     yield from problems_of_example(parts)
     for name, member in public_members(cls):
         yield from (f".{name}: {problem}" for problem in problems_of_member(member))

@@ -22,6 +22,8 @@ from torch import Tensor
 
 from mukron.linalg import Factor
 
+__all__ = ["Constant", "Fixed", "Heuristic", "MaxEigenvalue", "Rescaled", "Rule"]
+
 
 @dataclass(frozen=True)
 class Sides:
@@ -33,7 +35,12 @@ class Sides:
 
 
 class Rule:
-    """A damping rule; ``rho`` is its number, which schedulers may move."""
+    """Base of the damping rules: from a layer's factors to what is added to their diagonals.
+
+    Example:
+        >>> Rule.parse("heuristic:0.01")
+        Heuristic(rho=0.01)
+    """
 
     kinds: ClassVar[dict[str, type[Rule]]] = {}
     usual: ClassVar[tuple[float, ...]]  # numbers to begin with
@@ -53,7 +60,12 @@ class Rule:
         raise NotImplementedError
 
     def condition(self, d: int, growth: float) -> float | None:
-        """A bound of the condition number of a damped factor of size d, if the rule alone gives one."""
+        """A bound of the condition number of a damped factor of size d, if the rule alone gives one.
+
+        Args:
+            d: The factor's size.
+            growth: How much that size has grown since the base width.
+        """
         return None
 
     def plain(self) -> dict[str, Any]:
@@ -62,11 +74,20 @@ class Rule:
 
     @staticmethod
     def from_plain(data: Mapping[str, Any]) -> Rule:
+        """Make a rule from the plain data of ``plain``.
+
+        Args:
+            data: The rule's name as "rule", and its fields.
+        """
         return Rule.kinds[data["rule"]](**{name: value for name, value in data.items() if name != "rule"})
 
     @staticmethod
     def of_group(group: Mapping[str, Any]) -> Rule:
-        """The rule of a parameter group, with the number that the group has now."""
+        """The rule of a parameter group, with the number that the group has now.
+
+        Args:
+            group: A parameter group of an optimizer.
+        """
         damping = group["damping"]
         return damping if isinstance(damping, Rule) else _rule(float(damping), *group["damping_rule"].items())
 
@@ -80,7 +101,11 @@ class Rule:
 
     @staticmethod
     def parse(text: str) -> Rule:
-        """From text, with the rule's usual numbers or others: "rescaled", "heuristic:0.01", "fixed:1,0.1"."""
+        """Make a rule from text, with its usual numbers or others: "rescaled", "heuristic:0.01", "fixed:1,0.1".
+
+        Args:
+            text: The rule's name, with or without :NUMBER.
+        """
         kinds = {_dashed(name): kind for name, kind in Rule.kinds.items()}
         name, _, numbers = text.strip().lower().partition(":")
         if name not in kinds:
@@ -97,6 +122,14 @@ class Rescaled(Rule):
 
     The trace counts as at least ``floor`` times the largest seen. With cross-entropy B falls with the loss, and a B
     drawn from a confident model falls faster than the gradient: without a floor steps would grow as the loss falls.
+
+    Attributes:
+        rho: The number that is tuned; 1 is a good start. Schedulers may change it through ``group["damping"]``.
+        floor: The part of the largest trace seen below which the trace does not count; 0 is the paper's rule.
+
+    Example:
+        >>> Rescaled(1.0)
+        Rescaled(rho=1.0, floor=0.01)
     """
 
     usual = (1.0,)
@@ -114,12 +147,28 @@ class Rescaled(Rule):
         return damping
 
     def condition(self, d: int, growth: float) -> float | None:
+        """The bound d / (rho growth) of the condition number.
+
+        Args:
+            d: The factor's size.
+            growth: How much that size has grown since the base width.
+        """
         return d / (self.rho * growth) if self.rho > 0 else math.inf
 
 
 @dataclass(frozen=True)
 class Heuristic(Rule):
-    """The usual one: pi^2 = (tr A / d_A) / (tr B / d_B), rho_A = sqrt(rho) pi, rho_B = sqrt(rho) / pi. Breaks muP."""
+    """K-FAC's usual damping, which balances the two factors. It breaks muP.
+
+    pi^2 = (tr A / d_A) / (tr B / d_B), rho_A = sqrt(rho) pi, rho_B = sqrt(rho) / pi.
+
+    Attributes:
+        rho: The number; schedulers may change it through ``group["damping"]``.
+
+    Example:
+        >>> Heuristic(1e-3)
+        Heuristic(rho=0.001)
+    """
 
     usual = (1e-3,)
     rho: float
@@ -135,9 +184,19 @@ class Heuristic(Rule):
 
 @dataclass(frozen=True)
 class Fixed(Rule):
-    """Numbers of your own for the two sides, scaled with the width as the theory says; ``rho`` multiplies both.
+    """Numbers of your own for the two sides, scaled with the width as the theory says.
 
-    power_a, power_b: of the theory's scale. 1 is right, 0 is the same at every width; others are there to see why.
+    Attributes:
+        a: Damping of the factor of inputs (A, R) at the base width.
+        b: Damping of the factor of output derivatives (B, L) at the base width.
+        rho: Multiplies both; schedulers may change it through ``group["damping"]``.
+        power_a: Power of the theory's scale of a. 1 is right, 0 is the same damping at every width; others show what
+            goes wrong.
+        power_b: The same for b.
+
+    Example:
+        >>> Fixed(a=1.0, b=0.1).power_a
+        1.0
     """
 
     usual = (1.0, 1.0)
@@ -159,7 +218,15 @@ class Fixed(Rule):
 
 @dataclass(frozen=True)
 class MaxEigenvalue(Rule):
-    """rho times the factor's largest eigenvalue. Consistent with muP; Shampoo's own."""
+    """rho times the factor's largest eigenvalue. Consistent with muP; Shampoo's own.
+
+    Attributes:
+        rho: The number; schedulers may change it through ``group["damping"]``.
+
+    Example:
+        >>> MaxEigenvalue(1e-6)
+        MaxEigenvalue(rho=1e-06)
+    """
 
     usual = (1e-6,)
     relative = True
@@ -171,7 +238,15 @@ class MaxEigenvalue(Rule):
 
 @dataclass(frozen=True)
 class Constant(Rule):
-    """rho, at every layer and every width. Breaks muP."""
+    """The same damping at every layer and every width. It breaks muP.
+
+    Attributes:
+        rho: The damping; schedulers may change it through ``group["damping"]``.
+
+    Example:
+        >>> Constant(1e-3)
+        Constant(rho=0.001)
+    """
 
     usual = (1e-3,)
     rho: float

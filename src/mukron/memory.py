@@ -13,23 +13,44 @@ from mukron.linalg import Factor, State
 
 @dataclass(frozen=True)
 class Memory:
-    """Base of all memories."""
+    """Base of all memories.
+
+    Example:
+        >>> Memory.of("ema:0.95")
+        EMA(decay=0.95)
+    """
 
     keeps: ClassVar[bool] = True  # something of one step is used in the next
     averages: ClassVar[bool] = True  # batches of any age are mixed, which only a matrix can hold
 
     def weights(self, updates: int) -> tuple[float, float]:
-        """By how much the kept statistic and the new one count at the update with this number, from 1."""
+        """How much the kept statistic and the new one count.
+
+        Args:
+            updates: The number of the update, from 1.
+
+        Returns:
+            Two weights: of what is kept and of this batch.
+        """
         return 0.0, 1.0
 
     def update(self, kept: State, factor: Factor) -> Factor:
-        """What is remembered once this batch's factor has come; ``kept`` is brought up to date."""
+        """Add this batch's factor, and return what is remembered.
+
+        Args:
+            kept: The state of this factor; it is changed.
+            factor: This batch's factor.
+        """
         kept["updates"] = kept.get("updates", 0) + 1
         return factor.mix(kept, *self.weights(kept["updates"]))
 
     @staticmethod
     def of(memory: Memory | str) -> Memory:
-        """A memory from its value or its text: "batch", "sum", "ema:0.95" or "window:4"."""
+        """Make a memory from its text: "batch", "sum", "ema:0.95" or "window:4".
+
+        Args:
+            memory: The text, or a memory, which is returned as it is.
+        """
         return memory if isinstance(memory, Memory) else parse_memory(memory)
 
 
@@ -65,6 +86,11 @@ class EMA(Memory):
             raise ValueError(f"EMA's decay must lie in [0, 1), got {self.decay}")
 
     def weights(self, updates: int) -> tuple[float, float]:
+        """The weights of a moving average, corrected for its start.
+
+        Args:
+            updates: The number of the update, from 1.
+        """
         new = (1 - self.decay) / (1 - self.decay**updates)
         return 1 - new, new
 
@@ -79,6 +105,11 @@ class Sum(Memory):
     """
 
     def weights(self, updates: int) -> tuple[float, float]:
+        """Both count once.
+
+        Args:
+            updates: The number of the update, from 1.
+        """
         return 1.0, 1.0
 
 
@@ -102,6 +133,12 @@ class Window(Memory):
             raise ValueError(f"a window holds at least one batch, got {self.batches}")
 
     def update(self, kept: State, factor: Factor) -> Factor:
+        """Append this batch's rows, and drop those that are too old.
+
+        Args:
+            kept: The state of this factor; it is changed.
+            factor: This batch's factor.
+        """
         return factor.append(kept, self.batches)
 
 

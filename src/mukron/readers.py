@@ -27,21 +27,54 @@ SHOWN = 100  # characters of a value in an error
 
 
 def text(value: Any) -> str:
-    """A name: text that is not empty."""
+    """A name: text that is not empty.
+
+    Args:
+        value: The value as it was given.
+
+    Returns:
+        The text.
+
+    Example:
+        >>> text('kfac')
+        'kfac'
+    """
     if not isinstance(value, str) or not value:
         raise ValueError("expected a name")
     return value
 
 
 def flag(value: Any) -> bool:
-    """True or false, and no number."""
+    """True or false, and no number.
+
+    Args:
+        value: The value as it was given.
+
+    Returns:
+        The value.
+
+    Example:
+        >>> flag(True)
+        True
+    """
     if not isinstance(value, bool):
         raise ValueError("expected true or false")
     return value
 
 
 def whole(least: int | None = None) -> Reader:
-    """A whole number of 64 bits, not below ``least``."""
+    """A whole number of 64 bits, not below ``least``.
+
+    Args:
+        least: The lowest number that is allowed; None: any.
+
+    Returns:
+        A reader.
+
+    Example:
+        >>> whole(least=1)(3)
+        3
+    """
     allowed = "" if least is None else f" from {least} on"
     lowest = -(2**63) if least is None else least
 
@@ -54,7 +87,20 @@ def whole(least: int | None = None) -> Reader:
 
 
 def number(least: float = 0.0, below: float = math.inf, above: float | None = None) -> Reader:
-    """A finite number; floats that are whole stay floats, so that 1 and 1.0 are one value."""
+    """A finite number; floats that are whole stay floats, so that 1 and 1.0 are one value.
+
+    Args:
+        least: The lowest number that is allowed.
+        below: Numbers must be below this.
+        above: Numbers must be above this; None: ``least`` alone counts.
+
+    Returns:
+        A reader.
+
+    Example:
+        >>> number(above=0)(1)
+        1.0
+    """
     allowed = f"above {above:g}" if above is not None else f"not below {least:g}"
     allowed += f" and below {below:g}" if below < math.inf else ""
 
@@ -71,7 +117,18 @@ def number(least: float = 0.0, below: float = math.inf, above: float | None = No
 
 
 def one_of(known: Collection[str]) -> Reader:
-    """One of these names."""
+    """One of these names.
+
+    Args:
+        known: The names.
+
+    Returns:
+        A reader.
+
+    Example:
+        >>> one_of(('mc', 'exact'))('mc')
+        'mc'
+    """
 
     def read(value: Any) -> str:
         if not isinstance(value, str) or value not in known:
@@ -82,12 +139,34 @@ def one_of(known: Collection[str]) -> Reader:
 
 
 def optional(read: Reader) -> Reader:
-    """None, or what ``read`` reads."""
+    """None, or what ``read`` reads.
+
+    Args:
+        read: Reads values that are not None.
+
+    Returns:
+        A reader.
+
+    Example:
+        >>> optional(whole())(None) is None
+        True
+    """
     return lambda value: None if value is None else read(value)
 
 
 def names(read: Reader) -> Reader:
-    """A list of what ``read`` reads, as a tuple."""
+    """A list of what ``read`` reads, as a tuple.
+
+    Args:
+        read: Reads one item.
+
+    Returns:
+        A reader.
+
+    Example:
+        >>> names(text)(['fc1', 'fc2'])
+        ('fc1', 'fc2')
+    """
 
     def read_all(values: Any) -> tuple[str, ...]:
         if isinstance(values, str) or not isinstance(values, (tuple, list)):
@@ -98,7 +177,18 @@ def names(read: Reader) -> Reader:
 
 
 def options(values: Any) -> Mapping[str, Any]:
-    """JSON values by name, which nobody can change."""
+    """JSON values by name, which nobody can change.
+
+    Args:
+        values: Values by name.
+
+    Returns:
+        A mapping that cannot be changed.
+
+    Example:
+        >>> dict(options({'depth': 3}))
+        {'depth': 3}
+    """
     if not isinstance(values, Mapping):
         raise ValueError("expected values by name")
     read: Mapping[str, Any] = frozen(values)
@@ -106,7 +196,18 @@ def options(values: Any) -> Mapping[str, Any]:
 
 
 def frozen(value: Any) -> Any:
-    """JSON data that nobody can change."""
+    """JSON data that nobody can change.
+
+    Args:
+        value: The value as it was given.
+
+    Returns:
+        The same data, with lists as tuples and dictionaries as read-only mappings.
+
+    Example:
+        >>> frozen([1, [2]])
+        (1, (2,))
+    """
     if isinstance(value, Mapping):
         return MappingProxyType({text(name): frozen(item) for name, item in value.items()})
     if isinstance(value, (list, tuple)):
@@ -121,7 +222,18 @@ def frozen(value: Any) -> Any:
 
 
 def exact(value: Any) -> str:
-    """Text with exact numbers in it. Exact numbers with huge exponents would take forever, so they are refused."""
+    """Text with exact numbers in it. Exact numbers with huge exponents would take forever, so they are refused.
+
+    Args:
+        value: The value as it was given.
+
+    Returns:
+        The text.
+
+    Example:
+        >>> exact('shampoo:1/4')
+        'shampoo:1/4'
+    """
     read = text(value)
     if len(read) > LONGEST or re.search(r"e[-+]?[\d_]{3,}", read, re.IGNORECASE):
         raise ValueError("expected short numbers, as in 1/2 or 0.25")
@@ -129,7 +241,18 @@ def exact(value: Any) -> str:
 
 
 def parsed(parse: Parser) -> Reader:
-    """Text that ``parse`` accepts. It is kept as text, since a run's configuration is JSON."""
+    """Text that ``parse`` accepts. It is kept as text, since a run's configuration is JSON.
+
+    Args:
+        parse: Raises a ValueError if it does not accept the text.
+
+    Returns:
+        A reader.
+
+    Example:
+        >>> parsed(float)('0.5')
+        '0.5'
+    """
 
     def read(value: Any) -> str:
         parse(text(value))
@@ -145,9 +268,13 @@ def named(what: str, kinds: Mapping[str, Callable[..., Any]]) -> Parser:
         what: What is chosen, for errors.
         kinds: By name, the class to make, from the number or from nothing.
 
-    >>> parse = named("step", {"constant": lambda: 1.0, "power": lambda exponent=2: exponent})
-    >>> parse("power"), parse("power:0.5")
-    (2, 0.5)
+    Returns:
+        The parser.
+
+    Example:
+        >>> parse = named("step", {"constant": lambda: 1.0, "power": lambda exponent=2: exponent})
+        >>> parse("power"), parse("power:0.5")
+        (2, 0.5)
     """
 
     def parse(value: str) -> Any:
@@ -173,13 +300,36 @@ def _plain_number(written: str) -> float:
 
 
 def nearest(name: object, known: Collection[str]) -> str:
-    """A remark that names the known word which is spelt most alike, if one is."""
+    """A remark that names the known word which is spelt most alike, if one is.
+
+    Args:
+        name: What was written.
+        known: The names that exist.
+
+    Returns:
+        The remark, or empty text.
+
+    Example:
+        >>> nearest('kfca', ('kfac', 'foof'))
+        " (did you mean 'kfac'?)"
+    """
     close = difflib.get_close_matches(str(name), known, n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def shown(value: Any) -> str:
-    """A value as an error shows it, however long it is."""
+    """A value as an error shows it, however long it is.
+
+    Args:
+        value: The value as it was given.
+
+    Returns:
+        Its text, cut off where it is too long.
+
+    Example:
+        >>> shown('x' * 1000)[-5:]
+        'xx...'
+    """
     try:
         written = repr(value)
     except ValueError:  # Python writes no number of thousands of digits

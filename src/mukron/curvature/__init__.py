@@ -1,38 +1,21 @@
-"""What is measured: hooks on layers, the passes they show, Fisher signals, and the form in which factors are held."""
+"""What is measured: hooks on layers, the passes they show, Fisher signals, and the form in which factors are held.
 
-from mukron.curvature.capture import Capture
-from mukron.curvature.fisher import (
-    LIKELIHOODS,
-    CaptureOptions,
-    Empirical,
-    Exact,
-    Fisher,
-    MonteCarlo,
-    drawn_targets,
-    targets,
-)
-from mukron.curvature.forms import FORMS, as_rows, keeps_halves
-from mukron.curvature.passes import Accumulator, Halves, Jacobian, LayerStatistics, gather
-from mukron.curvature.precision import double, perturbed
+Names with an alias of their own are for the neighbouring rooms; they may change.
+"""
 
-__all__ = [
-    "FORMS",
-    "LIKELIHOODS",
-    "Accumulator",
-    "Capture",
-    "CaptureOptions",
-    "Empirical",
-    "Exact",
-    "Fisher",
-    "Halves",
-    "Jacobian",
-    "LayerStatistics",
-    "MonteCarlo",
-    "as_rows",
-    "double",
-    "drawn_targets",
-    "gather",
-    "keeps_halves",
-    "perturbed",
-    "targets",
-]
+from mukron.curvature.capture import Capture as Capture
+from mukron.curvature.fisher import LIKELIHOODS, CaptureOptions, Empirical, Exact, Fisher, MonteCarlo
+from mukron.curvature.fisher import drawn_targets as drawn_targets
+from mukron.curvature.fisher import targets as targets
+from mukron.curvature.forms import FORMS
+from mukron.curvature.forms import as_rows as as_rows
+from mukron.curvature.forms import keeps_halves as keeps_halves
+from mukron.curvature.passes import Accumulator as Accumulator
+from mukron.curvature.passes import Halves as Halves
+from mukron.curvature.passes import Jacobian as Jacobian
+from mukron.curvature.passes import LayerStatistics as LayerStatistics
+from mukron.curvature.passes import gather as gather
+from mukron.curvature.precision import double as double
+from mukron.curvature.precision import perturbed as perturbed
+
+__all__ = ["FORMS", "LIKELIHOODS", "CaptureOptions", "Empirical", "Exact", "Fisher", "MonteCarlo"]

@@ -74,7 +74,7 @@ class Capture:
         self._generator_before: Tensor | None = None  # its state before the draws of the coming step
         self.gradients: list[tuple[nn.Parameter, int]] = []  # with their versions, when the last backward pass ended
         if not layers:
-            return  # a method that listens to nothing leaves the model alone
+            return  # a method that measures nothing leaves the model alone
         handles = [model.register_forward_pre_hook(Hook(self, "before_forward", ""))]
         for name, layer in layers.items():
             if options.fused:
@@ -167,7 +167,7 @@ class Capture:
             self._running[key] = LayerPass(self.layers[key], x.detach(), x._version, made, edge, fused=fused)
 
     def after_forward(self, key: str, inputs: Any, output: Any) -> None:
-        running, self._running = self._running, None  # layers that backward passes recompute are not listened to
+        running, self._running = self._running, None  # layers that backward passes recompute are not measured
         if not running or output is None:  # None: the forward pass failed
             return
         f = self._output(output)

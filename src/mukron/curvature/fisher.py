@@ -29,7 +29,12 @@ REDUCTIONS = ("mean", "sum")
 
 @dataclass(frozen=True)
 class Fisher:
-    """Base of the three ways to choose targets."""
+    """Base of the three ways to choose targets.
+
+    Example:
+        >>> Fisher.of("mc:4")
+        MonteCarlo(draws=4)
+    """
 
     name: ClassVar[str]
     kinds: ClassVar[dict[str, type[Fisher]]] = {}
@@ -39,7 +44,13 @@ class Fisher:
 
     @staticmethod
     def of(fisher: Fisher | str, reduction: str = "mean", grad_scaler: torch.amp.GradScaler | None = None) -> Fisher:
-        """From a value or from text: "mc", "mc:4", "exact" or "empirical" (with ``reduction`` and ``grad_scaler``)."""
+        """Make it from text: "mc", "mc:4", "exact" or "empirical".
+
+        Args:
+            fisher: The text, or a value, which is returned as it is.
+            reduction: How the loss reduces over samples, "mean" or "sum"; for "empirical".
+            grad_scaler: The GradScaler that multiplies the loss; for "empirical".
+        """
         if isinstance(fisher, Fisher):
             return fisher
         name, _, draws = str(fisher).strip().lower().partition(":")
@@ -105,7 +116,11 @@ class Empirical(Fisher):
             raise ValueError(f"unknown reduction {self.reduction!r}; known: {known}")
 
     def scale(self, samples: int) -> float:
-        """What turns a derivative of the loss into one of the summed log-likelihood."""
+        """What turns a derivative of the loss into one of the summed log-likelihood.
+
+        Args:
+            samples: The number of samples of the batch.
+        """
         scale = float(samples) if self.reduction == "mean" else 1.0
         return scale if self.grad_scaler is None else scale / self.grad_scaler.get_scale()
 
@@ -126,6 +141,10 @@ class CaptureOptions:
         output: Picks the network's output out of what the model returns.
         fused: Weights whose gradient is cheaper as D^T H get none.
         empirical: Signals are the derivatives of the user's own loss.
+
+    Example:
+        >>> CaptureOptions(fisher=Empirical()).empirical
+        True
     """
 
     inputs: bool = True
@@ -145,6 +164,7 @@ class CaptureOptions:
 
     @property
     def anything(self) -> bool:
+        """Whether passes are looked at at all."""
         return self.inputs or self.signals or self.jacobian or self.fused
 
 

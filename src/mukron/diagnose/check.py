@@ -17,8 +17,8 @@ from torch.optim import Optimizer
 
 from mukron import figures
 from mukron.diagnose.drawing import against_width, over_steps
-from mukron.diagnose.readings import DAMPING, FEATURES, TOLERANCE, UNCLEAR, UPDATE, Verdict, judge, table_of
-from mukron.diagnose.record import OUTPUT, Measurement, Record, TrainingSetup, batch_device, record_runs
+from mukron.diagnose.readings import DAMPING, FEATURES, TOLERANCE, UPDATE, Verdict, judge, remedies, table_of
+from mukron.diagnose.record import Measurement, Record, TrainingSetup, batch_device, record_runs
 from mukron.exponents import fit_exponent
 from mukron.params import Parametrization, base_shapes, parametrize
 from mukron.params.storage import check_stamp, damaged, read_json, stamp, write_json
@@ -36,7 +36,6 @@ DAMPING_MEANING = (
     "damping over the largest eigenvalue of a layer's curvature factor (A, R: of its input, B, L: of its output)",
     "drowns the factor: the step turns into one of first order; fades: damping loses its hold. Features decide.",
 )
-LARGE = 3.0  # a change of the output above which the laws of the first steps no longer hold
 SPECTRA = {"largest": "-", "mean": "--", "damping": ":"}
 NAMES = {"largest": "largest eigenvalue", "mean": "mean eigenvalue", "damping": "damping", "distance": "|dW| / |W|"}
 
@@ -121,43 +120,7 @@ class Check:
             ]
             more = f" and {len(layers) - 6} more" if len(layers) > 6 else ""
             sentences.append(f"{word}: {', '.join(layers[:6])}{more}.")
-        return " ".join(["NOT OK.", *sentences, *self._remedies()])
-
-    def _remedies(self) -> list[str]:
-        words = {verdict.word for verdict in self.failures}
-        remedies = []
-        if not self.record.planned:
-            remedies.append("The optimizer does not use the plan: give it plan.param_groups(...), or the plan itself.")
-        if UNCLEAR in words:
-            remedies.append("Unclear ones want more seeds, or wider networks: narrow ones bend the law.")
-        vanishing = {verdict.layer.rpartition(".")[0] for verdict in self.failures if verdict.word == UPDATE.low}
-        overdamped = [
-            verdict.layer
-            for verdict in self.damping
-            if verdict.word == DAMPING.high and verdict.layer.rpartition(".")[0] in vanishing
-        ]
-        if overdamped:
-            remedies.append(
-                f"Damping outgrows its factor in {', '.join(overdamped)}: muP needs a rule that keeps pace (rescaled)."
-            )
-        exploding = {verdict.layer.rpartition(".")[0] for verdict in self.failures if verdict.word == UPDATE.high}
-        damped_B = [
-            verdict.layer
-            for verdict in self.damping
-            if verdict.word == DAMPING.high and verdict.layer.endswith(".B") and verdict.layer[:-2] in exploding
-        ]
-        if damped_B and self.record.scheme == "mup":
-            remedies.append(
-                f"B is outgrown by its damping in {len(damped_B)} layers: with more rows (samples x positions) than "
-                "channels these widths are too narrow for the law. Compare wider networks, or fewer samples."
-            )
-        if self.record.scheme != "mup" and words & {FEATURES.low, FEATURES.high}:
-            remedies.append(f"The scheme is {self.record.scheme}; mup is the one that keeps all layers learning.")
-        change = max((row.value for row in self.record.select(FEATURES.quantity, OUTPUT)), default=0.0)
-        if self.record.broken or change > LARGE:
-            reason = f" (the output moved by {change:.3g})" if change > LARGE else ""
-            remedies.append(f"A lower learning rate keeps steps small enough for the law{reason}.")
-        return remedies
+        return " ".join(["NOT OK.", *sentences, *remedies(self.record, self.failures, self.damping)])
 
     def table(self, whole: bool = False) -> Table:
         """Tabulate the verdicts on features and updates.

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mukron.diagnose.record import FROZEN, UNUSED, Measurement, Record
+from mukron.diagnose.record import FROZEN, OUTPUT, UNUSED, Measurement, Record
 from mukron.exponents import Exponent, fit_exponent
 from mukron.table import Table
 
@@ -15,6 +15,7 @@ UNCLEAR = "unclear"
 STILL = "stands still"
 NO_PART = "no part"  # its gradient is only rounding errors, as that of a bias before a batch norm
 ROUNDING = 1e-5  # relative to the largest update in the same run
+LARGE = 3.0  # a change of the output above which the laws of the first steps no longer hold
 LONG = 24  # the number of rows above which rows without a failure are summed up
 
 
@@ -132,3 +133,41 @@ def table_of(verdicts: Sequence[Verdict], title: str, notes: Sequence[str] = (),
         summary = f"{min(slopes):+.2f} to {max(slopes):+.2f}" if slopes else ""
         rows.append((reading, f"{len(group)} others", role, summary, " ".join(sorted(predicted)), word))
     return Table(title, columns, tuple(rows), tuple(notes))
+
+
+def remedies(record: Record, failures: Sequence[Verdict], damping: Sequence[Verdict]) -> list[str]:
+    """Return suggestions for a check that is not passed."""
+    words = {verdict.word for verdict in failures}
+    found = []
+    if not record.planned:
+        found.append("The optimizer does not use the plan: give it plan.param_groups(...), or the plan itself.")
+    if UNCLEAR in words:
+        found.append("Unclear ones want more seeds, or wider networks: narrow ones bend the law.")
+    vanishing = {verdict.layer.rpartition(".")[0] for verdict in failures if verdict.word == UPDATE.low}
+    overdamped = [
+        verdict.layer
+        for verdict in damping
+        if verdict.word == DAMPING.high and verdict.layer.rpartition(".")[0] in vanishing
+    ]
+    if overdamped:
+        found.append(
+            f"Damping outgrows its factor in {', '.join(overdamped)}: muP needs a rule that keeps pace (rescaled)."
+        )
+    exploding = {verdict.layer.rpartition(".")[0] for verdict in failures if verdict.word == UPDATE.high}
+    damped_B = [
+        verdict.layer
+        for verdict in damping
+        if verdict.word == DAMPING.high and verdict.layer.endswith(".B") and verdict.layer[:-2] in exploding
+    ]
+    if damped_B and record.scheme == "mup":
+        found.append(
+            f"B is outgrown by its damping in {len(damped_B)} layers: with more rows (samples x positions) than "
+            "channels these widths are too narrow for the law. Compare wider networks, or fewer samples."
+        )
+    if record.scheme != "mup" and words & {FEATURES.low, FEATURES.high}:
+        found.append(f"The scheme is {record.scheme}; mup is the one that keeps all layers learning.")
+    change = max((row.value for row in record.select(FEATURES.quantity, OUTPUT)), default=0.0)
+    if record.broken or change > LARGE:
+        reason = f" (the output moved by {change:.3g})" if change > LARGE else ""
+        found.append(f"A lower learning rate keeps steps small enough for the law{reason}.")
+    return found

@@ -56,7 +56,18 @@ class Fans(NamedTuple):
 
 
 def vector(shape: Shape) -> Fans:
-    """The fans of a bias or gain."""
+    """The fans of a bias or gain.
+
+    Args:
+        shape: The parameter's shape.
+
+    Returns:
+        Fans with a fan-in of 1 and the number of entries as fan-out.
+
+    Example:
+        >>> vector((64,))
+        Fans(fan_in=1, fan_out=64, vector=True, inputs=1)
+    """
     return Fans(1, math.prod(shape), vector=True)
 
 
@@ -79,11 +90,20 @@ class Layer:
         self.module = module
 
     def fans(self, name: str, shape: Shape) -> Fans | None:
-        """The fans of the module's own parameter ``name``; None if they are not known, and must be declared."""
+        """The fans of the module's own parameter ``name``; None if they are not known, and must be declared.
+
+        Args:
+            name: The parameter's name in the module, such as ``weight``.
+            shape: The parameter's shape, here or at the base width.
+        """
         return None
 
     def preconditions(self, name: str) -> bool:
-        """Whether second-order methods precondition the parameter ``name``."""
+        """Whether second-order methods precondition the parameter ``name``.
+
+        Args:
+            name: The parameter's name in the module, such as ``weight``.
+        """
         return False
 
 
@@ -91,6 +111,9 @@ class MatrixLayer(Layer, ABC):
     """A layer u = W h whose weight and bias second-order methods precondition.
 
     Subclasses set ``d_in``, ``d_out`` and, if they have any, ``groups`` in ``__init__``.
+
+    Args:
+        module: The module; subclasses read the sizes off it.
 
     Attributes:
         d_in: Size of the factor of the layer's inputs.
@@ -115,49 +138,102 @@ class MatrixLayer(Layer, ABC):
 
     @abstractmethod
     def fans(self, name: str, shape: Shape) -> Fans | None:
-        """The fans of ``weight`` and ``bias``."""
+        """The fans of ``weight`` and ``bias``.
+
+        Args:
+            name: The parameter's name in the module, such as ``weight``.
+            shape: The parameter's shape, here or at the base width.
+        """
 
     @abstractmethod
     def inputs(self, x: Tensor) -> Tensor:
-        """The layer's input as rows, [groups, samples, positions, d_in]."""
+        """The layer's input as rows, [groups, samples, positions, d_in].
+
+        Args:
+            x: The layer's input, as its module takes it.
+        """
 
     @abstractmethod
     def signals(self, delta: Tensor) -> Tensor:
-        """A derivative by the layer's output as rows, [groups, samples, positions, d_out]."""
+        """A derivative by the layer's output as rows, [groups, samples, positions, d_out].
+
+        Args:
+            delta: The derivative, of the shape of the module's output.
+        """
 
     @abstractmethod
     def matrix(self, weight: Tensor) -> Tensor:
-        """The weight, or a tensor of its shape, as matrices [groups, d_out, d_in]; a view where possible."""
+        """The weight, or a tensor of its shape, as matrices [groups, d_out, d_in]; a view where possible.
+
+        Args:
+            weight: The weight, its gradient or its step.
+        """
 
     @abstractmethod
     def weight(self, matrix: Tensor) -> Tensor:
-        """The inverse of ``matrix``."""
+        """Turn matrices back into a tensor of the weight's shape: the inverse of ``matrix``.
+
+        Args:
+            matrix: Matrices [groups, d_out, d_in].
+        """
 
     def preconditions(self, name: str) -> bool:
+        """Whether second-order methods precondition the parameter: the weight and the bias.
+
+        Args:
+            name: The parameter's name in the module, such as ``weight``.
+        """
         return name in (WEIGHT, BIAS)
 
     def block(self, name: str, values: Tensor) -> Tensor:
-        """The weight or the bias as matrices; a bias has one column."""
+        """The weight or the bias as matrices; a bias has one column.
+
+        Args:
+            name: The parameter's name in the module, such as ``weight``.
+            values: The parameter, its gradient or its step.
+        """
         return self.matrix(values) if name == WEIGHT else values.reshape(self.groups, self.d_out, 1)
 
     def values(self, name: str, matrix: Tensor) -> Tensor:
-        """The inverse of ``block``."""
+        """Turn matrices back into a tensor of the parameter's shape: the inverse of ``block``.
+
+        Args:
+            name: The parameter's name in the module, such as ``weight``.
+            matrix: Matrices [groups, d_out, d_in]; one column for a bias.
+        """
         return self.weight(matrix) if name == WEIGHT else matrix.reshape(-1)
 
     def row_count(self, x: Tensor) -> int | None:
-        """Samples times positions, from the shape of the layer's input; None if it cannot be known."""
+        """Samples times positions, from the shape of the layer's input; None if it cannot be known.
+
+        Args:
+            x: The layer's input, as its module takes it.
+        """
         return None
 
     def portions(self, x: Tensor) -> Sequence[Tensor]:
-        """The layer's input in parts along the samples, small enough for ``inputs`` to hold their rows at once."""
+        """The layer's input in parts along the samples, small enough for ``inputs`` to hold their rows at once.
+
+        Args:
+            x: The layer's input, as its module takes it.
+        """
         return [x]
 
     def gram(self, x: Tensor) -> Tensor:
-        """The sum of h h^T over all rows, [groups, d_in, d_in]."""
+        """The sum of h h^T over all rows, [groups, d_in, d_in].
+
+        Args:
+            x: The layer's input, as its module takes it.
+        """
         return reduce(iadd, (H.mT @ H for H in self._rows(x)))
 
     def along(self, x: Tensor, v: Tensor) -> Tensor:
-        """H v for every row, [groups, rows, 1]."""
+        """H v for every row, [groups, rows, 1].
+
+        Args:
+            x: The layer's input, as its module takes it.
+            v: A vector [groups, d_in, 1], or one for all groups.
+        """
         return torch.cat([H @ v for H in self._rows(x)], dim=1)
 
     def _rows(self, x: Tensor) -> Iterator[Tensor]:
@@ -205,6 +281,9 @@ def layer_of(module: nn.Module) -> Layer:
 
     Args:
         module: Any module.
+
+    Returns:
+        The layer, of the class that is registered for the module's type or for the nearest type it derives from.
 
     Example:
         >>> type(layer_of(nn.Linear(3, 2))).__name__

@@ -11,7 +11,24 @@ from mukron.linalg.inverses import FactorizationError, add_to_diagonal
 
 
 def inverse_root_eigh(values: Tensor, vectors: Tensor, rho: Tensor, e: Fraction) -> Tensor:
-    """From the eigendecomposition of M: Q (lambda + rho)^-e Q^T. Rounding below zero is cut off."""
+    """Compute (M + rho I)^-e from the eigendecomposition of M: Q (lambda + rho)^-e Q^T.
+
+    Eigenvalues that rounding took below zero count as zero.
+
+    Args:
+        values: The eigenvalues of M, [..., d].
+        vectors: The eigenvectors of M as columns, [..., d, d].
+        rho: The damping, [...].
+        e: The power.
+
+    Returns:
+        The root, [..., d, d].
+
+    Example:
+        >>> values, vectors = torch.linalg.eigh(4.0 * torch.eye(2))
+        >>> inverse_root_eigh(values, vectors, torch.tensor(0.0), Fraction(1, 2)).diagonal()
+        tensor([0.5000, 0.5000])
+    """
     damped = values.clamp_min(0) + rho.unsqueeze(-1)
     return (vectors * damped.pow(-float(e)).unsqueeze(-2)) @ vectors.mT
 
@@ -27,6 +44,25 @@ def inverse_root_newton(
 
     N goes to I and X to Y^(-1/p). ``largest`` bounds the largest eigenvalue of M from above (a trace will do). Stops
     when max |N - I| is below ``tolerance`` or no longer falls, and refuses a result that is off by more than 1 percent.
+
+    Args:
+        M: Positive semi-definite matrices, [..., d, d].
+        rho: The damping, [...].
+        e: The power, s / p.
+        largest: A bound of the largest eigenvalue of M from above, [...]; a trace will do.
+        steps: The largest number of iterations.
+        tolerance: The error of N below which the iteration stops; None: 100 times the rounding.
+
+    Returns:
+        The root, [..., d, d].
+
+    Raises:
+        FactorizationError: The result is off by more than 1 percent.
+
+    Example:
+        >>> M = 4.0 * torch.eye(2)
+        >>> inverse_root_newton(M, torch.tensor(0.0), Fraction(1, 2), torch.tensor(8.0)).diagonal()
+        tensor([0.5000, 0.5000])
     """
     s, p = e.numerator, e.denominator
     tolerance = tolerance if tolerance is not None else 100 * torch.finfo(M.dtype).eps

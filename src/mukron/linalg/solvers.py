@@ -8,7 +8,12 @@ from typing import ClassVar
 
 @dataclass(frozen=True)
 class Solver:
-    """Base of all solvers."""
+    """Base of all solvers.
+
+    Example:
+        >>> Solver.of("tracked:0.05", (Eigh, Tracked))
+        Tracked(tolerance=0.05)
+    """
 
     names: ClassVar[dict[str, type[Solver]]] = {}
 
@@ -17,7 +22,12 @@ class Solver:
 
     @staticmethod
     def of(solver: Solver | str, allowed: tuple[type[Solver], ...]) -> Solver:
-        """A solver from its value or its name, "eigh" or "tracked:0.05", if it is one of those allowed."""
+        """A solver from its value or its name, "eigh" or "tracked:0.05", if it is one of those allowed.
+
+        Args:
+            solver: The solver or its name.
+            allowed: The solvers that the method can use.
+        """
         if isinstance(solver, Solver):
             if isinstance(solver, allowed):
                 return solver

@@ -41,6 +41,8 @@ ARGUMENTS = {
     "momentum": "A number or ``HeavyBall(beta, nesterov)``: on the update. ``GradientMomentum(beta)``: on the "
     "gradient, before it is preconditioned.",
     "nesterov": "Look one step ahead along the momentum buffer; the same as ``HeavyBall(beta, nesterov=True)``.",
+    "options": "What is the same for all parameter groups.",
+    "capture_options": "What is measured in forward and backward passes. None: nothing.",
     "weight_decay": "A step shrinks each weight by the learning rate times this.",
     "decoupled": "False: weight decay is added to the gradient, and preconditioned with it.",
     "maximize": "Ascend instead of descend.",
@@ -55,7 +57,7 @@ def describe(cls: Class) -> Class:
     own, _, tail = rest.partition("\n\n")
     lines = own.split("\n") if own else []
     written = {line.split(":")[0].strip() for line in lines if line.startswith("    ") and line[4] != " "}
-    for name in inspect.signature(cls).parameters:
+    for name in inspect.signature(cls.__init__).parameters:  # type: ignore[misc]
         if name in ARGUMENTS and name not in written:
             lines.append(f"    {name}: {ARGUMENTS[name]}")
     cls.__doc__ = f"{head}Args:\n" + "\n".join(lines) + (f"\n\n{tail}" if tail else "")

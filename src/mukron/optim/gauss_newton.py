@@ -96,6 +96,13 @@ class GaussNewton(SecondOrder):
         )
 
     def measure(self, layer: LayerEntry, statistics: LayerStatistics | None, step: Transaction) -> Blocks:
+        """Collect the rows of a layer's Jacobian, weighted by the loss derivatives.
+
+        Args:
+            layer: The layer and its blocks.
+            statistics: What this batch's passes gave for the layer; None: nothing.
+            step: The step that is being taken; it holds the state as it will be.
+        """
         if statistics is None or not statistics.jacobians:
             raise RuntimeError(
                 f'layer "{layer.name}" has a gradient, but no forward pass of the model was seen for it: run the model '
@@ -117,5 +124,13 @@ class GaussNewton(SecondOrder):
         return {block: {"K": factor.double() if double else factor} for block, factor in factors.items()}
 
     def precondition(self, layer: LayerEntry, block: str, G: Move, step: Transaction) -> Move:
+        """Divide the gradient of a block by its Gauss-Newton matrix, in sample space.
+
+        Args:
+            layer: The layer and its blocks.
+            block: The weight or the bias.
+            G: The gradient of the block.
+            step: The step that is being taken; it holds the state as it will be.
+        """
         operator = step.value(layer, "operators")[block]["K"]
         return operator.of_own_gradient(G) if isinstance(G, LowRank) else operator.right(G)  # type: ignore[no-any-return]

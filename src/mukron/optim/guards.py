@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from mukron.curvature import Empirical, LayerStatistics, perturbed
+from mukron.damping import Rule
 from mukron.layers import WEIGHT
 from mukron.linalg import probe
 from mukron.optim.direction import block_gradient, dense, whole_gradient
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from mukron.optim.optimizer import SecondOrder
 
 TOO_COARSE = 0.005
+PATIENCE = 10  # skipped steps in a row before the user is told
 SUSPICIOUS = 0.05  # of a gradient that does not come from its layer's own pass
 
 
@@ -65,6 +67,24 @@ def check_dtypes(optimizer: SecondOrder) -> None:
             f"{type(optimizer).__name__} needs all layers in one dtype, but {found}; convert the model, or leave a "
             "layer to the fallback rule by exclude="
         )
+
+
+def check_layers(optimizer: SecondOrder) -> None:
+    if not optimizer.layers:
+        exclude = optimizer.options.exclude
+        raise ValueError(
+            "there is nothing to precondition: no Linear, Conv or Embedding layer among the parameters given"
+            + (f" that is not in exclude={exclude}" if exclude else "")
+        )
+
+
+def damping_rule(optimizer: SecondOrder, damping: float | Rule | None) -> Rule | None:
+    """The rule that a group's damping means; None for a method without damping."""
+    if damping is None or optimizer.spec.damping is None:
+        if damping is not None:
+            raise ValueError(f"{type(optimizer).__name__} has no damping, got damping={damping}")
+        return optimizer.spec.damping
+    return damping if isinstance(damping, Rule) else optimizer.rule(float(damping))  # type: ignore[call-arg]
 
 
 def check_group(group: Mapping[str, Any]) -> None:
@@ -146,6 +166,17 @@ def checked_params(model: nn.Module, params: Iterable[Any] | None) -> list[Any]:
 
 def _listed(params: Any) -> Any:
     return params if isinstance(params, Tensor) else list(params)
+
+
+def tell_skips(in_a_row: int) -> None:
+    """Tell, once in a row of skipped steps, that the run has diverged."""
+    if in_a_row == PATIENCE:
+        warnings.warn(
+            f"{PATIENCE} steps in a row were skipped, since gradients or curvature were not finite; the run has "
+            "diverged: lower the learning rate or raise the damping",
+            RuntimeWarning,
+            stacklevel=4,
+        )
 
 
 def tell(optimizer: SecondOrder, step: Transaction) -> None:

@@ -153,6 +153,13 @@ class KFAC(SecondOrder):
         )
 
     def measure(self, layer: LayerEntry, statistics: LayerStatistics | None, step: Transaction) -> Blocks:
+        """Measure A and, if the method uses it, B of a layer.
+
+        Args:
+            layer: The layer and its blocks.
+            statistics: What this batch's passes gave for the layer; None: nothing.
+            step: The step that is being taken; it holds the state as it will be.
+        """
         if statistics is not None and self.capture_options.signals and statistics.B is None:
             raise RuntimeError(
                 f'layer "{layer.name}" has a gradient, but the model\'s output does not depend on it (an auxiliary '
@@ -174,6 +181,14 @@ class KFAC(SecondOrder):
         return {WEIGHT: factors}
 
     def precondition(self, layer: LayerEntry, block: str, G: Move, step: Transaction) -> Move:
+        """Divide the gradient of a block by both factors, that of a bias by B alone.
+
+        Args:
+            layer: The layer and its blocks.
+            block: The weight or the bias.
+            G: The gradient of the block.
+            step: The step that is being taken; it holds the state as it will be.
+        """
         operators = step.value(layer, "operators")[WEIGHT]
         if block != BIAS:
             return apply(operators, G)

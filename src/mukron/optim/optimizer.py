@@ -8,7 +8,6 @@ are applied (``precondition``). Everything else is here.
 
 from __future__ import annotations
 
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -24,22 +23,26 @@ from mukron.damping import Rule
 from mukron.layers import BIAS, WEIGHT
 from mukron.linalg import Factor
 from mukron.optim.direction import apply, base_rate, directions
+from mukron.optim.docs import describe
 from mukron.optim.exchange import Exchange
 from mukron.optim.guards import (
     check_arguments,
     check_dtypes,
     check_group,
+    check_layers,
     check_model,
     check_precision,
     check_uses,
     checked_params,
+    damping_rule,
     tell,
+    tell_skips,
 )
 from mukron.optim.options import GradientMomentum, HeavyBall, Momentum, StepOptions, refuse_unknown
 from mukron.optim.plan import plan_table
-from mukron.optim.saving import complete_state, load_state
+from mukron.optim.saving import complete_state, load_state, unpickle
 from mukron.optim.table import LayerEntry, build_tables
-from mukron.optim.transaction import Blocks, Transaction, ill_conditioned
+from mukron.optim.transaction import Blocks, Transaction, wants
 from mukron.optim.update import Move, updates_of, write
 from mukron.params import Parametrization
 from mukron.params.inventory import unwrap
@@ -50,15 +53,23 @@ from mukron.theory import Method
 if TYPE_CHECKING:
     from mukron.optim.spec import MethodSpec
 
-PATIENCE = 10  # skipped steps in a row before the user is told
 TIED_TO_THE_MODEL = ("_capture", "entries", "layers", "generator", "watchers", "exchange")
 Watcher = Callable[[str, str, Mapping[str, Factor], Mapping[str, Tensor]], None]
 
 
+@describe
 class SecondOrder(Optimizer):
     """Base of K-FAC, FOOF, Shampoo and Gauss-Newton.
 
     A method derives from it, and defines ``measure`` and, if it needs to, ``precondition``.
+
+    Args:
+        damping: A number, which means the method's own rule, or any rule of ``mukron.damping``.
+
+    Example:
+        >>> from mukron.optim import FOOF
+        >>> issubclass(FOOF, SecondOrder), FOOF.rule.__name__
+        (True, 'Rescaled')
     """
 
     spec: ClassVar[MethodSpec]  # the method's record, of which ``register`` makes the two below
@@ -111,40 +122,53 @@ class SecondOrder(Optimizer):
         self.generator = torch.Generator(first.device).manual_seed(options.seed)
         self._ready = True
         self._listen()
-        if not self.layers:
-            raise ValueError(
-                "there is nothing to precondition: no Linear, Conv or Embedding layer among the parameters given"
-                + (f" that is not in exclude={options.exclude}" if options.exclude else "")
-            )
+        check_layers(self)
         check_dtypes(self)
         self.warn()
 
     # What a method says for itself.
 
     def measure(self, layer: LayerEntry, statistics: LayerStatistics | None, step: Transaction) -> Blocks:
-        """This batch's factors of a layer, by block and factor name; none for a method without curvature."""
+        """Measure a layer's factors on this batch, by block and factor name; none for a method without curvature.
+
+        Args:
+            layer: The layer and its blocks.
+            statistics: What this batch's passes gave for the layer; None: nothing.
+            step: The step that is being taken; it holds the state as it will be.
+        """
         raise NotImplementedError
 
     def precondition(self, layer: LayerEntry, block: str, G: Move, step: Transaction) -> Move:
-        """The direction for the gradient G of a block."""
+        """Compute the direction for the gradient of a block.
+
+        Args:
+            layer: The layer and its blocks.
+            block: The weight or the bias.
+            G: The gradient of the block.
+            step: The step that is being taken; it holds the state as it will be.
+        """
         return apply(step.value(layer, "operators")[block], G)
 
     def warn(self) -> None:
         """What a user should know of the model before the first step."""
 
     def powers_of(self, block: str) -> dict[str, Fraction]:
-        """By factor, the power of it that the gradient of a block is divided by."""
+        """By factor, the power of it that the gradient of a block is divided by.
+
+        Args:
+            block: The weight or the bias.
+        """
         return {statistic.name: e for statistic, e in self.method.factors}
 
     # Groups, and the layers they own.
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        group = dict(param_group)
-        rule = self._damping_rule(group.get("damping", self.defaults["damping"]))
-        group |= {"damping": rule and rule.rho, "damping_rule": {} if rule is None else rule.plain()}
-        group |= _momentum(group.get("momentum"), {})
-        group["reference_lr"] = float(group.get("lr", self.defaults["lr"]))
-        super().add_param_group(group)
+        """Add a parameter group, as in any optimizer of torch; its layers are preconditioned from the next step on.
+
+        Args:
+            param_group: Parameters and the options that differ from the defaults.
+        """
+        super().add_param_group(_completed(self, param_group))
         try:
             check_group(self.param_groups[-1])
             if self._ready:
@@ -153,16 +177,8 @@ class SecondOrder(Optimizer):
             self.param_groups.pop()
             raise
 
-    def _damping_rule(self, damping: float | Rule | None) -> Rule | None:
-        """The rule that a group's damping means; None for a method without damping."""
-        if damping is None or self.spec.damping is None:
-            if damping is not None:
-                raise ValueError(f"{type(self).__name__} has no damping, got damping={damping}")
-            return self.spec.damping
-        return damping if isinstance(damping, Rule) else self.rule(float(damping))  # type: ignore[call-arg]
-
     def _listen(self) -> None:
-        """Build the tables of parameters and layers anew, and listen to those layers."""
+        """Build the tables of parameters and layers anew, and put hooks on those layers."""
         options, rates = self.options, self.method if self.options.graft is None else self.options.graft.name
         self.entries, self.layers = build_tables(
             self.model, self.param_groups, options.exclude, self.parametrization, self.method,
@@ -172,28 +188,29 @@ class SecondOrder(Optimizer):
             self._capture.close()
         heard = {name: entry.layer for name, entry in self.layers.items()} if self.capture_options.anything else {}
         self._capture = Capture(unwrap(self.model), heard, self.capture_options, self.generator)
-        self.capture.due, self.capture.double = self._wants()
-
-    def _wants(self, waiting: bool = False) -> tuple[bool, frozenset[str]]:
-        """Whether the coming step wants fresh factors, and layers in float64. waiting: for a layer's first factors."""
-        double = set()
-        for name, layer in self.layers.items() if self.inverts else ():
-            state = self.state.get(layer.anchor, {})
-            if state["double"] if "double" in state else ill_conditioned(self, layer):
-                double.add(name)
-        return waiting or self.steps % self.options.factor_every == 0, frozenset(double)
+        self.capture.due, self.capture.double = wants(self)
 
     @property
     def capture(self) -> Capture:
+        """The hooks on the model and what they have measured since the last step."""
         assert self._capture is not None
         return self._capture
 
     def rule_of(self, layer: LayerEntry, block: str) -> Rule:
-        """The damping rule of a layer, with the number that its group has now."""
+        """The damping rule of a layer, with the number that its group has now.
+
+        Args:
+            layer: The layer and its blocks.
+            block: The weight or the bias.
+        """
         return Rule.of_group((layer.blocks.get(block) or next(iter(layer.blocks.values()))).group)
 
     def rate(self, name: str) -> float:
-        """The learning rate of a parameter: its group's, times the parametrization's multiplier."""
+        """The learning rate of a parameter: its group's, times the parametrization's multiplier.
+
+        Args:
+            name: The parameter's name in the model.
+        """
         return base_rate(self.entries[name]) * self.entries[name].scale
 
     # The step.
@@ -210,62 +227,33 @@ class SecondOrder(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         try:
-            step, moves = self._attempt()
+            step, moves = _attempt(self)
         except BaseException:
             self.capture.forget()
             raise
         if moves is None:
-            self._skip()
+            self.skipped, self._skipped_in_a_row = self.skipped + 1, self._skipped_in_a_row + 1
+            self.capture.forget()
+            tell_skips(self._skipped_in_a_row)
             return loss
         step.commit()
         if step.rescues or step.imprecise:
             tell(self, step)
         self.steps, self._skipped_in_a_row = self.steps + 1, 0
-        wants = self._wants(waiting=len(step.ready) < len(step.active))
+        coming = wants(self, waiting=len(step.ready) < len(step.active))
         with stage("mukron::write"):
             write(updates_of(self, moves, step.rates))
-        self.capture.commit(*wants)
+        self.capture.commit(*coming)
         return loss
-
-    def _attempt(self) -> tuple[Transaction, dict[str, Move] | None]:
-        """The step and what it moves every parameter by; None: it must be skipped. Nothing is changed yet.
-
-        All is launched as if nothing could go wrong, and the device is read once, at the end. Only then, if an inverse
-        did not come out well or a gradient is not what it was taken for, is a part of it done again.
-        """
-        own = gather(self.capture.passes)
-        step = Transaction(self, own if self.exchange is None else self.exchange.gather(own))
-        if self.capture.checks_uses:
-            check_uses(self, step)
-        with stage("mukron::factors"):
-            step.measure()
-        with stage("mukron::invert"):
-            step.prepare()
-        counts = None
-        while counts is None:
-            with stage("mukron::apply"):
-                moves = {} if step.operators_failed else directions(self, step)
-            counts = step.decide(moves)
-        if counts and not step.double <= self.told:
-            check_precision(self, step)
-        return step, moves if counts else None
-
-    def _skip(self) -> None:
-        self.skipped += 1
-        self._skipped_in_a_row += 1
-        self.capture.forget()
-        if self._skipped_in_a_row == PATIENCE:
-            warnings.warn(
-                f"{PATIENCE} steps in a row were skipped, since gradients or curvature were not finite; the run has "
-                "diverged: lower the learning rate or raise the damping",
-                RuntimeWarning,
-                stacklevel=4,
-            )
 
     # What a user may call beside ``step``.
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear the gradients; the statistics of their passes go with them."""
+        """Clear the gradients; the statistics of their passes go with them.
+
+        Args:
+            set_to_none: True: gradients become None. False: they become zero.
+        """
         self.capture.forget()
         super().zero_grad(set_to_none)
 
@@ -275,7 +263,7 @@ class SecondOrder(Optimizer):
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Forward passes in here are not listened to."""
+        """Forward passes inside are not measured, and leave no trace in the optimizer."""
         before, self.capture.paused = self.capture.paused, True
         try:
             yield
@@ -283,7 +271,11 @@ class SecondOrder(Optimizer):
             self.capture.paused = before
 
     def watch(self, watcher: Watcher) -> Callable[[], None]:
-        """Have ``watcher(layer, block, factors, damping)`` called whenever inverses are made; returns how to stop."""
+        """Call a function whenever inverses are made; returns a function that ends this.
+
+        Args:
+            watcher: Called as ``watcher(layer, block, factors, damping)``.
+        """
         self.watchers.append(watcher)
         return lambda: self.watchers.remove(watcher)
 
@@ -294,7 +286,11 @@ class SecondOrder(Optimizer):
     # Saving, loading, copying.
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Continue from a saved state, bit for bit; refuses one that does not fit and then changes nothing."""
+        """Continue from a saved state, bit for bit; refuses one that does not fit and then changes nothing.
+
+        Args:
+            state_dict: What ``state_dict`` returned.
+        """
         load_state(self, state_dict)
         self._listen()
 
@@ -304,18 +300,46 @@ class SecondOrder(Optimizer):
         return {**kept, **super().__getstate__(), "generator": self.generator.get_state()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        if "model" not in state:  # torch's load_state_dict passes groups and states alone
-            super().__setstate__(state)
-            return
-        generator = state.pop("generator")
+        generator = state.pop("generator", None)
         super().__setstate__(state)
-        self._capture, self.watchers, self.exchange = None, [], None
-        first = next(parameter for group in self.param_groups for parameter in group["params"])
-        self.generator = torch.Generator(first.device)
-        self.generator.set_state(generator)
-        if self.parametrization is not None:
-            self.parametrization = self.parametrization.bind(self.model)
-        self._listen()
+        if generator is not None:  # torch's load_state_dict passes groups and states alone
+            self._capture, self.watchers, self.exchange = None, [], None
+            unpickle(self, generator)
+            self._listen()
+
+
+def _attempt(optimizer: SecondOrder) -> tuple[Transaction, dict[str, Move] | None]:
+    """The step and what it moves every parameter by; None: it must be skipped. Nothing is changed yet.
+
+    All is launched as if nothing could go wrong, and the device is read once, at the end. Only then, if an inverse
+    did not come out well or a gradient is not what it was taken for, is a part of it done again.
+    """
+    own = gather(optimizer.capture.passes)
+    step = Transaction(optimizer, own if optimizer.exchange is None else optimizer.exchange.gather(own))
+    if optimizer.capture.checks_uses:
+        check_uses(optimizer, step)
+    with stage("mukron::factors"):
+        step.measure()
+    with stage("mukron::invert"):
+        step.prepare()
+    counts = None
+    while counts is None:
+        with stage("mukron::apply"):
+            moves = {} if step.operators_failed else directions(optimizer, step)
+        counts = step.decide(moves)
+    if counts and not step.double <= optimizer.told:
+        check_precision(optimizer, step)
+    return step, moves if counts else None
+
+
+def _completed(optimizer: SecondOrder, param_group: dict[str, Any]) -> dict[str, Any]:
+    """A parameter group with its damping, momentum and first learning rate as numbers, which schedulers look for."""
+    group = dict(param_group)
+    rule = damping_rule(optimizer, group.get("damping", optimizer.defaults["damping"]))
+    group |= {"damping": rule and rule.rho, "damping_rule": {} if rule is None else rule.plain()}
+    group |= _momentum(group.get("momentum"), {})
+    group["reference_lr"] = float(group.get("lr", optimizer.defaults["lr"]))
+    return group
 
 
 def _momentum(momentum: Any, otherwise: dict[str, Any]) -> dict[str, Any]:

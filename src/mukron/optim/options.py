@@ -99,7 +99,12 @@ class AdamStep:
             raise ValueError(f"eps must not be negative, got {self.eps}")
 
     def direction(self, state: dict[str, Any], G: Tensor) -> tuple[Tensor, dict[str, Any]]:
-        """m^ / (sqrt(v^) + eps), and the moments that the state will hold if the step counts."""
+        """m^ / (sqrt(v^) + eps), and the moments that the state will hold if the step counts.
+
+        Args:
+            state: The parameter's state: the moments of earlier steps.
+            G: The gradient.
+        """
         beta1, beta2 = self.betas
         t = state.get("adam_step", 0) + 1
         m, v = (state[name] if t > 1 else torch.zeros_like(G) for name in ("exp_avg", "exp_avg_sq"))
@@ -137,6 +142,10 @@ class StepOptions:
         fallback: The rule for parameters that are not preconditioned.
         exclude: Layers that are left to the fallback rule.
         seed: Of the drawn targets.
+
+    Example:
+        >>> StepOptions(factor_every=10, inverse_every=20).inverse_every
+        20
     """
 
     memory: Memory = field(default_factory=Batch)

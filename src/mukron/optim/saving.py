@@ -112,3 +112,12 @@ def _restore_generator(generator: torch.Generator, state: Tensor) -> None:
         generator.set_state(state.cpu())
     except RuntimeError:
         generator.manual_seed(int(state.cpu().to(torch.int64).mul(torch.arange(1, state.numel() + 1)).sum()))
+
+
+def unpickle(optimizer: SecondOrder, generator: Tensor) -> None:
+    """Complete a copy: a random generator in that state on the copy's device, and a plan of the copied model."""
+    first = next(parameter for group in optimizer.param_groups for parameter in group["params"])
+    optimizer.generator = torch.Generator(first.device)
+    optimizer.generator.set_state(generator)
+    if optimizer.parametrization is not None:
+        optimizer.parametrization = optimizer.parametrization.bind(optimizer.model)

@@ -160,6 +160,13 @@ class Shampoo(SecondOrder):
         )
 
     def measure(self, layer: LayerEntry, statistics: LayerStatistics | None, step: Transaction) -> Blocks:
+        """Make L and R of a layer's gradient and of what is remembered.
+
+        Args:
+            layer: The layer and its blocks.
+            statistics: What this batch's passes gave for the layer; None: nothing.
+            step: The step that is being taken; it holds the state as it will be.
+        """
         memory = step.state_of(layer.anchor).get("memory", {})
         blocks: Blocks = {}
         for block, G in gradients_to_square(step, layer).items():
@@ -192,10 +199,23 @@ class Shampoo(SecondOrder):
         return factors
 
     def powers_of(self, block: str) -> dict[str, Fraction]:
+        """By factor, the power that a gradient is divided by; a bias is a vector and has L alone.
+
+        Args:
+            block: The weight or the bias.
+        """
         e = self.method.e_A
         return {"L": e} if block == BIAS else {"L": e / 2, "R": e / 2}
 
     def precondition(self, layer: LayerEntry, block: str, G: Move, step: Transaction) -> Move:
+        """Apply the roots of L and R to the gradient of a block.
+
+        Args:
+            layer: The layer and its blocks.
+            block: The weight or the bias.
+            G: The gradient of the block.
+            step: The step that is being taken; it holds the state as it will be.
+        """
         unit, e = unit_of(step, layer, block), float(self.method.e_A)
         return times(self._precondition(layer, block, times(G, 1 / unit), step), unit ** (1 - 2 * e))
 

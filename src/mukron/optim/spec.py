@@ -136,17 +136,29 @@ class MethodSpec:
         return {name: given.default for name, given in arguments.items() if given.default is not given.empty}
 
     def parsed(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Options as the optimizer takes them: "ema:0.95" becomes ``EMA(0.95)``."""
+        """Options as the optimizer takes them: "ema:0.95" becomes ``EMA(0.95)``.
+
+        Args:
+            options: Options by name, as a run's configuration has them.
+        """
         known = self.known_options
         return {name: known[name].parse(value) for name, value in options.items()}
 
     def all_options(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Likewise, with the optimizer's defaults for those that are not given."""
+        """Likewise, with the optimizer's defaults for those that are not given.
+
+        Args:
+            options: Options by name, as a run's configuration has them.
+        """
         defaults = {name: self.defaults[name] for name in self.known_options if name in self.defaults}
         return {**defaults, **self.parsed(options)}
 
     def keywords(self, run: RunFields) -> dict[str, Any]:
-        """The optimizer's keyword arguments that follow from the run's method, options, loss, momentum and seed."""
+        """The optimizer's keyword arguments that follow from the run's method, options, loss, momentum and seed.
+
+        Args:
+            run: The run's configuration.
+        """
         _, _, exponents = run.method.partition(":")
         variant: dict[str, Fraction] = self.family.read(exponents) if self.family is not None and exponents else {}
         return self.arguments(run, {**self.parsed(run.method_options), **variant})
@@ -177,6 +189,12 @@ def register(spec: MethodSpec) -> Callable[[type[Kind]], type[Kind]]:
                 ...
 
             RunConfig(method="signsgd")
+
+        K-FAC's class was decorated with its record:
+
+        >>> from mukron.optim import KFAC
+        >>> KFAC.spec is spec_of("kfac")
+        True
     """
 
     def decorate(cls: type[Kind]) -> type[Kind]:

@@ -130,8 +130,8 @@ class Transaction:
         state = self.state_of(layer.anchor)
         new = "operators" not in state
         if not due and not (new and optimizer.capture.due and statistics is not None and statistics.samples > 0):
-            return  # a layer that was not there at the last refresh is listened to next time
-        if statistics is None and not self._moves(layer):
+            return  # a layer that was not there at the last refresh is measured in the next step
+        if statistics is None and not has_values(layer):
             return  # a gradient of zeros, for a layer that did not run
         kept, peaks = copied(state.get("memory", {})), copied(state.get("peaks", {}))
         if layer.name in self.units:
@@ -165,10 +165,6 @@ class Transaction:
         """The gradients of a layer by block, for methods that measure those."""
         whole = {block: whole_gradient(self, layer, block, entry) for block, entry in layer.blocks.items()}
         return {block: G for block, G in whole.items() if G is not None}
-
-    def _moves(self, layer: LayerEntry) -> bool:
-        grads = [entry.parameter.grad for entry in layer.blocks.values()]
-        return any(grad is not None and (grad.is_sparse or bool(grad.any())) for grad in grads)
 
     # Factors and damping -> operators.
 
@@ -291,6 +287,22 @@ class Transaction:
             if not length <= torch.finfo(self.optimizer.entries[name].parameter.dtype).max:
                 return False
         return True
+
+
+def has_values(layer: LayerEntry) -> bool:
+    """Whether a gradient of the layer has an entry that is not zero."""
+    grads = [entry.parameter.grad for entry in layer.blocks.values()]
+    return any(grad is not None and (grad.is_sparse or bool(grad.any())) for grad in grads)
+
+
+def wants(optimizer: SecondOrder, waiting: bool = False) -> tuple[bool, frozenset[str]]:
+    """Whether the coming step wants fresh factors, and layers in float64. waiting: for a layer's first factors."""
+    double = set()
+    for name, layer in optimizer.layers.items() if optimizer.inverts else ():
+        state = optimizer.state.get(layer.anchor, {})
+        if state["double"] if "double" in state else ill_conditioned(optimizer, layer):
+            double.add(name)
+    return waiting or optimizer.steps % optimizer.options.factor_every == 0, frozenset(double)
 
 
 def ill_conditioned(optimizer: SecondOrder, layer: LayerEntry) -> bool:

@@ -34,7 +34,20 @@ DEATHS = 10  # workers that are replaced; what is left then is run by this proce
 
 @dataclass(frozen=True)
 class Request:
-    """What is to be reproduced, and where."""
+    """What is to be reproduced, and where.
+
+    Attributes:
+        names: The recipes.
+        scale: The size of the runs.
+        folder: Where results are kept.
+        less: What is made smaller than the scale.
+        device: A device of torch.
+        data_dir: Where data sets are kept; None: the usual folder.
+
+    Example:
+        >>> Request(("abc-parametrization",), Scale.SMOKE, "results").command("abc-parametrization")
+        'mukron reproduce abc-parametrization --scale smoke'
+    """
 
     names: tuple[str, ...]
     scale: Scale
@@ -44,6 +57,7 @@ class Request:
     data_dir: str | None = None
 
     def experiments(self) -> dict[str, Experiment]:
+        """Return the parts of every recipe; refuse unknown recipes and results of another size."""
         if unknown := [name for name in self.names if name not in RECIPES]:
             raise ReproductionError(f"no recipe is called {', '.join(unknown)}; mukron reproduce --list names them all")
         experiments = {name: RECIPES[name].experiment(self.scale, self.less, self.device) for name in self.names}
@@ -62,7 +76,11 @@ class Request:
             raise ReproductionError(f"{folder}: holds a result of another size ({size}); choose another folder (--out)")
 
     def reduced(self, name: str) -> str:
-        """How the recipe is smaller than its scale, in words; nothing where it is not."""
+        """How the recipe is smaller than its scale, in words; nothing where it is not.
+
+        Args:
+            name: The recipe.
+        """
         whole, smaller = (RECIPES[name].experiment(self.scale, less, self.device).parts for less in (None, self.less))
         return "" if whole == smaller else self.less.words()
 
@@ -81,16 +99,26 @@ class Request:
         return AssignedStudy(title, part, folder, self.data_dir)
 
     def command(self, name: str) -> str:
-        """The command that runs one of the recipes again, wherever data and results are kept."""
+        """The command that runs one of the recipes again, wherever data and results are kept.
+
+        Args:
+            name: The recipe.
+        """
         words = ["mukron", "reproduce", name, "--scale", self.scale.value]
         words += ["--device", self.device] if self.device != "cpu" else []
         return " ".join([*words, *self.less.options()])
 
     def to_dict(self) -> dict[str, Any]:
+        """Return the request as plain data for JSON."""
         return {**asdict(self), "scale": self.scale.value}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Request:
+        """Read what ``to_dict`` returned.
+
+        Args:
+            data: What ``to_dict`` returned.
+        """
         less = data["less"]
         widths = None if less["widths"] is None else tuple(less["widths"])
         plain = {
@@ -111,6 +139,10 @@ class Progress:
         runs: Runs that have ended.
         of_runs: All runs.
         now: The title of the first part that is not complete.
+
+    Example:
+        >>> Progress(parts=1, of_parts=4, runs=10, of_runs=40, now="MLP").of_runs
+        40
     """
 
     parts: int
@@ -145,6 +177,12 @@ def reproduce(
         ReproductionError: The request is wrong, or runs are missing since their workers died every time.
         RuntimeError: A worker broke.
         KeyboardInterrupt: It was stopped. Call it again to continue.
+
+    Example:
+        >>> request = Request(("abc-parametrization",), Scale.SMOKE, "results")
+        >>> outcomes = reproduce(request)
+        >>> list(outcomes)
+        ['abc-parametrization']
     """
     if workers < 1:
         raise ReproductionError(f"workers: at least 1, got {workers}")

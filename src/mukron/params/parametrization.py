@@ -26,29 +26,56 @@ ZERO = "zero"
 
 @dataclass(frozen=True)
 class ParameterPlan:
-    """One parameter: its role, how much its sides grew, and its initial spread."""
+    """One parameter: its role, how much its sides grew, and its initial spread.
+
+    Attributes:
+        growth: Its role, and how much its fan-in and fan-out have grown since the base width.
+        shape: Its shape here.
+        base_shape: Its shape at the base width.
+        base_std: Standard deviation of its initial values at the base width; 0 if they are all equal.
+        std: Standard deviation of its initial values here, once parametrized; None: as drawn, not known (SP on the meta
+            device).
+        tied: The other names of the same tensor.
+        fallback: True if second-order methods do not precondition it (a norm's gain, a bare parameter).
+
+    Example:
+        >>> import mukron
+        >>> from mukron.models import MLP
+        >>> shapes = mukron.base_shapes(MLP, width=16)
+        >>> p = mukron.parametrize(MLP(64), shapes)
+        >>> str(p.parameters["fc2.weight"].role)
+        'hidden'
+    """
 
     growth: Growth
     shape: Shape
     base_shape: Shape
-    base_std: float  # of the initial values at the base width; 0 if they are all equal
-    std: (
-        float | None
-    )  # of the initial values here, once parametrized; None: as drawn, not known (SP on the meta device)
-    tied: tuple[str, ...] = ()  # the other names of the same tensor
-    fallback: bool = False  # second-order methods do not precondition it (a norm's gain, a bare parameter)
+    base_std: float
+    std: float | None
+    tied: tuple[str, ...] = ()
+    fallback: bool = False
 
     @property
     def role(self) -> Role:
+        """The parameter's role: what grows with the width, its fan-in, its fan-out, both or neither."""
         return self.growth.role
 
 
 @dataclass(frozen=True)
 class Scales:
-    """What a method's numbers are multiplied by for one parameter."""
+    """What a method's numbers are multiplied by for one parameter.
+
+    Attributes:
+        lr: Multiplies the learning rate.
+        damping: Multiplies the damping of each factor, by its name: {"A": ..., "B": ...} for K-FAC.
+
+    Example:
+        >>> Scales(lr=1.0, damping={"A": 4.0, "B": 0.25}).damping["A"]
+        4.0
+    """
 
     lr: float
-    damping: Mapping[str, float]  # by the factor's name: {"A": ..., "B": ...} for K-FAC
+    damping: Mapping[str, float]
 
 
 @dataclass(frozen=True)
@@ -57,16 +84,32 @@ class Parametrization:
 
     It holds no tensor and marks none, so it outlives copies, checkpoints and wrappers of the model. It remembers the
     model it was made for (weakly), so that ``param_groups`` need not be told; another copy is passed as ``model=``.
+
+    Attributes:
+        scheme: muP, SP, NTK or a scheme between them.
+        parameters: The plan of every parameter, by name.
+        output_exponent: Replaces the exponent b of the output weights; "zero": they start at zero. None: the scheme's.
+        base_width: The width that settings are tuned at; None if it is not known.
+
+    Example:
+        >>> from mukron import base_shapes, models, parametrize
+        >>> p = parametrize(models.MLP(64), base_shapes(models.MLP, width=16))
+        >>> p.scales("sgd")["fc1.weight"].lr
+        4.0
     """
 
     scheme: Scheme
     parameters: Mapping[str, ParameterPlan]
-    output_exponent: Fraction | str | None = None  # replaces b of the output weights; "zero": they start at zero
+    output_exponent: Fraction | str | None = None
     base_width: float | None = None
     _model: weakref.ref[nn.Module] | None = field(default=None, compare=False, repr=False)
 
     def initial_exponent(self, role: Role) -> Fraction | None:
-        """b: the initial std is the base width's times r_in^-b. None: the initial values are zero."""
+        """b: the initial std is the base width's times r_in^-b. None: the initial values are zero.
+
+        Args:
+            role: A role.
+        """
         if role is Role.OUTPUT and self.output_exponent is not None:
             return None if self.output_exponent == ZERO else Fraction(self.output_exponent)
         return initial_exponent(role, self.scheme.s)
@@ -74,7 +117,9 @@ class Parametrization:
     def scales(self, method: Method | str, fallback: str = "sgd") -> dict[str, Scales]:
         """The multipliers of the learning rate and of each damping term, for every parameter.
 
-        What a second-order method does not precondition takes the row of its ``fallback`` rule, "sgd" or "adamw".
+        Args:
+            method: A method or its name.
+            fallback: The rule of parameters that a second-order method does not precondition, "sgd" or "adamw".
         """
         method = get_method(method)
         rows = {False: solve(method, self.scheme), True: solve(fallback if method.damped else method, self.scheme)}
@@ -95,6 +140,12 @@ class Parametrization:
         Weight decay goes here: the groups carry it, so what the optimizer itself is given is not used. ``lr *
         weight_decay``, by which a step shrinks the weights, is kept the same in every layer at every width. Each group
         also says the ``role`` of its parameters.
+
+        Args:
+            method: A method or its name.
+            lr: The learning rate at the base width.
+            weight_decay: A step shrinks each weight by the learning rate ``lr`` times this.
+            model: The model, if it is another copy than the one that was parametrized.
         """
         if not (lr >= 0 and weight_decay >= 0):
             raise ParametrizationError(f"lr and weight_decay must not be negative, got {lr} and {weight_decay}")
@@ -118,7 +169,12 @@ class Parametrization:
         ]
 
     def explain(self, method: Method | str, fallback: str = "sgd") -> Table:
-        """For every parameter: role, sizes, initial std, learning-rate and damping multipliers, and why."""
+        """For every parameter: role, sizes, initial std, learning-rate and damping multipliers, and why.
+
+        Args:
+            method: A method or its name.
+            fallback: The rule of parameters that a second-order method does not precondition, "sgd" or "adamw".
+        """
         method = get_method(method)
         scales = self.scales(method, fallback)
         factors = [factor.name for factor in method.damped]
@@ -145,7 +201,11 @@ class Parametrization:
         return Table(f"{method.title}, {self.scheme}", columns, tuple(rows), self._notes())
 
     def check(self, saved: Parametrization | Mapping[str, Any]) -> None:
-        """Refuse a plan, such as one from a checkpoint, that was made with other base shapes or another scheme."""
+        """Refuse a plan, such as one from a checkpoint, that was made with other base shapes or another scheme.
+
+        Args:
+            saved: A plan, or the plain data of one.
+        """
         other = saved if isinstance(saved, Parametrization) else Parametrization.from_dict(saved)
         for what in ("scheme", "output_exponent"):
             theirs, ours = getattr(other, what), getattr(self, what)
@@ -166,7 +226,11 @@ class Parametrization:
                 )
 
     def bind(self, model: nn.Module) -> Parametrization:
-        """The same plan for that model, which must have the same parameters and shapes."""
+        """The same plan for that model, which must have the same parameters and shapes.
+
+        Args:
+            model: The model.
+        """
         found = inventory(model)
         check_names(self.parameters, found, "in this network", "in the plan")
         for name, plan in self.parameters.items():
@@ -177,11 +241,21 @@ class Parametrization:
         return replace(self, _model=weakref.ref(unwrap(model)))
 
     def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the plan as JSON.
+
+        Args:
+            path: The path of the JSON file.
+        """
         write_json(path, self.to_dict())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], model: nn.Module | None = None) -> Parametrization:
-        """Read a saved plan; with ``model``, check that it fits, and how that was parametrized, and bind it."""
+        """Read a saved plan.
+
+        Args:
+            path: The path of the JSON file.
+            model: The plan is checked against this model and how it was parametrized, and bound to it. None: neither.
+        """
         plan = cls.from_dict(read_json(path), source=str(path))
         if model is None:
             return plan
@@ -212,6 +286,12 @@ class Parametrization:
 
     @classmethod
     def from_dict(cls, data: object, source: str = "parametrization") -> Parametrization:
+        """Read the data of ``to_dict``.
+
+        Args:
+            data: What ``to_dict`` returned.
+            source: Names the data in errors.
+        """
         content = check_stamp(data, KIND, VERSION, source)
         with damaged(source):
             parameters = {

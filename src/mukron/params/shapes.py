@@ -33,13 +33,27 @@ Factory = Callable[..., nn.Module]
 
 @dataclass(frozen=True)
 class BaseParameter:
-    """One parameter at the base width."""
+    """One parameter at the base width.
+
+    Attributes:
+        base: Its sizes and fans at the base width.
+        wider: The same at another width; None: not known, and the network itself is compared instead.
+        role: The role that the user declared; None: it follows from the modules that own the parameter.
+        spread: Standard deviation, number, centre and kurtosis of its initial values.
+        law: How its initializer depends on the width; None: not known.
+
+    Example:
+        >>> from mukron import base_shapes
+        >>> from mukron.models import MLP
+        >>> base_shapes(MLP, width=16).parameters["fc1.weight"].base.shape
+        (16, 784)
+    """
 
     base: Sizes
-    wider: Sizes | None  # the same at another width; None: not known, the network itself is compared instead
-    role: Role | None  # declared by the user; None: told by the modules that own it
-    spread: Spread  # of its initial values
-    law: Law | None = None  # how its initializer depends on the width; None: not known
+    wider: Sizes | None
+    role: Role | None
+    spread: Spread
+    law: Law | None = None
 
 
 @dataclass(frozen=True)
@@ -70,12 +84,19 @@ class BaseShapes:
     width: float | None = None
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a JSON file."""
+        """Write a JSON file.
+
+        Args:
+            path: The path of the JSON file.
+        """
         write_json(path, self.to_dict())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> BaseShapes:
         """Read a JSON file that ``save`` wrote.
+
+        Args:
+            path: The path of the JSON file.
 
         Raises:
             ParametrizationError: The file is damaged, or of another kind or version.
@@ -101,7 +122,12 @@ class BaseShapes:
 
     @classmethod
     def from_dict(cls, data: object, source: str = "base shapes") -> BaseShapes:
-        """Read the data of ``to_dict``; ``source`` names them in errors."""
+        """Read the data of ``to_dict``.
+
+        Args:
+            data: What ``to_dict`` returned.
+            source: Names the data in errors.
+        """
         content = check_stamp(data, KIND, VERSION, source)
         with damaged(source):
             parameters = {
@@ -118,7 +144,18 @@ class BaseShapes:
 
 
 def plain_width(width: float) -> float:
-    """The width as a Python int if it is whole, else a float: networks do not take 64.0, nor JSON numpy's numbers."""
+    """The width as a Python int if it is whole, else a float: networks do not take 64.0, nor JSON numpy's numbers.
+
+    Args:
+        width: A number of any type.
+
+    Returns:
+        The width as Python's int or float.
+
+    Example:
+        >>> plain_width(64.0), plain_width(0.5)
+        (64, 0.5)
+    """
     return int(width) if float(width).is_integer() else float(width)
 
 
@@ -303,7 +340,20 @@ def _sources(name: str, growths: Mapping[str, Growth]) -> list[tuple[str, str, F
 
 
 def build_without_memory(factory: Factory, width: float) -> nn.Module:
-    """The factory's network at that width, on the meta device if the factory works without values."""
+    """Build the factory's network at a width, on the meta device if the factory works without values.
+
+    Args:
+        factory: Builds the network from its width.
+        width: The width.
+
+    Returns:
+        The network.
+
+    Example:
+        >>> from mukron.models import MLP
+        >>> build_without_memory(MLP, 4096).fc2.weight.device.type
+        'meta'
+    """
     with _own_random_numbers():
         try:
             with torch.device("meta"):

@@ -37,7 +37,11 @@ class Certificate:
         judgements: One per scheme and tuned axis: optima, drift, regret, verdict and its reasons.
 
     Example:
-        ::
+        >>> certificate = Certificate("train_loss", judgements=())
+        >>> certificate.exit_code  # nothing can be determined from no results
+        4
+
+        A study's record has one::
 
             certificate = certify(record.results, over=("lr",), metric="train_loss")
             print(certificate.table())
@@ -97,7 +101,11 @@ class Certificate:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Certificate:
-        """Read what ``to_dict`` returned."""
+        """Read what ``to_dict`` returned.
+
+        Args:
+            data: What ``to_dict`` returned.
+        """
         return cls(data["metric"], tuple(map(_judgement, data["judgements"])))
 
 

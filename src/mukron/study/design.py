@@ -159,14 +159,23 @@ class Design:
             yield Point(scheme, width, lr, self._rho(scheme, damping), self.seeds[0])
 
     def points(self, entries: Sequence[Entry]) -> Iterator[Point]:
-        """The runs in their order: all of the first seed, narrow ones first, so that half a study shows something."""
+        """The runs in their order: all of the first seed, narrow ones first, so that half a study shows something.
+
+        Args:
+            entries: The stored trials.
+        """
         settings = self._grid() if self.search is None else self._tried(entries)
         for seed, (scheme, width) in itertools.product(self.seeds, self.slices):
             for lr, damping in settings.get((scheme, width), ()):
                 yield Point(scheme, width, lr, damping, seed)
 
     def next(self, entries: Sequence[Entry], since: int = 0) -> Point | None:
-        """The first point without a trial; None if there is none for now. Workers' deaths count from ``since`` on."""
+        """Return the first point without a trial; None if there is none for now.
+
+        Args:
+            entries: The stored trials.
+            since: Number of the first trial whose worker's death counts.
+        """
         point = next(self._waiting(entries, since, TRIES), None)
         return self._proposal(self.search, entries) if point is None and self.search is not None else point
 
@@ -174,6 +183,10 @@ class Design:
         """The next point of a grid and all others of its width that could be trained at once with it.
 
         A point whose worker died comes alone: it may have been the one that killed the worker.
+
+        Args:
+            entries: The stored trials.
+            since: Number of the first trial whose worker's death counts.
         """
         first = self.next(entries, since)
         if first is None:
@@ -185,11 +198,15 @@ class Design:
     def _waiting(self, entries: Sequence[Entry], since: int, deaths: int) -> Iterator[Point]:
         """Points without a trial, whose workers died fewer than ``deaths`` times."""
         taken = {entry.point for entry in entries if entry.state != LOST}
-        died = self._deaths(entries, since)
+        died = _deaths(entries, since)
         return (point for point in self.points(entries) if point not in taken and died[point] < deaths)
 
     def standing(self, entries: Sequence[Entry]) -> dict[str, list[Entry]]:
-        """The trials of this design by their state, the latest one of each point."""
+        """The trials of this design by their state, the latest one of each point.
+
+        Args:
+            entries: The stored trials.
+        """
         wanted = set(self.points(entries))
         by_state: dict[str, list[Entry]] = {ENDED: [], RUNNING: [], LOST: []}
         for entry in {entry.point: entry for entry in entries if entry.point in wanted}.values():
@@ -197,23 +214,27 @@ class Design:
         return by_state
 
     def deadly(self, entries: Sequence[Entry], since: int) -> list[Point]:
-        """Points whose workers died too often, and that have not been trained since."""
+        """Points whose workers died too often, and that have not been trained since.
+
+        Args:
+            entries: The stored trials.
+            since: Number of the first trial whose worker's death counts.
+        """
         missing = set(self.points(entries)) - {entry.point for entry in entries if entry.state != LOST}
-        return [point for point, deaths in self._deaths(entries, since).items() if deaths >= TRIES and point in missing]
+        return [point for point, deaths in _deaths(entries, since).items() if deaths >= TRIES and point in missing]
 
     def asked(self, point: Point) -> bool:
         """Whether a stored point belongs to this study: what is not tuned has the value that it has here.
 
         A study of the damping and one of the learning rate may share a storage; each is judged by its points alone.
+
+        Args:
+            point: A stored point.
         """
         if "lr" not in self.over and "damping" in self.over and point.lr not in self.lr:
             return False
         multiples = {self._rho(point.scheme, multiple) for multiple in self.damping}
         return "damping" in self.over or point.damping in multiples
-
-    def _deaths(self, entries: Sequence[Entry], since: int) -> Counter[Point]:
-        dead = [entry for entry in entries if entry.state == LOST and entry.reason == WORKER_DIED]
-        return Counter(entry.point for entry in dead if entry.number >= since)
 
     def _rho(self, scheme: str, multiple: float) -> float | None:
         """A multiple of the scheme's damping number."""
@@ -221,7 +242,11 @@ class Design:
         return None if number is None else _plain(number * multiple)
 
     def ranges(self, scheme: str) -> dict[str, tuple[float, float]]:
-        """The lowest and highest learning rate and, where the method has one, damping."""
+        """The lowest and highest learning rate and, where the method has one, damping.
+
+        Args:
+            scheme: The scheme, whose damping rule sets the unit.
+        """
         ranges = {"lr": (self.lr[0], self.lr[-1])}
         if unit := self._rho(scheme, 1.0):
             ranges["damping"] = (_plain(unit * self.damping[0]), _plain(unit * self.damping[-1]))
@@ -266,15 +291,27 @@ class Design:
         return None
 
     def to_dict(self) -> dict[str, Any]:
+        """Return the design as plain data for JSON."""
         axes = {name: list(getattr(self, name)) for name in ("widths", "schemes", "lr", "damping", "seeds")}
         search = None if self.search is None else asdict(self.search)
         return {**axes, "config": self.config.to_dict(), "search": search, "metric": self.metric}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Design:
+        """Read what ``to_dict`` returned.
+
+        Args:
+            data: What ``to_dict`` returned.
+        """
         axes = {name: tuple(data[name]) for name in ("widths", "schemes", "lr", "damping", "seeds")}
         search = None if data["search"] is None else Search(**data["search"])
         return cls(RunConfig.from_dict(data["config"]), search=search, metric=data["metric"], **axes)
+
+
+def _deaths(entries: Sequence[Entry], since: int) -> Counter[Point]:
+    """How often a worker died at each point."""
+    dead = [entry for entry in entries if entry.state == LOST and entry.reason == WORKER_DIED]
+    return Counter(entry.point for entry in dead if entry.number >= since)
 
 
 def usual_schemes(method: str) -> tuple[str, ...]:

@@ -101,7 +101,11 @@ class Result:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Result:
-        """Read what ``to_dict`` returned."""
+        """Read what ``to_dict`` returned.
+
+        Args:
+            data: What ``to_dict`` returned.
+        """
         point = Point(*(data[field.name] for field in dataclasses.fields(Point)))
         return cls(point, data["status"], data["rows"], data["reason"], data["seconds"])
 

@@ -24,6 +24,10 @@ class StudyProgress:
         running: Trials under way, those of other commands and machines included.
         diverged: Trials that have ended because they diverged.
         seconds_left: The estimated time until the study is done; None while too few trials have ended.
+
+    Example:
+        >>> StudyProgress(done=3, total=10, running=2, diverged=0, seconds_left=None).total
+        10
     """
 
     done: int

@@ -33,7 +33,11 @@ class StudyRecord:
         made: How the record was made: command, date, storage, machine, versions.
 
     Example:
-        ::
+        >>> from mukron.train import RunConfig
+        >>> StudyRecord("first", RunConfig(), over=("lr",), metric="train_loss", results=()).widths
+        ()
+
+        That of a study is in its folder::
 
             record = StudyRecord.load("studies/first/study.json")
             print(record.ranking())
@@ -78,7 +82,11 @@ class StudyRecord:
         return ranked[0][0].config(self.config)
 
     def ranking(self, most: int = 10) -> Table:
-        """Return a table of at most so many settings, the best one first."""
+        """Return a table of settings, the best one first.
+
+        Args:
+            most: The number of settings.
+        """
         count = Counter(result.status for result in self.results)
         rows = [
             (f"{number}", label(point.scheme), f"{point.width:g}", f"{point.lr:.4g}", _damping(point), f"{value:.5g}")
@@ -119,7 +127,12 @@ class StudyRecord:
 
     @classmethod
     def from_dict(cls, data: object, source: str = "study") -> StudyRecord:
-        """Read what ``to_dict`` returned; errors name the ``source``."""
+        """Read what ``to_dict`` returned.
+
+        Args:
+            data: What ``to_dict`` returned.
+            source: Names the data in errors.
+        """
         content = check_stamp(data, KIND, VERSION, source)
         config = RunConfig.from_dict(content.get("config"), source)
         with damaged(source):
@@ -134,12 +147,19 @@ class StudyRecord:
             )
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the record as JSON."""
+        """Write the record as JSON.
+
+        Args:
+            path: The path of the JSON file.
+        """
         write_json(path, self.to_dict())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> StudyRecord:
         """Read a study.json.
+
+        Args:
+            path: The path of the file.
 
         Raises:
             StudyError: The file cannot be read.

@@ -45,12 +45,13 @@ class TransferStudy:
         grace: Seconds without a heartbeat after which a trial counts as lost.
 
     Example:
-        ::
-
-            design = Design(RunConfig(loss="mse"), widths=(64, 128, 256), lr=(2**-6, 2**-5, 2**-4), seeds=2)
-            study = TransferStudy(design, folder="studies/first")
-            record = study.run(workers=2)
-            print(record.certificate.table())
+        >>> from mukron.study import Design, TransferStudy
+        >>> from mukron.train import RunConfig
+        >>> config = RunConfig(method="sgd", base_width=16, epochs=1, samples=64)
+        >>> design = Design(config, widths=(16, 32), schemes=("mup",), lr=(0.1, 0.2), seeds=1)
+        >>> record = TransferStudy(design, folder="first").run()
+        >>> len(record.results)
+        4
     """
 
     def __init__(

@@ -12,8 +12,8 @@ from mukron.train.build import (
 )
 from mukron.train.config import RunConfig
 from mukron.train.errors import RunError
-from mukron.train.loop import Progress, train
-from mukron.train.observers import Moment
+from mukron.train.loop import train
+from mukron.train.observers import Moment, Progress
 from mukron.train.records import Run
 from mukron.train.stacked import StackProgress, stack_size, stackable, train_stack
 

@@ -37,30 +37,58 @@ NO_MEMORY = re.compile("memory|alloc|overflow", re.IGNORECASE)  # what torch say
 
 @dataclass(frozen=True)
 class Built:
-    """A network ready for its first step."""
+    """A network ready for its first step.
+
+    Attributes:
+        config: The run.
+        model: The network.
+        network: What runs in training: the model, compiled if the config says so.
+        plan: The network's parametrization.
+        optimizer: The optimizer, with the plan's learning rates and damping.
+        loss: The mean loss of outputs and labels.
+
+    Example:
+        >>> from mukron.train import RunConfig, dataset_of
+        >>> config = RunConfig(width=64, method="sgd")
+        >>> data = dataset_of(config)
+        >>> build(config, data).outputs(torch.zeros(5, 64)).shape
+        torch.Size([5, 10])
+    """
 
     config: RunConfig
     model: nn.Module
-    network: Callable[[Tensor], Tensor]  # what runs in training: the model, compiled if the config says so
+    network: Callable[[Tensor], Tensor]
     plan: Parametrization
     optimizer: Optimizer
     loss: Loss
 
     def outputs(self, inputs: Tensor) -> Tensor:
-        """The network's outputs in its present mode, under autocast if the config says so."""
+        """Compute the network's outputs in its present mode, under autocast if the config says so.
+
+        Args:
+            inputs: A batch of inputs.
+        """
         network = self.network if self.model.training else self.model
         with autocast(self.config):
             return network(inputs)
 
     @contextmanager
     def untouched(self) -> Iterator[None]:
-        """What is run in here changes nothing in the network, and the optimizer does not listen to it."""
+        """What is run inside changes nothing in the network, and the optimizer does not measure it."""
         deaf = self.optimizer.paused() if isinstance(self.optimizer, SecondOrder) else nullcontext()
         with untouched(self.model), torch.enable_grad(), deaf:
             yield
 
     def try_out(self, inputs: Tensor, classes: int) -> None:
-        """A network of the user's own may not take these samples, or return what cannot be trained: said at once."""
+        """Run the network once on samples, so that a network that does not fit the data is refused at once.
+
+        Args:
+            inputs: A few samples.
+            classes: The number of classes.
+
+        Raises:
+            RunError: The network does not take these samples, or its outputs cannot be trained.
+        """
         with self.untouched(), torch.no_grad(), autocast(self.config):
             try:
                 output = self.model(inputs)
@@ -73,7 +101,23 @@ class Built:
 
 
 def build(config: RunConfig, dataset: Dataset) -> Built:
-    """Everything that a run needs, with all random numbers from the config's seed. Reseeds the global generators."""
+    """Build everything that a run needs, with all random numbers from the config's seed.
+
+    Reseeds the global generators.
+
+    Args:
+        config: The run.
+        dataset: The data.
+
+    Returns:
+        The network, its optimizer and its loss.
+
+    Example:
+        >>> from mukron.train import RunConfig, dataset_of
+        >>> config = RunConfig(width=64, method="sgd")
+        >>> type(build(config, dataset_of(config)).optimizer).__name__
+        'SGD'
+    """
     model, plan = network_of(config, dataset)
     optimizer = optimizer_of(config, model, plan)
     network = _compiled(model) if config.compile else model
@@ -97,7 +141,21 @@ def network_of(config: RunConfig, dataset: Dataset) -> tuple[nn.Module, Parametr
 
 
 def dataset_of(config: RunConfig, dataset: Dataset | None = None, folder: str | Path | None = None) -> Dataset:
-    """The config's samples, on its device. ``dataset`` is the whole data set, if it is loaded already."""
+    """Load a run's samples onto its device.
+
+    Args:
+        config: The run.
+        dataset: The whole data set, if it is loaded already.
+        folder: Where data sets are kept; None: the usual folder.
+
+    Returns:
+        The data set with the config's samples.
+
+    Example:
+        >>> from mukron.train import RunConfig
+        >>> len(dataset_of(RunConfig(samples=100)).train)
+        100
+    """
     device = device_of(config)
     samples, test_samples = config.samples, config.test_samples
     if dataset is None and ":" in config.data:
@@ -121,6 +179,22 @@ def _own_data(config: RunConfig) -> Any:
 
 
 def device_of(config: RunConfig) -> torch.device:
+    """Return a run's device, after a check that torch can use it.
+
+    Args:
+        config: The run.
+
+    Returns:
+        The device.
+
+    Raises:
+        RunError: torch cannot use the device here.
+
+    Example:
+        >>> from mukron.train import RunConfig
+        >>> device_of(RunConfig())
+        device(type='cpu')
+    """
     device = torch.device(config.device)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise RunError(f"device={config.device!r}: torch finds {torch.cuda.device_count()} GPUs here; choose cpu")
@@ -133,7 +207,21 @@ def device_of(config: RunConfig) -> torch.device:
 
 
 def factory_of(config: RunConfig, dataset: Dataset) -> Factory:
-    """The network by its width alone."""
+    """Return a function that builds a run's network from the width alone.
+
+    Args:
+        config: The run.
+        dataset: The data.
+
+    Returns:
+        The factory.
+
+    Example:
+        >>> from mukron.train import RunConfig, dataset_of
+        >>> config = RunConfig(width=64, method="sgd")
+        >>> factory_of(config, dataset_of(config))(16).fc1.weight.shape
+        torch.Size([16, 64])
+    """
     if ":" in config.model:
         make, options = import_function(config.model, "model"), dict(config.model_options)
     else:
@@ -180,11 +268,37 @@ def _memory_for(config: RunConfig) -> Iterator[None]:
 
 
 def base_width_of(config: RunConfig) -> float:
+    """Return the width that a run's settings are tuned at.
+
+    Args:
+        config: The run.
+
+    Returns:
+        The base width: the config's, or the built-in network's usual one.
+
+    Example:
+        >>> from mukron.train import RunConfig
+        >>> base_width_of(RunConfig(base_width=32))
+        32
+    """
     return config.base_width if config.base_width is not None else get_model(config.model).base_width
 
 
 def loss_of(config: RunConfig, classes: int) -> Loss:
-    """From outputs [samples, classes] and labels [samples] to the mean loss."""
+    """Return the loss of a run.
+
+    Args:
+        config: The run.
+        classes: The number of classes.
+
+    Returns:
+        A function from outputs [samples, classes] and labels [samples] to the mean loss.
+
+    Example:
+        >>> from mukron.train import RunConfig
+        >>> loss_of(RunConfig(), classes=2)(torch.zeros(1, 2), torch.tensor([0]))
+        tensor(0.6931)
+    """
     smoothing = config.label_smoothing
 
     def checked(output: Tensor) -> Tensor:
@@ -212,7 +326,25 @@ def _check_output(output: Any, config: RunConfig, classes: int) -> None:
 
 
 def optimizer_of(config: RunConfig, model: nn.Module, plan: Parametrization) -> Optimizer:
-    """The config's method with the plan's learning rates and damping."""
+    """Build a run's optimizer with the plan's learning rates and damping.
+
+    Args:
+        config: The run.
+        model: The network.
+        plan: Its parametrization.
+
+    Returns:
+        The optimizer.
+
+    Example:
+        >>> import mukron
+        >>> from mukron.models import MLP
+        >>> from mukron.train import RunConfig
+        >>> model = MLP(64)
+        >>> plan = mukron.parametrize(model, mukron.base_shapes(MLP, width=16))
+        >>> type(optimizer_of(RunConfig(method="foof"), model, plan)).__name__
+        'FOOF'
+    """
     spec = config.spec
     keywords = spec.keywords(config)
     make: Callable[..., Optimizer] = spec.optimizer

@@ -44,41 +44,81 @@ class RunConfig:
     """A run as a whole: the same config on the same machine gives the same numbers. Saves to and loads from JSON.
 
     Every field has a default; what cannot be is refused when the config is made, naming the field.
+
+    Attributes:
+        model: A built-in network, or "module:function", your own, which is called with its width.
+        width: The width of the network.
+        base_width: The width that settings are tuned at; None: the built-in network's usual one.
+        model_options: More keyword arguments of the network.
+        roles: Roles of parameters that no known module owns, by name.
+        data: A data set by name, or "module:function", your own.
+        data_options: More keyword arguments of the data set.
+        samples: Number of training samples, the same ones at every seed; None: all.
+        test_samples: Number of test samples; None: all.
+        augment: Augmentations by name, in their order.
+        loss: "cross-entropy", or "mse": half the sum of squares to one-hot minus 1 / classes, mean over samples.
+        label_smoothing: Label smoothing, from 0 to below 1.
+        method: Any of ``mukron.optim.SPECS``, or a variant such as "shampoo:1/4".
+        method_options: Options of the method, those in its record.
+        scheme: "mup", "sp", "ntk" or "uniform:R".
+        output_exponent: The exponent b of the output weights instead of the scheme's: a number, or "zero".
+        damping: A damping rule, or a number, which means the method's own rule; None: the method's default.
+        lr: The learning rate.
+        schedule: "constant", "cosine", "linear", or "step:60,120": times 0.2 at the start of these epochs.
+        warmup: Epochs in which the learning rate rises to its value.
+        momentum: Momentum; for AdamW its beta1.
+        weight_decay: A step shrinks each weight by the learning rate times this.
+        clip_norm: The largest norm of the whole gradient; None: no limit.
+        kl_clip: Limit of a second-order method's step, as its optimizer takes it; None: no limit.
+        epochs: Number of epochs.
+        batch: Batch size; None: all samples in one batch.
+        seed: Seed of the initial weights, the order of samples, augmentations, dropout and K-FAC's draws.
+        dtype: "float32", "float64", "tf32" (float32 weights, faster products on a GPU) or "bfloat16" (float32 weights,
+            autocast).
+        device: A device of torch.
+        compile: Compile the network.
+        record: What is measured on the way: "features", "distance", "spectra", "rates", "words".
+        record_every: Epochs between two measurements.
+        evaluate_every: Epochs between two evaluations on the test samples; the last epoch is always evaluated.
+
+    Example:
+        >>> RunConfig(method="shampoo", width=1024).replace(lr=0.5).lr
+        0.5
     """
 
-    model: str = "mlp"  # a built-in network, or "module:function", your own, which is called with its width
+    model: str = "mlp"
     width: float = 256
-    base_width: float | None = None  # the width that settings are tuned at; None: the built-in network's usual one
-    model_options: Mapping[str, Any] = field(default_factory=dict)  # more keyword arguments of the network
-    roles: Mapping[str, str] = field(default_factory=dict)  # of parameters that no known module owns, by name
+    base_width: float | None = None
+    model_options: Mapping[str, Any] = field(default_factory=dict)
+    roles: Mapping[str, str] = field(default_factory=dict)
     data: str = "digits"
     data_options: Mapping[str, Any] = field(default_factory=dict)
-    samples: int | None = None  # how many for training, the same ones at every seed; None: all
+    samples: int | None = None
     test_samples: int | None = None
     augment: tuple[str, ...] = ()
-    loss: str = "cross-entropy"  # or "mse": half the sum of squares to one-hot minus 1 / classes, mean over samples
+    loss: str = "cross-entropy"
     label_smoothing: float = 0.0
-    method: str = "kfac"  # any of mukron.optim.SPECS, or a variant such as "shampoo:1/4"
-    method_options: Mapping[str, Any] = field(default_factory=dict)  # the options in the method's record
+    method: str = "kfac"
+    method_options: Mapping[str, Any] = field(default_factory=dict)
     scheme: str = "mup"
-    output_exponent: str | None = None  # b of the output weights instead of the scheme's: a number, or "zero"
-    damping: Rule | None = None  # None: the method's own
+    output_exponent: str | None = None
+    damping: Rule | None = None
     lr: float = 0.01
-    schedule: str = "constant"  # cosine, linear, or step:60,120: times 0.2 at the start of these epochs
-    warmup: float = 0.0  # epochs
-    momentum: float = 0.9  # for adamw its beta1
+    schedule: str = "constant"
+    warmup: float = 0.0
+    momentum: float = 0.9
     weight_decay: float = 0.0
-    clip_norm: float | None = None  # of the whole gradient
-    kl_clip: float | None = None  # of the whole step of a second-order method
+    clip_norm: float | None = None
+    kl_clip: float | None = None
     epochs: int = 20
-    batch: int | None = None  # None: all samples in one
-    seed: int = 0  # of the initial weights, the order of samples, augmentations, dropout and K-FAC's draws
-    dtype: str = "float32"  # float64; on float32 weights tf32 (quicker products on a GPU) or bfloat16 (autocast)
+    batch: int | None = None
+    seed: int = 0
+    dtype: str = "float32"
     device: str = "cpu"
     compile: bool = False
-    record: tuple[str, ...] = ()  # features, distance, spectra, rates, words
-    record_every: int = 1  # epochs
-    evaluate_every: int = 1  # epochs; the last one always is
+    record: tuple[str, ...] = ()
+    record_every: int = 1
+    evaluate_every: int = 1
 
     def __post_init__(self) -> None:
         problems = []
@@ -102,29 +142,49 @@ class RunConfig:
 
     @property
     def weights_dtype(self) -> torch.dtype:
+        """The data type of the weights."""
         return DTYPES[self.dtype]
 
     def replace(self, **changes: Any) -> RunConfig:
+        """Return the same config with other values in some fields.
+
+        Args:
+            changes: The new values by field.
+        """
         _check_names(changes, "RunConfig.replace")
         return dataclasses.replace(self, **changes)
 
     def differences(self, other: RunConfig) -> dict[str, tuple[Any, Any]]:
-        """By field, this config's value and the other's, as JSON has them."""
+        """By field, this config's value and the other's, as JSON has them.
+
+        Args:
+            other: Another config.
+        """
         ours, theirs = self.to_dict(), other.to_dict()
         return {name: (ours[name], theirs[name]) for name in ours if _json(ours[name]) != _json(theirs[name])}
 
     def key(self, without: Collection[str] = ()) -> str:
-        """A short name of the content, or of all but some fields: equal configs have equal keys, here and elsewhere."""
+        """A short name of the content, or of all but some fields: equal configs have equal keys, here and elsewhere.
+
+        Args:
+            without: Fields that do not count.
+        """
         content = _json({name: value for name, value in self.to_dict().items() if name not in without})
         return hashlib.sha256(content.encode()).hexdigest()[:10]
 
     def to_dict(self) -> Data:
+        """Return the config as plain data for JSON."""
         content = {each.name: _plain(getattr(self, each.name)) for each in dataclasses.fields(self)}
         return stamp(KIND, VERSION, content)
 
     @classmethod
     def from_dict(cls, data: object, source: str = "run config") -> RunConfig:
-        """Fields that are not there take their defaults, so that a file written by hand may be short."""
+        """Read plain data. Fields that are missing take their defaults, so that a file written by hand may be short.
+
+        Args:
+            data: The fields by name.
+            source: Names the data in errors.
+        """
         if not isinstance(data, Mapping):
             raise RunError(f"{source}: expected the fields of a run by name, found {type(data).__name__}")
         written = (data.get("format", f"mukron.{KIND}"), data.get("version", VERSION))
@@ -138,10 +198,20 @@ class RunConfig:
         return cls(**fields)
 
     def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the config as JSON.
+
+        Args:
+            path: The path of the JSON file.
+        """
         write_json(path, self.to_dict())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> RunConfig:
+        """Read a config from a JSON file.
+
+        Args:
+            path: The path of the JSON file.
+        """
         try:
             return cls.from_dict(read_json(path), source=str(path))
         except FileNotFoundError:

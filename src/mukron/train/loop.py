@@ -24,11 +24,11 @@ from torch.nn.utils import clip_grad_norm_
 
 from mukron.data import Dataset, augmentation
 from mukron.linalg import FactorizationError
-from mukron.optim.optimizer import PATIENCE
+from mukron.optim.guards import PATIENCE
 from mukron.train.build import build, dataset_of, device_of
 from mukron.train.config import RunConfig
 from mukron.train.errors import RunError
-from mukron.train.observers import Moment, Observer, observed
+from mukron.train.observers import Moment, Observer, Progress, observed
 from mukron.train.probes import PROBES, Probe, Spectra
 from mukron.train.randomness import (
     AUGMENTATION,
@@ -47,20 +47,6 @@ from mukron.workers.interrupts import interruptible
 PROBED = 64  # samples that probes see
 EVALUATED = 1024  # samples at a time
 TOO_LARGE = 1e4  # times the first loss, or 1 if that is smaller
-
-
-@dataclass(frozen=True)
-class Progress:
-    """Where a run stands, after every step and, with its row, after every epoch."""
-
-    epoch: int  # the one under way, from 1
-    epochs: int
-    step: int
-    steps: int
-    loss: float  # of the epoch so far
-    accuracy: float
-    seconds_left: float
-    row: EpochRow | None = None
 
 
 @dataclass
@@ -91,19 +77,36 @@ def train(
     tensorboard: bool = False,
     checkpoint_every: int = 1,
 ) -> Run:
-    """Train what the config describes. In a folder the run is recorded, and continues where it was stopped or killed.
+    """Train what the config describes.
 
-    folder: None keeps nothing on disk. A run that has ended there is not run again but read; another config is refused.
-        The same with more epochs goes on, unless the schedule knows its end (cosine, linear).
-    dataset: the config's data, whole, if it is loaded already; ``data_dir`` is where it is looked for otherwise.
-    resume: False forgets what the folder holds and begins anew.
-    observe: functions called at the end of every epoch, whose numbers join its row.
-    progress: called after every step and every epoch.
-    tensorboard: write event files too.
-    checkpoint_every: epochs; one is also written at the end and on Ctrl-C.
+    In a folder the run is recorded, and continues where it was stopped or killed. The last samples of an epoch that do
+    not fill a batch are left out (others each epoch, as the order changes). Ctrl-C ends the run after its step, with
+    status "interrupted". Global random streams are left as they were.
 
-    The last samples of an epoch that do not fill a batch are left out (others each epoch, as the order changes).
-    Ctrl-C ends the run after its step, with status "interrupted". Global random streams are left as they were.
+    Args:
+        config: The run.
+        folder: Where the run is recorded; None keeps nothing on disk. A run that has ended there is not run again but
+            read; another config is refused. The same config with more epochs continues, unless the schedule depends on
+            the end (cosine, linear).
+        dataset: The config's data, whole, if it is loaded already.
+        data_dir: Where data sets are kept; None: the usual folder.
+        resume: False deletes what the folder holds and begins anew.
+        observe: Functions called at the end of every epoch with a ``Moment``, whose numbers join the epoch's row.
+        progress: Called after every step and every epoch.
+        tensorboard: Write TensorBoard's event files too.
+        checkpoint_every: Epochs between two checkpoints; one is also written at the end and on Ctrl-C.
+
+    Returns:
+        The run: its status, and the numbers of every epoch.
+
+    Raises:
+        RunError: The run cannot be trained as described, or the folder holds another one.
+
+    Example:
+        >>> from mukron.train import RunConfig, train
+        >>> run = train(RunConfig(width=64, method="sgd", lr=0.1, epochs=2))
+        >>> run.status, len(run.epochs)
+        ('finished', 2)
     """
     if tensorboard and folder is None:
         raise RunError("tensorboard=True needs a folder to write to")

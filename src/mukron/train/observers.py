@@ -1,4 +1,4 @@
-"""Observers: functions of the user that see every epoch's end and add numbers to its row."""
+"""Functions of the user: those that see how far a run is, and observers, which add numbers to every epoch's row."""
 
 from __future__ import annotations
 
@@ -10,13 +10,60 @@ from mukron.data import Dataset
 from mukron.train.build import Built
 from mukron.train.config import RunConfig
 from mukron.train.errors import RunError
+from mukron.train.records import EpochRow
 
 COLUMNS = {"epoch", "step", "lr", "train_loss", "train_accuracy", "test_loss", "test_accuracy", "seconds"}  # a row's
 
 
 @dataclass(frozen=True)
+class Progress:
+    """Where a run stands, after every step and, with its row, after every epoch.
+
+    Attributes:
+        epoch: The epoch under way, from 1.
+        epochs: All epochs.
+        step: Steps taken.
+        steps: All steps.
+        loss: The mean loss of the epoch so far.
+        accuracy: The accuracy of the epoch so far.
+        seconds_left: The estimated time until the run ends.
+        row: The epoch's numbers, if it has just ended.
+
+    Example:
+        >>> Progress(epoch=1, epochs=20, step=3, steps=100, loss=2.3, accuracy=0.1, seconds_left=9.0).steps
+        100
+    """
+
+    epoch: int
+    epochs: int
+    step: int
+    steps: int
+    loss: float
+    accuracy: float
+    seconds_left: float
+    row: EpochRow | None = None
+
+
+@dataclass(frozen=True)
 class Moment:
-    """The end of an epoch, as an observer sees it. What it returns joins the epoch's row."""
+    """The end of an epoch, as an observer sees it. What it returns joins the epoch's row.
+
+    Attributes:
+        config: The run.
+        built: The network, its optimizer and its loss.
+        dataset: The data.
+        epoch: The epoch that has ended, from 1.
+        step: Steps taken so far.
+        row: The epoch's numbers.
+
+    Example:
+        >>> def weight_norm(moment):
+        ...     return {"norm": float(moment.built.model.fc1.weight.detach().norm())}
+        >>> from mukron.train import RunConfig, train
+        >>> run = train(RunConfig(width=64, method="sgd", epochs=1), observe=[weight_norm])
+        >>> run.status
+        'finished'
+    """
 
     config: RunConfig
     built: Built

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from mukron.optim.optimizer import PATIENCE
+from mukron.optim.guards import PATIENCE
 from mukron.train.errors import RunError, writing
 
 

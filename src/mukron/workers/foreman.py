@@ -39,6 +39,13 @@ class Foreman(ABC):
         task: Plain data for JSON.
         workers: How many processes. They share the machine's cores evenly.
         log: A file to which workers' output is appended.
+
+    Example:
+        >>> class Patient(Foreman):
+        ...     def replaces(self, process_id, code):
+        ...         return True
+        >>> Patient("mukron.study", task={}, workers=2, log=Path("log.txt")).workers
+        2
     """
 
     worker = "a worker"  # as errors call one
@@ -51,13 +58,26 @@ class Foreman(ABC):
 
     @abstractmethod
     def replaces(self, process_id: int, code: int) -> bool:
-        """Return whether to replace a worker that was killed; it is no longer one of ``processes``."""
+        """Return whether to replace a worker that was killed; it is no longer one of ``processes``.
+
+        Args:
+            process_id: The worker's process.
+            code: Its exit code.
+        """
 
     def dismissed(self, process_id: int) -> None:  # noqa: B027 (may be left as it is)
-        """Called for a worker that has ended since it was told to."""
+        """Called for a worker that has ended since it was told to.
+
+        Args:
+            process_id: The worker's process.
+        """
 
     def refusal(self, text: str) -> Exception:
-        """The error to raise where a worker found that the request is wrong."""
+        """The error to raise where a worker found that the request is wrong.
+
+        Args:
+            text: What the worker said.
+        """
         return ValueError(text)
 
     def run(self, stopped: Stopped, tick: Tick) -> bool:

@@ -25,6 +25,11 @@ def interruptible(*, terminate: bool = False) -> Iterator[Stopped]:
 
     Yields:
         A function that returns whether Ctrl-C was pressed.
+
+    Example:
+        >>> with interruptible() as stopped:
+        ...     print(stopped())
+        False
     """
     pressed = False
     before = signal.getsignal(signal.SIGINT)

@@ -20,6 +20,11 @@ def locked(path: Path, *, wait: bool = True) -> Iterator[bool]:
 
     Yields:
         Whether the lock is held: False if another process has it and ``wait`` is False.
+
+    Example:
+        >>> with locked(Path("lock")) as held:
+        ...     print(held)
+        True
     """
     try:
         import fcntl

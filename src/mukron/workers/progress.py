@@ -16,6 +16,11 @@ class Throttle:
     Args:
         seconds: The least time between two reports.
         at_once: Whether the first report is due at once, or after ``seconds``.
+
+    Example:
+        >>> throttle = Throttle(seconds=60)
+        >>> throttle.due(), throttle.due()
+        (True, False)
     """
 
     def __init__(self, seconds: float, *, at_once: bool = True) -> None:
@@ -23,7 +28,11 @@ class Throttle:
         self._last = -math.inf if at_once else time.monotonic()
 
     def due(self, now: bool = False) -> bool:
-        """Return whether a report is due, and count it as given if it is; ``now`` makes it due."""
+        """Return whether a report is due, and count it as given if it is.
+
+        Args:
+            now: Makes it due.
+        """
         time_now = time.monotonic()
         if not now and time_now - self._last < self.seconds:
             return False
@@ -38,6 +47,12 @@ class Reporter(Generic[T]):
         progress: Receives the reports; None if nobody listens.
         standing: Says where the work stands. It may read a storage, so it is called for due reports alone.
         seconds: The least time between two reports.
+
+    Example:
+        >>> report = Reporter(print, lambda: "half done", seconds=60)
+        >>> report()
+        half done
+        >>> report()
     """
 
     def __init__(self, progress: Callable[[T], None] | None, standing: Callable[[], T], seconds: float) -> None:

@@ -29,6 +29,12 @@ def serve(file: str, work: Callable[[Task, Stopped, Tick], bool]) -> int:
 
     Returns:
         The exit code of the process: see ``mukron.workers.exits``.
+
+    Example:
+        >>> order = {"path": [], "threads": torch.get_num_threads(), "foreman": os.getppid(), "task": {"name": "first"}}
+        >>> _ = Path("order.json").write_text(json.dumps(order))
+        >>> serve("order.json", lambda task, stopped, tick: task["name"] == "first")
+        0
     """
     order = json.loads(Path(file).read_text())
     sys.path[:] = list(dict.fromkeys([*order["path"], *sys.path]))

@@ -23,7 +23,19 @@ MEMORY = 2**30  # bytes, on a CPU
 
 
 def stackable(config: RunConfig) -> str:
-    """Why runs like this cannot be trained as a stack; "" if they can."""
+    """Say why runs like this cannot be trained as a stack.
+
+    Args:
+        config: The run.
+
+    Returns:
+        The reason; "" if they can be stacked.
+
+    Example:
+        >>> from mukron.train import RunConfig
+        >>> stackable(RunConfig(model="resnet18"))
+        "model='resnet18': a stack is of MLPs"
+    """
     for name, plain in (("augment", ()), ("record", ()), ("compile", False), ("clip_norm", None), ("kl_clip", None)):
         if getattr(config, name) != plain:
             return f"{name}={getattr(config, name)!r}: a stack has none"
@@ -47,9 +59,21 @@ def stackable(config: RunConfig) -> str:
 
 
 def stack_size(config: RunConfig, dataset: Dataset, workers: int = 1) -> int:
-    """How many runs like this are best trained at once; 1: it cannot be stacked, or would gain nothing.
+    """Return how many runs like this are best trained at once.
 
-    workers: processes that share this machine, each with a stack of its own.
+    Args:
+        config: The run.
+        dataset: The data.
+        workers: Processes that share this machine, each with a stack of its own.
+
+    Returns:
+        The number of runs; 1: they cannot be stacked, or would gain nothing.
+
+    Example:
+        >>> from mukron.train import RunConfig, dataset_of
+        >>> config = RunConfig(width=64, momentum=0.0, method="adamw")
+        >>> stack_size(config.replace(record=("features",)), dataset_of(config))
+        1
     """
     if stackable(config):
         return 1

@@ -15,7 +15,8 @@ from mukron.data import Dataset
 from mukron.train.build import dataset_of, device_of
 from mukron.train.config import RunConfig
 from mukron.train.errors import RunError
-from mukron.train.loop import EVALUATED, Progress, batches, train, trouble_with
+from mukron.train.loop import EVALUATED, batches, train, trouble_with
+from mukron.train.observers import Progress
 from mukron.train.randomness import own_random_numbers
 from mukron.train.records import DIVERGED, FINISHED, INTERRUPTED, EpochRow, Run, finite
 from mukron.train.schedules import Schedule
@@ -30,13 +31,26 @@ ALONE = "alone"  # the status of a run that left its stack
 
 @dataclass(frozen=True)
 class StackProgress:
-    """Where a stack stands, after every step."""
+    """Where a stack stands, after every step.
 
-    epoch: int  # the one under way, from 1
+    Attributes:
+        epoch: The epoch under way, from 1.
+        epochs: All epochs.
+        step: Steps taken.
+        steps: All steps.
+        running: Runs that have not ended, as far as is known.
+        seconds_left: The estimated time until the last run ends.
+
+    Example:
+        >>> StackProgress(epoch=1, epochs=20, step=3, steps=100, running=8, seconds_left=9.0).running
+        8
+    """
+
+    epoch: int
     epochs: int
     step: int
     steps: int
-    running: int  # runs that go on, as far as is known
+    running: int
     seconds_left: float
 
 
@@ -51,6 +65,25 @@ def train_stack(
 
     Each run is what ``train`` makes of it, up to rounding; its ``seconds`` are its share of the stack's. ``stackable``
     says which configs can be stacked. Ctrl-C ends all after their step: those under way are "interrupted".
+
+    Args:
+        configs: The runs.
+        dataset: Their data, whole, if it is loaded already.
+        data_dir: Where data sets are kept; None: the usual folder.
+        progress: Called after every step.
+
+    Returns:
+        The runs, in the order of their configs.
+
+    Raises:
+        RunError: A run cannot be stacked, or differs from the others in something that a stack shares.
+
+    Example:
+        >>> from mukron.train import RunConfig, train_stack
+        >>> config = RunConfig(width=64, method="sgd", epochs=1)
+        >>> runs = train_stack([config.replace(lr=lr) for lr in (0.1, 0.2)])
+        >>> [run.status for run in runs]
+        ['finished', 'finished']
     """
     if not configs:
         return []
