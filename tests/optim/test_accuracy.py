@@ -20,6 +20,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn import functional as F
 
+import mukron
 from mukron import EMA, FOOF, KFAC, GaussNewton
 
 BATCH, FEW, WIDTH, BAR = 64, 16, 256, 1e-2
@@ -286,3 +287,40 @@ def test_exact_by_case(case, form):
 )
 def test_gauss_newton(case, rho):
     check(case, "gauss-newton", "auto", rho, quiet=rho == 1)
+
+
+SMALL_CASES = {
+    "exact, matrices": (KFAC, {"damping": 1e-3, "fisher": "exact", "form": "matrix"}, 4),
+    "ema": (KFAC, {"damping": mukron.MaxEigenvalue(1e-4), "fisher": "empirical", "memory": "ema:0.9"}, 4),
+    "window": (FOOF, {"damping": 1e-3, "memory": "window:2"}, 16),
+    "momentum": (
+        FOOF,
+        {"damping": mukron.Constant(1e-3), "form": "rows", "momentum": mukron.GradientMomentum(0.9)},
+        16,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", SMALL_CASES)
+def test_small_networks_whose_sides_are_both_ill_conditioned(case):
+    """Neither condition number is large alone: rounding of the gradient itself meets both."""
+    method, options, samples = SMALL_CASES[case]
+    changes, said = [], []
+    for dtype in (torch.float64, torch.float32):
+        torch.manual_seed(0)
+        layers = [nn.Linear(6, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 3)]
+        model = nn.Sequential(*layers).to(dtype)
+        start = copy.deepcopy(model.state_dict())
+        generator = torch.Generator().manual_seed(0)
+        y = torch.randint(3, (samples,), generator=generator)
+        x = (torch.randn(samples, 6, generator=generator) + 2).to(dtype)
+        optimizer = method(model, lr=1e-3, **options)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+        said = [(warning.category, str(warning.message)) for warning in caught]
+        changes.append({n: v.double() - start[n].double() for n, v in model.state_dict().items()})
+    ours, theirs = layers_of(changes[1]), layers_of(changes[0])
+    wrong = {layer: relative(ours[layer], theirs[layer]) for layer in ours if not told(layer, said)}
+    assert all(error <= BAR for error in wrong.values()), wrong

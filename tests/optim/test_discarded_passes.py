@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+import mukron
 from mukron import EMA, FOOF, KFAC, GaussNewton, Shampoo, Window
 
 DATA = torch.Generator().manual_seed(0)
@@ -168,3 +169,112 @@ def test_the_step_after_an_overflow_is_made(make, through, device):
     assert optimizer.steps == reference.steps == 1
     for ours, theirs, start in zip(values(other), values(clean), before, strict=True):
         torch.testing.assert_close(ours - start, theirs - start, rtol=1e-4, atol=1e-6)
+
+
+INPUTS = 12
+
+
+def wide(bias: bool = True) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(INPUTS, 64, bias=bias), nn.Tanh(), nn.Linear(64, 5, bias=bias))
+
+
+def few(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(4, INPUTS, generator=generator), torch.randint(5, (4,), generator=generator)
+
+
+def begun(method, **options):
+    model = wide()
+    optimizer = method(model, lr=0.1, **options)
+    x, y = few(1)
+    F.cross_entropy(model(x), y).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return model, optimizer
+
+
+@pytest.mark.parametrize("method", [mukron.KFAC, mukron.Shampoo])
+def test_a_step_after_gradients_were_thrown_away_moves_nothing(method):
+    """Fused weights have no gradient that could show it: the biases' do."""
+    model, optimizer = begun(method, fused=True)
+    x, y = few(2)
+    F.cross_entropy(model(x), y).backward()
+    model.zero_grad()
+    before = [p.detach().clone() for p in model.parameters()]
+    optimizer.step()
+    assert all(map(torch.equal, before, model.parameters()))
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        (mukron.KFAC, {"fused": True}),
+        (mukron.KFAC, {"fisher": "empirical"}),
+        (mukron.KFAC, {}),
+        (mukron.FOOF, {"fused": True}),
+        (mukron.GaussNewton, {}),
+    ],
+)
+def test_a_graph_that_is_differentiated_again_after_its_gradients_were_thrown_away(method, options):
+    weights = []
+    for twice in (False, True):
+        model, optimizer = begun(method, **options)
+        x, y = few(2)
+        loss = F.cross_entropy(model(x), y)
+        if twice:
+            loss.backward(retain_graph=True)
+            model.zero_grad()
+        loss.backward()
+        optimizer.step()
+        weights.append([p.detach().clone() for p in model.parameters()])
+    for once, again in zip(*weights, strict=True):
+        torch.testing.assert_close(again, once, rtol=1e-5, atol=1e-7)
+
+
+def test_a_penalty_that_is_differentiated_first_is_no_sign_of_the_old_gradients():
+    weights = []
+    for discards in (False, True):
+        model = wide()
+        optimizer = mukron.KFAC(model, lr=0.1, exclude=("2",), memory="ema:0.9")
+        for seed in (1, 2, 3):
+            x, y = few(seed)
+            if seed == 2 and not discards:
+                continue
+            if seed == 3:
+                (0.01 * model[2].weight.square().sum()).backward()
+            F.cross_entropy(model(x), y).backward()
+            if seed == 2:
+                model.zero_grad()
+            else:
+                optimizer.step()
+                optimizer.zero_grad()
+        weights.append([p.detach().clone() for p in model.parameters()])
+    for without, with_ in zip(*weights, strict=True):
+        assert torch.equal(without, with_)
+
+
+def test_an_interrupted_forward_pass_leaves_no_weight_frozen():
+    class Interrupted(nn.Linear):
+        interrupts = False
+
+        def forward(self, x):
+            if self.interrupts:
+                raise KeyboardInterrupt
+            return super().forward(x)
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(INPUTS, 64), Interrupted(64, 64), nn.Linear(64, 5))
+    optimizer = mukron.KFAC(model, lr=0.1, fused=True)
+    for seed in range(4):
+        model[1].interrupts = seed == 2
+        x, y = few(seed)
+        optimizer.zero_grad()
+        before = model[1].weight.detach().clone()
+        try:
+            F.cross_entropy(model(x), y).backward()
+        except KeyboardInterrupt:
+            continue
+        optimizer.step()
+        assert not torch.equal(model[1].weight, before)
+    assert all(p.requires_grad for p in model.parameters())

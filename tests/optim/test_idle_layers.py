@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -65,3 +67,42 @@ def test_an_empty_batch_moves_nothing(method):
     F.cross_entropy(model(torch.randn(0, 4)), torch.empty(0, dtype=torch.long), reduction="sum").backward()
     optimizer.step()
     assert all(map(torch.equal, before, values(model)))
+
+
+def test_a_bias_that_is_unfrozen_between_two_inverses():
+    """Its factor is new while the weight's is not."""
+    model = Net(8)
+    model.hidden.bias.requires_grad_(False)
+    optimizer = Shampoo(model, lr=0.05, inverse_every=3)
+    for step_number in range(5):
+        before = model.hidden.bias.detach().clone()
+        optimizer.zero_grad()
+        F.cross_entropy(model(X), Y).backward()
+        optimizer.step()
+        assert torch.equal(before, model.hidden.bias) == (step_number == 0)
+        model.hidden.bias.requires_grad_(True)
+
+
+@pytest.mark.parametrize("way", ["deepcopy", "state"])
+def test_a_layer_that_waits_for_its_first_factors_waits_in_a_copy_too(way):
+    model = Net(8)
+    model.first.requires_grad_(False)
+    optimizer = KFAC(model, lr=0.05, factor_every=4, inverse_every=4)
+
+    def step(model, optimizer):
+        optimizer.zero_grad()
+        F.cross_entropy(model(X), Y).backward()
+        optimizer.step()
+
+    step(model, optimizer)
+    model.first.requires_grad_(True)
+    step(model, optimizer)
+    if way == "deepcopy":
+        other = copy.deepcopy(optimizer)
+    else:
+        other = KFAC(copy.deepcopy(model), lr=0.05, factor_every=4, inverse_every=4)
+        other.load_state_dict(optimizer.state_dict())
+    for _ in range(3):
+        step(model, optimizer)
+        step(other.model, other)
+        assert all(map(torch.equal, model.parameters(), other.model.parameters()))

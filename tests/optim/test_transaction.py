@@ -532,3 +532,21 @@ def test_failed_factorization_in_a_bad_step_is_not_rescued(monkeypatch, factoriz
     assert (run[1].skipped, run[1].steps) == (1, 1)
     assert not differences(before, snapshot(*run))
     assert_same_training(run, clean)
+
+
+def test_a_watcher_that_raises_is_told_after_the_step():
+    """A step is whole before anybody hears of it."""
+    model, optimizer = build("kfac", {})
+
+    def watcher(*arguments):
+        raise ValueError("of the user's own")
+
+    optimizer.watch(watcher)
+    before = [p.detach().clone() for p in model.parameters()]
+    optimizer.zero_grad()
+    backward(model, batches({}, 1)[0])
+    with pytest.raises(ValueError, match="of the user's own"):
+        optimizer.step()
+    assert optimizer.steps == 1
+    assert not optimizer.capture.passes
+    assert not all(map(torch.equal, before, model.parameters()))

@@ -72,7 +72,8 @@ class Capture:
         self._running: dict[str, LayerPass] | None = None  # inside the model's forward pass
         self._fused: set[str] = set()  # layers of that pass whose weight takes no part in autograd's graph
         self._generator_before: Tensor | None = None  # its state before the draws of the coming step
-        self.gradients: list[tuple[nn.Parameter, int]] = []  # with their versions, when the last backward pass ended
+        # parameters with the identity and version of their gradients, when the last backward pass ended
+        self.gradients: list[tuple[nn.Parameter, int, int]] = []
         if not layers:
             return  # a method that measures nothing leaves the model alone
         handles = [model.register_forward_pre_hook(Hook(self, "before_forward", ""))]
@@ -105,13 +106,13 @@ class Capture:
         self.due, self.double, self._generator_before = due, double, None
         self.forget()
 
-    def forget(self) -> None:
+    def forget(self, rewind: bool = True) -> None:
         """Gradients were thrown away, or a step was skipped: their statistics and their draws count as never made."""
         for one in self.passes:
             one.over = True
             one.layers.clear()  # a loss that the user still holds keeps its graph, and that these passes
         self.passes, self.gradients = [], []
-        if self._generator_before is not None:
+        if self._generator_before is not None and rewind:
             self.generator.set_state(self._generator_before)
             self._generator_before = None
 
@@ -121,6 +122,8 @@ class Capture:
         wanted = self.due or self.options.fused or self.double
         listens = wanted and not self.paused and self.model.training and torch.is_grad_enabled()
         self._running = {} if listens else None
+        for name in self._fused:  # left behind by a forward pass that was interrupted
+            getattr(self.modules[name], "weight").requires_grad_(True)  # noqa: B009
         self._fused = set()
 
     def before_layer(self, key: str, inputs: tuple[Tensor, ...]) -> None:
@@ -200,6 +203,11 @@ class Capture:
 
     def _class_dim(self, f: Tensor) -> int:
         class_dim = self.options.class_dim
+        if self.options.likelihood == "categorical" and f.ndim == 2 and f.shape[1] == 1:
+            raise ValueError(
+                f"the model's output of shape {list(f.shape)} has a single class; for a regression say "
+                'likelihood="gaussian", for two classes give both a logit'
+            )
         if class_dim is None:
             if f.ndim < 2 and self.options.likelihood == "categorical":
                 raise ValueError(
@@ -224,12 +232,21 @@ class Capture:
             return
         errors = errors.detach()
         outputs = [name for name, layer in this.layers.items() if layer.is_output]
-        if this.errors is not None:  # a second backward pass through the same forward pass adds to its gradients
+        again = this.errors is not None  # one more backward pass through the same forward pass
+        if self._discarded():
+            if again:
+                self.passes.remove(this)
+            self.forget(rewind=not again)
+            if again:
+                this.restart()
+                self.passes.append(this)
+        noting = partial(note_gradients, self.parameters, self)
+        torch.autograd.Variable._execution_engine.queue_callback(noting)  # at the end of this backward pass
+        if again:
             this.add_errors(errors, class_dim)
             for name in outputs:
                 this.add_delta(name, errors)
             return
-        self._drop_discarded()
         self.passes.append(this)
         if self._generator_before is None and self.options.signals and not self.options.empirical:
             self._generator_before = self.generator.get_state()
@@ -252,17 +269,16 @@ class Capture:
         for name, edge in edges.items():
             this.layers[name].edge = None  # whatever hears of the pass at an edge must not own that edge
             on_gradient(edge, partial(this.add_delta, name))
-        torch.autograd.Variable._execution_engine.queue_callback(partial(note_gradients, self.parameters, self))
 
-    def _drop_discarded(self) -> None:
-        """Forget earlier passes of this step whose gradients are gone: set to None, or to zeros."""
+    def _discarded(self) -> bool:
+        """Whether all gradients of this step's earlier passes are gone: set to None, or to zeros."""
         if not self.gradients:
-            return
-        left = [(parameter.grad, version) for parameter, version in self.gradients if parameter.grad is not None]
-        if any(gradient._version == version for gradient, version in left):
-            return
-        if not left or not any(bool(gradient.any()) for gradient, _ in left):
-            self.forget()
+            return False
+        left = [(p.grad, known, version) for p, known, version in self.gradients if p.grad is not None]
+        if any(id(gradient) == known and gradient._version == version for gradient, known, version in left):
+            return False
+        kept = [gradient for gradient, known, _ in left if id(gradient) == known]  # others are not of these passes
+        return not any(bool(gradient.any()) for gradient in kept)
 
 
 class Joined(torch.autograd.Function):

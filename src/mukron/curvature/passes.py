@@ -230,6 +230,13 @@ class Pass:
         if errors.ndim >= (2 if folded else 3) and self.due and self.options.inputs:
             self.ignored = Ignored(errors, class_dim if self.options.class_dim is None else self.options.class_dim)
 
+    def restart(self) -> None:
+        """Its gradients were thrown away, and it is differentiated once more: inputs and signals are as they were."""
+        self.errors = None
+        for layer in self.layers.values():
+            layer.delta = layer.along = None
+            layer.statistics.halves = []
+
     # Inputs.
 
     def add_inputs(self, name: str, may_wait: bool = True) -> None:
@@ -379,7 +386,7 @@ def gather(passes: list[Pass]) -> dict[str, LayerStatistics]:
 
 def note_gradients(parameters: list[nn.Parameter], capture: Any) -> None:
     """Note at the end of a backward pass which gradients there are: if they are thrown away, so are the passes."""
-    noted = [(parameter, parameter.grad._version) for parameter in parameters if parameter.grad is not None]
+    noted = [(p, id(p.grad), p.grad._version) for p in parameters if p.grad is not None]
     capture.gradients = noted if capture.passes else []
 
 

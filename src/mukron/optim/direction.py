@@ -53,8 +53,8 @@ def directions(optimizer: SecondOrder, step: Transaction) -> dict[str, Move]:
         with products_of(True) if layer.layer.tf32 else nullcontext():
             for block, entry in layer.blocks.items():
                 raw = whole_gradient(step, layer, block, entry)
-                if raw is None:
-                    continue
+                if raw is None or (optimizer.by_block and block not in step.value(layer, "operators")):
+                    continue  # without a gradient, or without curvature yet
                 step.rates[entry.name] = rate = base_rate(entry) * entry.scale
                 G = block_gradient(step, layer, block, entry, raw)
                 move = optimizer.precondition(layer, block, G, step)
@@ -153,7 +153,9 @@ def _as_product(step: Transaction, layer: LayerEntry, G: Tensor) -> Move:
     """
     statistics = step.statistics.get(layer.name)
     own = statistics.product if statistics is not None and step.optimizer.uses_products else None
-    if own is None or layer.name in step.altered:
+    group = layer.blocks[WEIGHT].group
+    decays = group["weight_decay"] and not group["decoupled"]  # then the gradient is more than D^T H
+    if own is None or decays or layer.name in step.altered:
         step.applied_dense.add(layer.name)
         return G
     v = probe(own.H.shape[2], own.H.dtype, G.device)

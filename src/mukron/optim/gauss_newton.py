@@ -53,6 +53,7 @@ class GaussNewton(SecondOrder):
         >>> optimizer = mukron.GaussNewton(model, lr=0.1)
     """
 
+    by_block = True
     uses_products = True
     inverts = True
 
@@ -120,7 +121,8 @@ class GaussNewton(SecondOrder):
         factors = {block: KernelFactor(ones if block == BIAS else h, delta, samples) for block in blocks}
         double = layer.name in step.double
         if double:  # of n times the gradient, which keeps its digits so
-            statistics.halves = [Halves(delta.flatten(1, 2), h.flatten(1, 2), fused=False)]
+            statistics.halves = [Halves(delta.flatten(1, 2).double(), h.flatten(1, 2).double(), fused=False)]
+            statistics.join()
         return {block: {"K": factor.double() if double else factor} for block, factor in factors.items()}
 
     def precondition(self, layer: LayerEntry, block: str, G: Move, step: Transaction) -> Move:

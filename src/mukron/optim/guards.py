@@ -180,7 +180,8 @@ def tell_skips(in_a_row: int) -> None:
 
 
 def tell(optimizer: SecondOrder, step: Transaction) -> None:
-    """Count factorizations that were rescued, and tell of them once a layer; tell of sums that were too coarse."""
+    """Call watchers; count rescued factorizations and tell of them once a layer; tell of sums that were too coarse."""
+    step.notify()
     for name, factor, how in step.rescues:
         if not any(key.startswith(f"{name} ") for key in optimizer.rescues):
             what = f", factor {factor}: factorized with" if factor else ": its factors could not be inverted,"

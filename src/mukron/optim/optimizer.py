@@ -77,6 +77,7 @@ class SecondOrder(Optimizer):
     rule: ClassVar[type[Rule]]  # what a bare number means as damping
     useless: ClassVar[Mapping[str, str]] = {}  # arguments of related methods, and why this one has none of them
     uses_products: ClassVar[bool] = False  # gradients may come as D^T H of the batch that the factors were made of
+    by_block: ClassVar[bool] = False  # weights and biases have operators of their own
     inverts: ClassVar[bool] = False  # operators are inverses, not roots: small damping needs float64
 
     def __new__(cls, *arguments: Any, **options: Any) -> Any:
@@ -112,6 +113,7 @@ class SecondOrder(Optimizer):
         self.watchers: list[Watcher] = []
         self.rescues: Counter[str] = Counter()  # "layer factor: how" -> how often
         self.told: set[str] = set()  # layers whose precision was looked at
+        self.waiting = False  # a layer waits for its first factors
         self._capture: Capture | None = None
         on_update = {"momentum": momentum, "nesterov": nesterov, "momentum_on": "update"}
         groups: dict[str, Any] = {"lr": lr, "damping": damping, "weight_decay": weight_decay, "decoupled": decoupled}
@@ -237,13 +239,13 @@ class SecondOrder(Optimizer):
             tell_skips(self._skipped_in_a_row)
             return loss
         step.commit()
-        if step.rescues or step.imprecise:
-            tell(self, step)
-        self.steps, self._skipped_in_a_row = self.steps + 1, 0
-        coming = wants(self, waiting=len(step.ready) < len(step.active))
+        self.steps, self._skipped_in_a_row, self.waiting = self.steps + 1, 0, len(step.ready) < len(step.active)
+        coming = wants(self)
         with stage("mukron::write"):
             write(updates_of(self, moves, step.rates))
         self.capture.commit(*coming)
+        if self.watchers or step.rescues or step.imprecise:
+            tell(self, step)
         return loss
 
     # What a user may call beside ``step``.
@@ -314,6 +316,8 @@ def _attempt(optimizer: SecondOrder) -> tuple[Transaction, dict[str, Move] | Non
     All is launched as if nothing could go wrong, and the device is read once, at the end. Only then, if an inverse
     did not come out well or a gradient is not what it was taken for, is a part of it done again.
     """
+    if optimizer.capture.gradients and all(p.grad is None for p, _, _ in optimizer.capture.gradients):
+        optimizer.capture.forget()  # they were thrown away, and nothing came after them
     own = gather(optimizer.capture.passes)
     step = Transaction(optimizer, own if optimizer.exchange is None else optimizer.exchange.gather(own))
     if optimizer.capture.checks_uses:
@@ -344,6 +348,8 @@ def _completed(optimizer: SecondOrder, param_group: dict[str, Any]) -> dict[str,
 
 def _momentum(momentum: Any, otherwise: dict[str, Any]) -> dict[str, Any]:
     """Momentum as entries of a parameter group, where schedulers look for numbers."""
+    if isinstance(momentum, (HeavyBall, GradientMomentum)) and otherwise.get("nesterov"):
+        raise ValueError(f"nesterov=True goes with a number as momentum; got {momentum}. Use HeavyBall(nesterov=True)")
     if isinstance(momentum, HeavyBall):
         return {"momentum": momentum.beta, "nesterov": momentum.nesterov, "momentum_on": "update"}
     if isinstance(momentum, GradientMomentum):

@@ -173,6 +173,8 @@ class StepOptions:
         object.__setattr__(self, "fallback", step_rule("fallback", self.fallback, FALLBACKS))
         if self.graft is not None:
             object.__setattr__(self, "graft", step_rule("graft", self.graft, GRAFTS))
+        if isinstance(self.exclude, str):
+            raise ValueError(f'exclude takes several names: exclude=("{self.exclude}",)')
         object.__setattr__(self, "exclude", tuple(self.exclude))
 
 

@@ -26,6 +26,7 @@ def complete_state(optimizer: SecondOrder, state_dict: dict[str, Any]) -> dict[s
         "steps": optimizer.steps,
         "skipped": optimizer.skipped,
         "rescues": dict(optimizer.rescues),
+        "waiting": optimizer.waiting,
         "generator": optimizer.generator.get_state(),
         "parametrization": None if optimizer.parametrization is None else optimizer.parametrization.to_dict(),
         "dtypes": [str(p.dtype) for group in optimizer.param_groups for p in group["params"]],
@@ -53,6 +54,7 @@ def load_state(optimizer: SecondOrder, state_dict: Mapping[str, Any]) -> None:
         group["params"] = here["params"]
     torch.optim.Optimizer.__setstate__(optimizer, {"state": defaultdict(dict, state), "param_groups": groups})
     optimizer.steps, optimizer.skipped, optimizer.rescues = own["steps"], own["skipped"], Counter(own["rescues"])
+    optimizer.waiting = own["waiting"]
     _restore_generator(optimizer.generator, own["generator"])
     for post_hook in optimizer._optimizer_load_state_dict_post_hooks.values():
         post_hook(optimizer)

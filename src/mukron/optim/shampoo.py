@@ -98,6 +98,8 @@ class Shampoo(SecondOrder):
         >>> optimizer = mukron.Shampoo(model, lr=0.1, memory=mukron.EMA(0.99))
     """
 
+    by_block = True
+
     def __init__(
         self,
         model: nn.Module,
@@ -128,8 +130,9 @@ class Shampoo(SecondOrder):
         self.method = shampoo(e)  # type: ignore[misc]
         solver = Solver.of(solver, (Eigh, Newton, Tracked))
         if tolerance is not None:
-            tracked = Tracked(tolerance)
-            solver = tracked if isinstance(solver, Tracked) else solver
+            if not isinstance(solver, Tracked):
+                raise ValueError(f'tolerance={tolerance} is for solver="tracked"; {solver} has none')
+            solver = Tracked(tolerance)
         self.max_size = max_size
         options = StepOptions(
             memory=Sum() if memory is None else Memory.of(memory),

@@ -104,6 +104,10 @@ def _owned(model: nn.Module, groups: Sequence[dict[str, Any]]) -> dict[str, tupl
 def _layers_of(model: nn.Module, owned: Collection[str], exclude: Collection[str]) -> Iterator[tuple[str, MatrixLayer]]:
     """Layers with a layout that have an owned parameter and are not excluded."""
     found = inventory(model)
+    modules = [clean_name(name) for name, _ in unwrap(model).named_modules()]
+    for name in exclude:
+        if name not in modules:
+            raise ValueError(f'exclude: the model has no module "{name}"; its modules: {", ".join(modules[1:])}')
     uses = {alias: list(entry.uses) for entry in found.values() for alias in entry.uses}
     first = {alias: name for name, entry in found.items() for alias in entry.uses}
     for module_name, module in unwrap(model).named_modules():

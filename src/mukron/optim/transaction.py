@@ -22,7 +22,8 @@ from torch.nn import Parameter
 from mukron.curvature import LayerStatistics, double
 from mukron.damping import Rule
 from mukron.layers import WEIGHT
-from mukron.linalg import Factor, FactorizationError, LowRank, SampleSpace, products_of, rounding
+from mukron.linalg import Factor, FactorizationError, LowRank, products_of, rounding
+from mukron.memory import Window
 from mukron.optim.direction import at_least_rounding, prepare, whole_gradient
 from mukron.optim.table import LayerEntry
 from mukron.optim.units import changes_units, convert
@@ -36,7 +37,9 @@ HALF = (torch.float16, torch.bfloat16)
 EPS = torch.finfo(torch.float32).eps
 SAME, SAME_IF_COARSE = 30, 8  # roundings, within which a gradient is D^T H; coarse: in TF32 or half precision
 ILL_CONDITIONED = 0.005  # rounding times condition number, from which on a layer is preconditioned in float64
-ILL_CONDITIONED_PRODUCT = 5.0  # the same, of both sides' condition numbers, for rows applied to a dense gradient
+ILL_CONDITIONED_DENSE = 0.001  # the same for a gradient that is not D^T H, whose own rounding counts too
+ILL_CONDITIONED_WINDOW = 0.0001  # the same for rows of several batches, of which the gradient's are only some
+ILL_CONDITIONED_PRODUCT = 5.0  # the same, of both sides' condition numbers, for such a gradient
 
 
 class Transaction:
@@ -102,10 +105,13 @@ class Transaction:
         return staged[name] if name in staged else self.state_of(layer.anchor).get(name)
 
     def commit(self) -> None:
-        optimizer = self.optimizer
+        """Write what was staged into the state."""
         for parameter, values in self._staged.items():
-            optimizer.state[parameter].update(values)
-        for watcher in optimizer.watchers:
+            self.optimizer.state[parameter].update(values)
+
+    def notify(self) -> None:
+        """Call the optimizer's watchers with the factors and the damping of this step."""
+        for watcher in self.optimizer.watchers:
             for (name, block), (factors, rho) in self._factors.items():
                 watcher(name, block, factors, rho)
 
@@ -148,7 +154,8 @@ class Transaction:
                 highest, new_traces = peaks.setdefault(block, {}), list(traces.values())
                 known = [highest[name].to(trace.dtype) if name in highest else trace for name, trace in traces.items()]
                 highest.update(zip(traces, torch._foreach_maximum(known, new_traces) if traces else (), strict=True))
-                if factors and (new or optimizer.steps % optimizer.options.inverse_every == 0):
+                stale = block not in state.get("operators", {}) or block in self.units.get(layer.name, {})
+                if factors and (stale or optimizer.steps % optimizer.options.inverse_every == 0):
                     sides = replace(layer.sides.get(block, layer.sides[WEIGHT]), peaks=highest)
                     entry = layer.blocks.get(block) or next(iter(layer.blocks.values()))
                     try:
@@ -272,9 +279,10 @@ class Transaction:
             layer, kappas = self.optimizer.layers[name], [next(values) for _ in of_layer]
             if layer.anchor.dtype != torch.float64 and self.optimizer.inverts:
                 dense = self.optimizer.options.inverse_every > 1 or name in self.applied_dense
-                operators = [P for block in self.value(layer, "operators").values() for P in block.values()]
-                both = dense and any(isinstance(operator, SampleSpace) for operator in operators)
-                if EPS * max(kappas) > ILL_CONDITIONED or (both and EPS * math.prod(kappas) > ILL_CONDITIONED_PRODUCT):
+                limit = ILL_CONDITIONED_DENSE if dense else ILL_CONDITIONED
+                limit = ILL_CONDITIONED_WINDOW if isinstance(self.optimizer.options.memory, Window) else limit
+                both = EPS * math.prod(kappas) if dense else 0.0
+                if EPS * max(kappas) > limit or both > ILL_CONDITIONED_PRODUCT:
                     ill.add(name)
                 self.stage(layer.anchor, double=name in ill)
         return frozenset(ill - self.double)
@@ -295,14 +303,14 @@ def has_values(layer: LayerEntry) -> bool:
     return any(grad is not None and (grad.is_sparse or bool(grad.any())) for grad in grads)
 
 
-def wants(optimizer: SecondOrder, waiting: bool = False) -> tuple[bool, frozenset[str]]:
-    """Whether the coming step wants fresh factors, and layers in float64. waiting: for a layer's first factors."""
+def wants(optimizer: SecondOrder) -> tuple[bool, frozenset[str]]:
+    """Whether the coming step wants fresh factors, and layers in float64."""
     double = set()
     for name, layer in optimizer.layers.items() if optimizer.inverts else ():
         state = optimizer.state.get(layer.anchor, {})
         if state["double"] if "double" in state else ill_conditioned(optimizer, layer):
             double.add(name)
-    return waiting or optimizer.steps % optimizer.options.factor_every == 0, frozenset(double)
+    return optimizer.waiting or optimizer.steps % optimizer.options.factor_every == 0, frozenset(double)
 
 
 def ill_conditioned(optimizer: SecondOrder, layer: LayerEntry) -> bool:
