@@ -167,11 +167,9 @@ class LayerPass:
         is_output: The layer's output is the model's output.
         fused: Autograd is to form no gradient of the weight.
         statistics: What was made of it.
-        rows: H, where D^T H is wanted.
         delta: The derivative of the user's loss by the layer's output.
-        probe: H v, while uses of the weight are checked.
-        along: D^T H v.
-        waits: Rows are made when the step wants them.
+        probe, along: H v and D^T H v, while uses of the weight are checked.
+        rows, waits: H, where D^T H is wanted; or whether it is made when the step wants it.
     """
 
     layer: MatrixLayer
@@ -202,7 +200,7 @@ class Pass:
         layers: By name, those that ran.
         options: What is measured.
         due: Factors of this pass are wanted, not only D and H.
-        checked: Uses of weights are checked in this pass, for which fused weights get their gradient all the same.
+        checked: Uses of weights are checked, for which fused weights get their gradient all the same.
         double: Layers whose statistics are made in float64.
         ignored: Which positions of the output the loss ignores; None: it has no positions.
         errors: The loss's derivative by the model's output; None: not differentiated yet.
@@ -331,16 +329,15 @@ class Pass:
         """Every output's derivative by a layer's output."""
         this = self.layers[name]
         layer, x = this.layer, this.input
-        assert x is not None
-        assert self.errors is not None
+        assert x is not None and self.errors is not None  # noqa: PT018
         if self.checked:
             this.probe = self._probed(layer, x)
         signals = [unfolded(precise(layer.signals(delta)), self.samples) for delta in deltas]
         H = layer.inputs(x)
         if layer.one_hot:
             H = torch.nn.functional.one_hot(H, layer.d_in).to(signals[0].dtype)
-        H, S = unfolded(precise(H), self.samples), torch.stack(signals, dim=2)
-        this.statistics.jacobians, this.input = [Jacobian(H, S, self.errors)], None
+        H, this.input = unfolded(precise(H), self.samples), None
+        this.statistics.jacobians = [Jacobian(H, torch.stack(signals, dim=2), self.errors)]
         this.statistics.samples, this.statistics.rows = self.samples, H.shape[1] * H.shape[2]
 
     def finish(self, name: str) -> LayerStatistics:

@@ -5,10 +5,6 @@ Coordinate checks, spectra of the curvature, the distance from initialization, a
 
 from mukron.diagnose.check import Check, coordinate_check
 from mukron.diagnose.nngp import (
-    Agreement,
-    Approach,
-    ApproachStep,
-    agreement,
     approach,
     feature_kernel,
     kernel_regression,
@@ -17,6 +13,7 @@ from mukron.diagnose.nngp import (
     one_step_ridge,
     variances_of,
 )
+from mukron.diagnose.nngp_record import Agreement, Approach, ApproachStep, agreement
 from mukron.diagnose.readings import Verdict
 from mukron.diagnose.record import Measurement, Record, TrainingSetup, record_runs
 from mukron.exponents import Exponent, fit_exponent

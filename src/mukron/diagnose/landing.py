@@ -17,7 +17,8 @@ from torch.optim import Optimizer
 
 from mukron import figures
 from mukron.data import Dataset, centred_one_hot
-from mukron.diagnose.nngp import Approach, ApproachStep, approach, feature_kernel, one_step_rate, one_step_ridge
+from mukron.diagnose.nngp import approach, feature_kernel, one_step_rate, one_step_ridge
+from mukron.diagnose.nngp_record import Approach, ApproachStep
 from mukron.models import MLP
 from mukron.optim import KFAC, Shampoo
 from mukron.params import Parametrization, base_shapes, parametrize

@@ -22,8 +22,6 @@ class LinearLayer(MatrixLayer):
         return linear_fans(name, shape)
 
     def inputs(self, x: Tensor) -> Tensor:
-        if x.ndim == 2:
-            return x[None, :, None]
         if x.ndim == 1:
             x = x.unsqueeze(0)
         return x.reshape(1, x.shape[0], -1, x.shape[-1])

@@ -254,10 +254,7 @@ class Transaction:
         self.prepare()
 
     def _altered(self, lengths: list[float]) -> bool:
-        """Whether gradients turned out not to be D^T H, within the rounding of the products they are made of.
-
-        Rounding is that of the terms, |D| |H|, from which the sum may have cancelled.
-        """
+        """Whether gradients turned out not to be D^T H, within rounding: that of |D| |H|, which may have cancelled."""
         before, values = len(self.altered), iter(lengths)
         for name in self.offsets:
             missing, actual, ours, d, h = (next(values) for _ in range(5))
@@ -281,8 +278,7 @@ class Transaction:
                 dense = self.optimizer.options.inverse_every > 1 or name in self.applied_dense
                 limit = ILL_CONDITIONED_DENSE if dense else ILL_CONDITIONED
                 limit = ILL_CONDITIONED_WINDOW if isinstance(self.optimizer.options.memory, Window) else limit
-                both = EPS * math.prod(kappas) if dense else 0.0
-                if EPS * max(kappas) > limit or both > ILL_CONDITIONED_PRODUCT:
+                if EPS * max(kappas) > limit or (dense and EPS * math.prod(kappas) > ILL_CONDITIONED_PRODUCT):
                     ill.add(name)
                 self.stage(layer.anchor, double=name in ill)
         return frozenset(ill - self.double)
@@ -339,10 +335,12 @@ def read(groups: Sequence[Sequence[Tensor]]) -> list[list[float]]:
     numbers = [number if number.ndim == 1 else number.reshape(-1) for group in groups for number in group]
     if not numbers:
         return [[] for _ in groups]
-    if len({number.dtype for number in numbers}) > 1:
-        numbers = [number.double() for number in numbers]
-    values = iter(torch.cat(numbers).tolist())
-    return [list(islice(values, sum([number.numel() for number in group]))) for group in groups]
+    kinds = list(dict.fromkeys(number.dtype for number in numbers))
+    joined = [torch.cat([number for number in numbers if number.dtype == kind]) for kind in kinds]
+    values = joined[0] if len(kinds) == 1 else torch.cat([of_kind.double() for of_kind in joined])
+    parts = iter(torch.split(values.cpu(), [len(of_kind) for of_kind in joined]))
+    of_kind = {kind: iter(next(parts).tolist()) for kind in kinds}
+    return [[value for n in group for value in islice(of_kind[n.dtype], n.numel())] for group in groups]
 
 
 def copied(value: Any) -> Any:
