@@ -342,8 +342,7 @@ class Pass:
 
     def finish(self, name: str) -> LayerStatistics:
         """A layer's statistics, with what had to wait for the end of the user's backward pass."""
-        this = self.layers[name]
-        if this.waits:
+        if (this := self.layers[name]).waits:
             this.check(name)
             self.add_inputs(name, may_wait=False)
         statistics, delta, this.delta = this.statistics, this.delta, None
@@ -373,8 +372,7 @@ def gather(passes: list[Pass]) -> dict[str, LayerStatistics]:
     """The statistics of every layer over all passes."""
     total: dict[str, LayerStatistics] = {}
     for one in passes:
-        for name in one.layers:
-            statistics = one.finish(name)
+        for name, statistics in [(name, one.finish(name)) for name in one.layers]:
             total[name] = statistics if name not in total else total[name].merged(statistics)
     for statistics in total.values():
         statistics.join()
