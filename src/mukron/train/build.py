@@ -23,7 +23,7 @@ from mukron.imports import import_function
 from mukron.layers import MatrixLayer, layer_of
 from mukron.models import get_model
 from mukron.optim import SecondOrder
-from mukron.params import Parametrization, base_shapes, parametrize
+from mukron.params import BaseShapes, Parametrization, base_shapes, parametrize
 from mukron.params.inventory import clean_name
 from mukron.params.shapes import Factory
 from mukron.params.shapes import build as build_at
@@ -32,6 +32,7 @@ from mukron.train.errors import RunError
 from mukron.train.probes import untouched
 
 Loss = Callable[[Tensor, Tensor], Tensor]
+_shapes: dict[tuple[Any, ...], BaseShapes] = {}  # of built-in networks: sizes and spreads, no weights
 NO_MEMORY = re.compile("memory|alloc|overflow", re.IGNORECASE)  # what torch says then, in one of many errors
 
 
@@ -133,11 +134,20 @@ def network_of(config: RunConfig, dataset: Dataset) -> tuple[nn.Module, Parametr
     factory = factory_of(config, dataset)
     with _memory_for(config), torch.device("cpu"):  # a seed draws the same weights for every device
         model = build_at(factory, config.width)
-    shapes = base_shapes(factory, base_width_of(config), roles=dict(config.roles))
+    shapes = _shapes_of(config, dataset, factory)
     plan = parametrize(model, shapes, config.scheme, output_exponent=config.output_exponent)
     with _memory_for(config):
         model = model.to(device, config.weights_dtype)
     return model, plan
+
+
+def _shapes_of(config: RunConfig, dataset: Dataset, factory: Factory) -> BaseShapes:
+    """The base shapes of the run's network; those of built-in networks are kept, since many runs have the same."""
+    options, roles = repr(sorted(config.model_options.items())), repr(sorted(config.roles.items()))
+    key = (config.model, options, roles, base_width_of(config), *dataset.input_shape, dataset.classes)
+    if ":" in config.model or key not in _shapes:
+        _shapes[key] = base_shapes(factory, base_width_of(config), roles=dict(config.roles))
+    return _shapes[key]
 
 
 def dataset_of(config: RunConfig, dataset: Dataset | None = None, folder: str | Path | None = None) -> Dataset:
