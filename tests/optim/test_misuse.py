@@ -476,3 +476,34 @@ def test_an_auxiliary_head_that_the_output_does_not_depend_on():
     (F.cross_entropy(main, Y) + auxiliary.square().mean()).backward()
     with pytest.raises(RuntimeError, match=r'layer "auxiliary".*does not depend on it.*exclude=\("auxiliary",\)'):
         optimizer.step()
+
+
+@pytest.mark.parametrize(
+    ("exclude", "message"), [("head", "exclude takes several names"), (("hed",), 'no module "hed"')]
+)
+def test_layers_to_exclude_are_named_as_they_are(method, exclude, message):
+    with pytest.raises(ValueError, match=message):
+        method(net(), lr=0.1, exclude=exclude)
+
+
+def test_an_output_of_a_single_class_is_no_classification():
+    model = nn.Linear(INPUTS, 1)
+    optimizer = KFAC(model, lr=0.1)
+    with pytest.raises(ValueError, match='single class; for a regression say likelihood="gaussian"'):
+        model(X)
+    optimizer.close()
+
+
+@pytest.mark.filterwarnings("ignore:layer .* its damping is so small")
+def test_gauss_newton_at_small_damping_goes_on_after_loading():
+    model = net()
+    optimizer = GaussNewton(model, lr=0.05, damping=1e-4, momentum=0.9)
+    for _ in range(2):
+        optimizer.zero_grad()
+        F.cross_entropy(model(X), Y).backward()
+        optimizer.step()
+        state = optimizer.state_dict()
+        optimizer.close()
+        optimizer = GaussNewton(model, lr=0.05, damping=1e-4, momentum=0.9)
+        optimizer.load_state_dict(state)
+    assert optimizer.steps == 2
