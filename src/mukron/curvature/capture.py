@@ -27,7 +27,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from mukron.curvature.fisher import CaptureOptions, OwnPasses, add_jacobians, send_signals
 from mukron.curvature.forms import replaces_gradient
-from mukron.curvature.passes import LayerPass, LayerStatistics, Pass, gather, note_gradients
+from mukron.curvature.passes import LayerPass, LayerStatistics, Pass, gather
 from mukron.layers import MatrixLayer
 from mukron.stages import stage
 
@@ -173,7 +173,7 @@ class Capture:
         running, self._running = self._running, None  # layers that backward passes recompute are not measured
         if not running or output is None:  # None: the forward pass failed
             return
-        f = self._output(output)
+        f = output_of(self.options, output)
         if not f.requires_grad or not len(f):  # an empty batch shows nothing
             return
         for name, layer in running.items():
@@ -185,44 +185,10 @@ class Capture:
                 layer.is_output, layer.edge = layer.edge.output_nr == end.output_nr, None
             elif layer.edge is not None and layer.edge.node._sequence_nr() > end.node._sequence_nr():
                 layer.edge = None
-        class_dim = self._class_dim(f) if self.options.signals and not self.options.empirical else -1
+        class_dim = class_dim_of(self.options, f) if self.options.signals and not self.options.empirical else -1
         this = Pass(f.shape[0], running, self.options, self.due, self.checks_uses, self.double)
         at_output = partial(self._differentiated, this, f.detach(), f._version, class_dim, end.output_nr)
         on_gradient(end, at_output)
-
-    def _output(self, output: Any) -> Tensor:
-        f = self.options.output(output) if self.options.output is not None else output
-        if not isinstance(f, Tensor):
-            raise TypeError(
-                f"the model returned a {type(f).__name__}, not a tensor; say where its output is: "
-                "output=lambda returned: returned.logits"
-            )
-        if f.ndim == 0:
-            raise ValueError("the model returned a single number (its loss?); the optimizer needs its outputs")
-        return f
-
-    def _class_dim(self, f: Tensor) -> int:
-        class_dim = self.options.class_dim
-        if self.options.likelihood == "categorical" and f.ndim == 2 and f.shape[1] == 1:
-            raise ValueError(
-                f"the model's output of shape {list(f.shape)} has a single class; for a regression say "
-                'likelihood="gaussian", for two classes give both a logit'
-            )
-        if class_dim is None:
-            if f.ndim < 2 and self.options.likelihood == "categorical":
-                raise ValueError(
-                    f"the model's output of shape {list(f.shape)} has no classes to choose from; for a regression say "
-                    'likelihood="gaussian", for two classes give both a logit'
-                )
-            if f.ndim > 2 and self.options.likelihood == "categorical":
-                raise ValueError(
-                    f"the model's output has shape {list(f.shape)}: say where the classes are, class_dim=1 "
-                    "(segmentation) or class_dim=-1 (language)"
-                )
-            return -1
-        if f.ndim <= class_dim or f.ndim < 2:
-            raise ValueError(f"class_dim={class_dim} does not fit the model's output of shape {list(f.shape)}")
-        return class_dim
 
     # In the user's backward pass.
 
@@ -240,8 +206,7 @@ class Capture:
             if again:
                 this.restart()
                 self.passes.append(this)
-        noting = partial(note_gradients, self.parameters, self)
-        torch.autograd.Variable._execution_engine.queue_callback(noting)  # at the end of this backward pass
+        torch.autograd.Variable._execution_engine.queue_callback(self._note_gradients)  # as this backward pass ends
         if again:
             this.add_errors(errors, class_dim)
             for name in outputs:
@@ -268,7 +233,13 @@ class Capture:
             this.add_delta(name, errors)
         for name, edge in edges.items():
             this.layers[name].edge = None  # whatever hears of the pass at an edge must not own that edge
-            on_gradient(edge, partial(this.add_delta, name))
+            if this.wants_delta(name):
+                on_gradient(edge, partial(this.add_delta, name))
+
+    def _note_gradients(self) -> None:
+        """Note which gradients there are: if they are thrown away, so are the passes."""
+        noted = [(p, id(p.grad), p.grad._version) for p in self.parameters if p.grad is not None]
+        self.gradients = noted if self.passes else []
 
     def _discarded(self) -> bool:
         """Whether all gradients of this step's earlier passes are gone: set to None, or to zeros."""
@@ -279,6 +250,44 @@ class Capture:
             return False
         kept = [gradient for gradient, known, _ in left if id(gradient) == known]  # others are not of these passes
         return not any(bool(gradient.any()) for gradient in kept)
+
+
+def output_of(options: CaptureOptions, returned: Any) -> Tensor:
+    """The network's output, in what the model returned."""
+    f = options.output(returned) if options.output is not None else returned
+    if not isinstance(f, Tensor):
+        raise TypeError(
+            f"the model returned a {type(f).__name__}, not a tensor; say where its output is: "
+            "output=lambda returned: returned.logits"
+        )
+    if f.ndim == 0:
+        raise ValueError("the model returned a single number (its loss?); the optimizer needs its outputs")
+    return f
+
+
+def class_dim_of(options: CaptureOptions, f: Tensor) -> int:
+    """Where the classes are in the output f."""
+    class_dim = options.class_dim
+    if options.likelihood == "categorical" and f.ndim == 2 and f.shape[1] == 1:
+        raise ValueError(
+            f"the model's output of shape {list(f.shape)} has a single class; for a regression say "
+            'likelihood="gaussian", for two classes give both a logit'
+        )
+    if class_dim is None:
+        if f.ndim < 2 and options.likelihood == "categorical":
+            raise ValueError(
+                f"the model's output of shape {list(f.shape)} has no classes to choose from; for a regression say "
+                'likelihood="gaussian", for two classes give both a logit'
+            )
+        if f.ndim > 2 and options.likelihood == "categorical":
+            raise ValueError(
+                f"the model's output has shape {list(f.shape)}: say where the classes are, class_dim=1 "
+                "(segmentation) or class_dim=-1 (language)"
+            )
+        return -1
+    if f.ndim <= class_dim or f.ndim < 2:
+        raise ValueError(f"class_dim={class_dim} does not fit the model's output of shape {list(f.shape)}")
+    return class_dim
 
 
 class Joined(torch.autograd.Function):

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from mukron.curvature.fisher import CaptureOptions
@@ -313,6 +313,11 @@ class Pass:
         with products_of(True) if layer.tf32 else AS_THEY_ARE:
             statistics.B.add(D.flatten(1, 2), D.shape[1] * D.shape[2] if draw == 0 else 0)
 
+    def wants_delta(self, name: str) -> bool:
+        """Whether the loss's own derivative by a layer's output is used."""
+        this = self.layers[name]
+        return self.options.empirical or this.waits or this.rows is not None or this.probe is not None
+
     def add_delta(self, name: str, delta: Tensor) -> None:
         """The loss's own derivative by a layer's output, in the user's backward pass."""
         this = self.layers.get(name)
@@ -377,12 +382,6 @@ def gather(passes: list[Pass]) -> dict[str, LayerStatistics]:
     for statistics in total.values():
         statistics.join()
     return total
-
-
-def note_gradients(parameters: list[nn.Parameter], capture: Any) -> None:
-    """Note at the end of a backward pass which gradients there are: if they are thrown away, so are the passes."""
-    noted = [(p, id(p.grad), p.grad._version) for p in parameters if p.grad is not None]
-    capture.gradients = noted if capture.passes else []
 
 
 def unfolded(X: Tensor, samples: int) -> Tensor:

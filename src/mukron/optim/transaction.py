@@ -12,6 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import cache
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -151,9 +152,9 @@ class Transaction:
                     factors = {name: memory.update(of_block.setdefault(name, {}), X) for name, X in batch.items()}
                 traces = {name: factor.trace() for name, factor in factors.items()}
                 self.traces.update({(layer.name, block, name): trace for name, trace in traces.items()})
-                highest, new_traces = peaks.setdefault(block, {}), list(traces.values())
-                known = [highest[name].to(trace.dtype) if name in highest else trace for name, trace in traces.items()]
-                highest.update(zip(traces, torch._foreach_maximum(known, new_traces) if traces else (), strict=True))
+                highest = peaks.setdefault(block, {})
+                for name, trace in traces.items():
+                    highest[name] = torch.maximum(highest[name].to(trace.dtype), trace) if name in highest else trace
                 stale = block not in state.get("operators", {}) or block in self.units.get(layer.name, {})
                 if factors and (stale or optimizer.steps % optimizer.options.inverse_every == 0):
                     sides = replace(layer.sides.get(block, layer.sides[WEIGHT]), peaks=highest)
@@ -288,9 +289,14 @@ class Transaction:
         values = iter(lengths)
         for name, of_move in parts.items():
             length = math.prod([next(values) for _ in of_move]) * self.rates[name]
-            if not length <= torch.finfo(self.optimizer.entries[name].parameter.dtype).max:
+            if not length <= largest_number(self.optimizer.entries[name].parameter.dtype):
                 return False
         return True
+
+
+@cache
+def largest_number(dtype: torch.dtype) -> float:
+    return torch.finfo(dtype).max
 
 
 def has_values(layer: LayerEntry) -> bool:
@@ -332,15 +338,17 @@ def norms(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 def read(groups: Sequence[Sequence[Tensor]]) -> list[list[float]]:
     """The numbers of each group, with one look at the device."""
-    numbers = [number if number.ndim == 1 else number.reshape(-1) for group in groups for number in group]
-    if not numbers:
+    alike: dict[tuple[torch.dtype, int], list[Tensor]] = {}
+    for number in (number for group in groups for number in group):
+        alike.setdefault((number.dtype, number.ndim), []).append(number)
+    if not alike:
         return [[] for _ in groups]
-    kinds = list(dict.fromkeys(number.dtype for number in numbers))
-    joined = [torch.cat([number for number in numbers if number.dtype == kind]) for kind in kinds]
-    values = joined[0] if len(kinds) == 1 else torch.cat([of_kind.double() for of_kind in joined])
-    parts = iter(torch.split(values.cpu(), [len(of_kind) for of_kind in joined]))
-    of_kind = {kind: iter(next(parts).tolist()) for kind in kinds}
-    return [[value for n in group for value in islice(of_kind[n.dtype], n.numel())] for group in groups]
+    parts = [torch.cat(same) if ndim else torch.stack(same) for (_, ndim), same in alike.items()]
+    if len({part.dtype for part in parts}) > 1:
+        parts = [part.double() for part in parts]
+    values = iter(torch.cat(parts).tolist())
+    of = {kind: iter([*islice(values, len(part))]) for kind, part in zip(alike, parts, strict=True)}
+    return [[value for n in group for value in islice(of[n.dtype, n.ndim], n.numel())] for group in groups]
 
 
 def copied(value: Any) -> Any:

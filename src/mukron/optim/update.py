@@ -103,8 +103,8 @@ def _with_momentum(updates: Sequence[Update]) -> list[Move]:
         if isinstance(move, LowRank) and not nesterov and move.D.dtype == buffer.dtype:
             moves[place] = buffer.baddbmm_(move.D.mT, move.H, beta=momentum)
         else:
-            matrix = move.matrix() if isinstance(move, LowRank) else move
-            dense[momentum, nesterov].append((place, buffer, matrix.reshape(weight.shape).to(buffer.dtype)))
+            matrix = move.matrix().reshape(weight.shape) if isinstance(move, LowRank) else move
+            dense[momentum, nesterov].append((place, buffer, matrix.to(buffer.dtype)))
     for (momentum, nesterov), entries in dense.items():
         buffers, added = [buffer for _, buffer, _ in entries], [move for _, _, move in entries]
         torch._foreach_mul_(buffers, momentum)
