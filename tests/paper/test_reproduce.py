@@ -79,7 +79,7 @@ def numbers(folder, name):
 
 
 def test_what_was_stopped_in_its_middle_goes_on_there(tmp_path, monkeypatch, trained):
-    monkeypatch.setattr(running, "IDLE", 0.0)  # it tells at every step of every run
+    monkeypatch.setattr(running, "REPORT_INTERVAL", 0.0)  # it tells at every step of every run
     asked = request(tmp_path, TRANSFER)
 
     def stop(at):
@@ -127,7 +127,7 @@ def test_a_damaged_mark_is_said_with_its_path(tmp_path):
 
 
 def test_a_check_that_is_over_is_not_run_again(tmp_path, trained, monkeypatch):
-    monkeypatch.setattr(running, "IDLE", 0.0)
+    monkeypatch.setattr(running, "REPORT_INTERVAL", 0.0)
 
     def stop(at):
         if at.parts == 1:

@@ -13,7 +13,8 @@ from mukron.optim import SPECS
 from mukron.study import Point, Result, Search, StudyError, usual_schemes
 from mukron.study.design import TRIES, Design
 from mukron.study.points import label, read_scheme
-from mukron.study.store import ENDED, INTERRUPTED, LOST, RUNNING, WORKER_DIED, Entry
+from mukron.study.store import ENDED, LOST, RUNNING, WORKER_DIED, Entry
+from mukron.train.records import INTERRUPTED
 
 LR = (0.01, 0.02)
 

@@ -115,7 +115,7 @@ def test_a_server_that_is_away_for_a_while_ends_no_study(tmp_path):
 
 
 def test_a_server_that_stays_away_is_told_in_one_line(tmp_path, monkeypatch):
-    monkeypatch.setattr("mukron.study.store.PATIENCE", 0)
+    monkeypatch.setattr("mukron.study.store.RETRY_SECONDS", 0)
     with Server() as server:
         server.wait()
         study = tiny_study(tmp_path, storage=server.address, seeds=1)

@@ -14,14 +14,14 @@ from mukron.cli.common import errors, show
 from mukron.cli.numbers import read_numbers
 
 if TYPE_CHECKING:
-    from mukron.bench.result import BenchResult, Measurement
+    from mukron.bench.result import BenchResult, MethodResult
 
     class BenchRun(Protocol):
         """A run of a benchmark."""
 
         result: BenchResult
 
-        def rows(self, track: Any, rounds: Any) -> Iterator[list[Measurement]]: ...
+        def rows(self, track: Any, rounds: Any) -> Iterator[list[MethodResult]]: ...
 
 
 T = TypeVar("T")

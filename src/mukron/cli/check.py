@@ -10,9 +10,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from mukron.cli.common import BUILT_IN, METHODS, Group, errors, show, split
+from mukron.cli.common import BUILT_IN, METHODS_PLACEHOLDER, Group, errors, show, split
 from mukron.cli.progress import BAR, COUNT, TIME_LEFT, shown_bar
-from mukron.cli.train import default_width, describe
+from mukron.cli.train import default_width, run_config_from_options
 from mukron.imports import import_function
 
 check_app = typer.Typer(cls=Group, invoke_without_command=True)
@@ -33,7 +33,7 @@ def check(
     factory: Annotated[
         str | None, typer.Option(help="Your own network: MODULE:FUNCTION, called with its width.")
     ] = None,
-    method: Annotated[str, typer.Option(help=f"{METHODS}.")] = "kfac",
+    method: Annotated[str, typer.Option(help=f"{METHODS_PLACEHOLDER}.")] = "kfac",
     scheme: Annotated[str, typer.Option(help="mup, sp, ntk or uniform:R.")] = "mup",
     damping: Annotated[str | None, typer.Option(help="A number, or RULE[:NUMBER], as in heuristic:1e-3.")] = None,
     lr: Annotated[float | None, typer.Option(help="Learning rate; one that suits a check if not given.")] = None,
@@ -92,7 +92,7 @@ def check(
             del given["momentum"]  # Adam keeps its beta1
         given["lr"] = usual_rate(method, scheme) if lr is None else lr
         chosen = {name: value for name, value in given.items() if value is not None}
-        config = describe(None, chosen, settings or [])
+        config = run_config_from_options(None, chosen, settings or [])
         with check_progress() as progress:
             result = check_run(
                 config,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mukron.cli.common import ALL_METHODS, BUILT_IN, errors, show, split
+from mukron.cli.common import ALL_METHODS_PLACEHOLDER, BUILT_IN, errors, show, split
 from mukron.imports import import_function
 from mukron.theory import METHODS, comparison_table, get_method, get_scheme, method_table
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def explain(
-    method: Annotated[str, typer.Option(help=f"{ALL_METHODS}, or all.")] = "kfac",
+    method: Annotated[str, typer.Option(help=f"{ALL_METHODS_PLACEHOLDER}, or all.")] = "kfac",
     scheme: Annotated[str, typer.Option(help="mup, sp, ntk, or uniform:R with R from 0 (mup) to 1/2 (ntk).")] = "mup",
     model: Annotated[str | None, typer.Option(help=f"A built-in network: {BUILT_IN}.")] = None,
     factory: Annotated[

@@ -17,7 +17,7 @@ from mukron.table import Table
 from mukron.workers.progress import Throttle
 
 if TYPE_CHECKING:
-    from mukron.paper import Outcome, Progress
+    from mukron.paper import Outcome, ReproductionProgress
 
 MINUTE = 60.0
 
@@ -91,12 +91,14 @@ def _recipe_table(folder: Path) -> Table:
 
 
 @contextmanager
-def _progress_and_outcomes() -> Iterator[tuple[Callable[[Progress], None], Callable[[Outcome, list[Path]], None]]]:
+def _progress_and_outcomes() -> Iterator[
+    tuple[Callable[[ReproductionProgress], None], Callable[[Outcome, list[Path]], None]]
+]:
     """Yields two callbacks: one moves a progress bar on a terminal, the other prints each outcome."""
     with shown_bar("{task.description}", BAR, COUNT, TIME_LEFT, description="reproduce") as bar:
         lines = Throttle(MINUTE, at_once=False)
 
-        def progress(at: Progress) -> None:
+        def progress(at: ReproductionProgress) -> None:
             text = f"part {min(at.parts + 1, at.of_parts)} of {at.of_parts}: {at.now or 'all run'}"
             bar.update(at.runs, at.of_runs, description=text)
             if not bar.live and lines.due():  # for a log file

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from mukron.cli.common import BUILT_IN, METHODS, errors, show, split
+from mukron.cli.common import BUILT_IN, METHODS_PLACEHOLDER, errors, show, split
 from mukron.cli.progress import BAR, TIME_LEFT, clock, shown_bar
 from mukron.imports import import_function
 from mukron.table import Table
@@ -56,7 +56,7 @@ def train(
     ] = None,
     samples: Annotated[int | None, typer.Option(help="Train on that many; all if not given.")] = None,
     loss: Annotated[str | None, _field("loss", "cross-entropy or mse.")] = None,
-    method: Annotated[str | None, _field("method", f"{METHODS}.")] = None,
+    method: Annotated[str | None, _field("method", f"{METHODS_PLACEHOLDER}.")] = None,
     scheme: Annotated[str | None, _field("scheme", "mup, sp, ntk or uniform:R.")] = None,
     lr: Annotated[float | None, _field("lr", "Learning rate, as tuned at the base width.")] = None,
     damping: Annotated[
@@ -100,7 +100,7 @@ def train(
         if factory is not None and base_width is None and config is None:
             given["base_width"] = default_width(import_function(factory, "--factory"))
         chosen = {name: value for name, value in given.items() if value is not None}
-        described = describe(config, chosen, settings or [])
+        described = run_config_from_options(config, chosen, settings or [])
         folder = out if out is not None else Path("runs") / run_name(described)
         try:
             run = _run(described, folder, data_dir, tensorboard, restart)
@@ -120,7 +120,7 @@ def _run(config: RunConfig, folder: Path, data_dir: Path | None, tensorboard: bo
         return train_(config, folder, data_dir=data_dir, resume=not restart, progress=progress, tensorboard=tensorboard)
 
 
-def describe(file: Path | None, given: Mapping[str, Any], settings: list[str]) -> RunConfig:
+def run_config_from_options(file: Path | None, given: Mapping[str, Any], settings: list[str]) -> RunConfig:
     """Builds the configuration of a run; options have priority over the file, and --set over both.
 
     Args:
@@ -135,7 +135,7 @@ def describe(file: Path | None, given: Mapping[str, Any], settings: list[str]) -
         ValueError: If a field is unknown or its value invalid.
 
     Example:
-        >>> describe(None, {"lr": 0.1}, ["clip_norm=1"]).clip_norm
+        >>> run_config_from_options(None, {"lr": 0.1}, ["clip_norm=1"]).clip_norm
         1.0
     """
     from mukron.train import RunConfig

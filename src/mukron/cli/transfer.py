@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from mukron.cli.common import BUILT_IN, METHODS, errors, show
+from mukron.cli.common import BUILT_IN, METHODS_PLACEHOLDER, errors, show
 from mukron.cli.numbers import read_numbers
 from mukron.cli.progress import BAR, COUNT, clock, shown_bar
-from mukron.cli.train import default_width, describe
+from mukron.cli.train import default_width, run_config_from_options
 from mukron.imports import import_function
 from mukron.workers.exits import STOPPED
 from mukron.workers.progress import Throttle
@@ -37,7 +37,7 @@ FactoryOption = Annotated[str | None, typer.Option(help="Your own network: MODUL
 DataOption = Annotated[str | None, typer.Option(help="A data set by name, or your own MODULE:FUNCTION. digits.")]
 SamplesOption = Annotated[int | None, typer.Option(min=1, help="Train on that many; all if not given.")]
 LossOption = Annotated[str | None, typer.Option(help="cross-entropy or mse. cross-entropy.")]
-MethodOption = Annotated[str | None, typer.Option(help=f"{METHODS}. kfac.")]
+MethodOption = Annotated[str | None, typer.Option(help=f"{METHODS_PLACEHOLDER}. kfac.")]
 EpochsOption = Annotated[int | None, typer.Option(min=1, help="Passes over the samples. 5.")]
 BatchOption = Annotated[int | None, typer.Option(min=1, help="Samples a step. 128.")]
 DeviceOption = Annotated[str | None, typer.Option(help="cpu or cuda. cpu.")]
@@ -246,7 +246,7 @@ def _describe_study(
             raise ValueError(f"--factory {factory!r}: its width has no default; give --widths or --base-width")
     if base_width is not None:
         chosen["base_width"] = base_width
-    described = describe(config, chosen, settings)
+    described = run_config_from_options(config, chosen, settings)
     base = base_width_of(described)
     config_scheme = described.scheme if described.damping is None else f"{described.scheme}/{described.damping.text()}"
     return described.replace(

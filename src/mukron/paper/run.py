@@ -20,15 +20,16 @@ from mukron.paper.errors import ReproductionError
 from mukron.paper.outcome import RESULT_FILE, Outcome, judge_claims, keep
 from mukron.paper.parts import Assigned, AssignedCheck, AssignedStudy
 from mukron.paper.recipe import RECIPES, Checking, Evidence, Experiment, Less, Part, Scale, key_of
+from mukron.study.transfer import LOG
 from mukron.workers.exits import STOPPED
 from mukron.workers.foreman import Foreman
 from mukron.workers.interrupts import Stopped, interruptible
 from mukron.workers.machine import describe_machine
 from mukron.workers.progress import Reporter
-from mukron.workers.worker import Task, Tick, serve
+from mukron.workers.worker import Tick, WorkerTask, serve
 
-RUNS, LOG = "runs", "workers.log"
-IDLE = 1.0  # seconds between two reports
+PARTS_FOLDER = "runs"
+REPORT_INTERVAL = 1.0  # seconds between two reports
 DEATHS = 10  # workers that are replaced; what is left then is run by this process
 
 
@@ -93,7 +94,7 @@ class Request:
         return list(parts.values())
 
     def _assigned(self, title: str, part: Part) -> Assigned:
-        folder = Path(self.folder) / RUNS / key_of(part)
+        folder = Path(self.folder) / PARTS_FOLDER / key_of(part)
         if isinstance(part, Checking):
             return AssignedCheck(title, part, folder, self.data_dir)
         return AssignedStudy(title, part, folder, self.data_dir)
@@ -130,7 +131,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Progress:
+class ReproductionProgress:
     """How much of the recipes is run.
 
     Attributes:
@@ -141,7 +142,7 @@ class Progress:
         now: The title of the first part that is not complete.
 
     Example:
-        >>> Progress(parts=1, of_parts=4, runs=10, of_runs=40, now="MLP").of_runs
+        >>> ReproductionProgress(parts=1, of_parts=4, runs=10, of_runs=40, now="MLP").of_runs
         40
     """
 
@@ -159,7 +160,7 @@ def reproduce(
     request: Request,
     *,
     workers: int = 1,
-    progress: Callable[[Progress], None] | None = None,
+    progress: Callable[[ReproductionProgress], None] | None = None,
     concluded: Callable[[Outcome, list[Path]], None] | None = None,
 ) -> dict[str, Outcome]:
     """Run the parts of recipes that were not run yet, and conclude every recipe. Ctrl-C stops it; nothing is lost.
@@ -187,7 +188,7 @@ def reproduce(
     if workers < 1:
         raise ReproductionError(f"workers: at least 1, got {workers}")
     book = Book(request, concluded)
-    report = Reporter(progress, book.standing, IDLE)
+    report = Reporter(progress, book.standing, REPORT_INTERVAL)
     with interruptible(terminate=True) as stopped:
         if workers > 1:
 
@@ -245,13 +246,15 @@ class Book:
         if self.concluded is not None:
             self.concluded(outcome, written)
 
-    def standing(self) -> Progress:
+    def standing(self) -> ReproductionProgress:
         waiting = [assigned for assigned in self.parts if not self.over(assigned)]
         left = sum(assigned.total for assigned in waiting)
         first = waiting[0] if waiting else None
         total = sum(assigned.total for assigned in self.parts)
         done = total - left + (first.done() if first else 0)
-        return Progress(len(self.parts) - len(waiting), len(self.parts), done, total, first.title if first else "")
+        return ReproductionProgress(
+            len(self.parts) - len(waiting), len(self.parts), done, total, first.title if first else ""
+        )
 
 
 def _made(parts: Sequence[Assigned], device: str) -> dict[str, str]:
@@ -304,7 +307,7 @@ def main(file: str) -> int:
     return serve(file, _work_on_task)
 
 
-def _work_on_task(task: Task, stopped: Stopped, tick: Tick) -> bool:
+def _work_on_task(task: WorkerTask, stopped: Stopped, tick: Tick) -> bool:
     return walk(Request.from_dict(task).parts(), stopped, tick)
 
 

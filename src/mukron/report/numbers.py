@@ -9,11 +9,10 @@ from statistics import fmean
 
 from mukron.study.certificate import Judgement
 from mukron.study.errors import StudyError
-from mukron.study.points import DIVERGED, FINISHED, PRUNED, Result, label, lowest_is_best
+from mukron.study.points import PRUNED, Result, label, lowest_is_best
 from mukron.study.record import StudyRecord
 from mukron.theory import get_method
-
-AXES = {"lr": "learning rate", "damping": "damping"}
+from mukron.train.records import DIVERGED, FINISHED
 
 
 @dataclass(frozen=True)

@@ -39,14 +39,14 @@ from mukron.train.randomness import own_random_numbers
 
 SMALL_LR = 1e-6  # the numbers must stay finite; their values do not matter
 TRIED = 8  # samples, to see that the network takes them
-LONG = 20.0  # seconds of steps after which no more are made
+ENOUGH_SECONDS = 20.0  # no further steps are measured after this time
 TIME_LIMIT = 300.0  # seconds for one method's steps, with all that surrounds them
 UNITS = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"))
 MEASURE = "from mukron.study.cost import measure_here; measure_here()"
 
 
 @dataclass(frozen=True)
-class Sizes:
+class TrainingMemory:
     """What training holds, in bytes, counted without building anything."""
 
     parameters: int  # their number
@@ -110,7 +110,7 @@ def _layers(config: RunConfig, model: nn.Module) -> dict[str, MatrixLayer]:
     }
 
 
-def sizes_of(config: RunConfig, network: nn.Module, dataset: Dataset, batch: int) -> Sizes:
+def training_memory(config: RunConfig, network: nn.Module, dataset: Dataset, batch: int) -> TrainingMemory:
     """network: the config's, which may be on the meta device."""
     positions, spec = _positions(config, dataset), config.spec
     options = spec.all_options(config.method_options)
@@ -124,7 +124,7 @@ def sizes_of(config: RunConfig, network: nn.Module, dataset: Dataset, batch: int
     moments = spec.moments(config)
     size = config.weights_dtype.itemsize
     work = 2 * numbers + factors + 4 * activations
-    return Sizes(numbers, *(size * each for each in (numbers, numbers, moments * numbers, factors, work)))
+    return TrainingMemory(numbers, *(size * each for each in (numbers, numbers, moments * numbers, factors, work)))
 
 
 def available_memory(device: str) -> int:
@@ -202,7 +202,7 @@ def make_steps(config: RunConfig, dataset: Dataset, steps: int) -> tuple[list[fl
     built = build(config, dataset)
     x, y = dataset.prepare(dataset.train.inputs, config.weights_dtype), dataset.train.targets
     times: list[float] = []
-    while len(times) <= steps and sum(times) < LONG:
+    while len(times) <= steps and sum(times) < ENOUGH_SECONDS:
         start = time.perf_counter()
         built.optimizer.zero_grad()
         loss = built.loss(built.outputs(x), y)

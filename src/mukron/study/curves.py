@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mukron.study.errors import StudyError
-from mukron.study.points import FINISHED, PRUNED, Result, lowest_is_best
+from mukron.study.points import PRUNED, Result, lowest_is_best
+from mukron.train.records import FINISHED
 
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]

@@ -20,7 +20,7 @@ NEAR = 1.0  # a parabola is fitted to the settings within a factor of 2, and at 
 CELL = 0.35  # in steps, the error of what is known to a step: above 12^-1/2, as widths with close optima err alike
 SHAPE = 0.27  # the same for a parabola, on the most lopsided of curves that are no wall: measured, see the tests
 WALL = 5.0  # times steeper at one step than the other side at two: a parabola then only says which step it is
-ROUNDING = 1e-9
+EPSILON = 1e-9  # differences up to this size are rounding errors
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def place(costs: Array, x: Array) -> Array:
         near = x[inside] - x[number]
         # cost ~ a + b t + c t^2, lowest at t = -b / 2c
         _, b, c = np.linalg.pinv(np.vander(near, 3, increasing=True)) @ costs[rows][:, inside].T
-        bent = c > ROUNDING * np.abs(costs[rows]).max(1)
+        bent = c > EPSILON * np.abs(costs[rows]).max(1)
         places[rows] += np.clip(np.where(bent, -b / (2 * np.where(bent, c, 1.0)), 0.0), near[0], near[-1])
     return places
 
@@ -104,9 +104,9 @@ def _filled(costs: Array) -> Array:
 def _window(x: Array, diverged: Mask, number: int) -> slice:
     """The settings to fit to: the nearest on either side, and more that are near, up to the first that diverged."""
     first, last = max(number - 1, 0), min(number + 1, len(x) - 1)
-    while first > 0 and not diverged[first] and x[number] - x[first - 1] <= NEAR + ROUNDING:
+    while first > 0 and not diverged[first] and x[number] - x[first - 1] <= NEAR + EPSILON:
         first -= 1
-    while last < len(x) - 1 and not diverged[last] and x[last + 1] - x[number] <= NEAR + ROUNDING:
+    while last < len(x) - 1 and not diverged[last] and x[last + 1] - x[number] <= NEAR + EPSILON:
         last += 1
     return slice(first, last + 1)
 
@@ -163,7 +163,7 @@ def _worse(curve: Curve) -> Mask:
         error = np.sqrt((usual + np.maximum(usual, variances)) / seeds)
         chance = (1 - CONFIDENCE) / (settings * (settings - 1))  # the best may be any, by luck: all pairs count
         error *= student_quantile(1 - chance, (settings - 1) * (seeds - 1))
-    worse[alive] = excess > error + ROUNDING
+    worse[alive] = excess > error + EPSILON
     return worse
 
 
@@ -185,8 +185,8 @@ def _range(curve: Curve, value: float, error: float, grid: float, worse: Mask) -
     else:
         reach = math.hypot(student_quantile((1 + CONFIDENCE) / 2, seeds - 1) * error, 2 * grid)
         low, high = max(low, value - reach), min(high, value + reach)
-    low = -math.inf if value <= x[0] + ROUNDING and not curve.diverged[0] else min(low, value)
-    high = math.inf if value >= x[-1] - ROUNDING and not curve.diverged[-1] else max(high, value)
+    low = -math.inf if value <= x[0] + EPSILON and not curve.diverged[0] else min(low, value)
+    high = math.inf if value >= x[-1] - EPSILON and not curve.diverged[-1] else max(high, value)
     return float(low), float(high)
 
 
@@ -239,7 +239,7 @@ def drift(optima: Sequence[Optimum]) -> Interval | None:
         grid = 2 * math.hypot(*(weight * optimum.grid for weight, optimum in zip(weights, optima, strict=True)))
         low = high = math.hypot(noise, grid)
     for weight, optimum in zip(weights, optima, strict=True):  # an optimum beyond the grid is bounded on one side only
-        if abs(weight) > ROUNDING:
+        if abs(weight) > EPSILON:
             low = math.inf if math.isinf(optimum.best.low if weight > 0 else optimum.best.high) else low
             high = math.inf if math.isinf(optimum.best.high if weight > 0 else optimum.best.low) else high
     return Interval(slope, slope - low, slope + high)

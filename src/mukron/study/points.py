@@ -14,10 +14,10 @@ from typing import Any
 from mukron.damping import Rule
 from mukron.study.errors import StudyError
 from mukron.theory import get_scheme
-from mukron.train import RunConfig, records
+from mukron.train import RunConfig
 from mukron.train.records import EpochRow
 
-FINISHED, DIVERGED, PRUNED = records.FINISHED, records.DIVERGED, "pruned"
+PRUNED = "pruned"  # the status of a run that was given up
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mukron.study.design import Design
-from mukron.study.points import DIVERGED
 from mukron.study.store import ENDED, RUNNING, Entry
+from mukron.train.records import DIVERGED
 
-FEWEST = 3  # trials from which the duration of the others is estimated
+FEWEST_TRIALS = 3  # trials from which the duration of the others is estimated
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def _seconds_of_work_left(design: Design, ended: Sequence[Entry], running: Seque
     A width at which nothing has ended takes the duration of the nearest one times a power of the ratio of widths. The
     power is fitted to the durations so far and kept between 0 and 2.
     """
-    if len(ended) < FEWEST:
+    if len(ended) < FEWEST_TRIALS:
         return None
     durations: dict[float, list[float]] = {}
     for entry in ended:

@@ -7,7 +7,8 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from mukron.study.points import FINISHED, lowest_is_best
+from mukron.study.points import lowest_is_best
+from mukron.train.records import FINISHED
 
 if TYPE_CHECKING:
     from mukron.study.store import Entry

@@ -26,19 +26,19 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from mukron.study.errors import StudyError
-from mukron.study.points import FINISHED, Point, Result, lowest_is_best
-from mukron.train import RunConfig, records
-from mukron.train.records import EpochRow
+from mukron.study.points import Point, Result, lowest_is_best
+from mukron.train import RunConfig
+from mukron.train.records import FINISHED, EpochRow
 from mukron.workers.locks import locked
 
 P = ParamSpec("P")
 T = TypeVar("T")
-PATIENCE = 60  # seconds that a database may be unreachable
+RETRY_SECONDS = 60  # seconds that a database may be unreachable
 BEAT, GRACE = 15, 60  # seconds between two heartbeats of a trial, and without one after which it counts as lost
 RUNNING, ENDED, LOST = "running", "ended", "lost"
 OF_A_POINT = ("scheme", "width", "lr", "damping", "seed")  # fields of a run that the study varies
 NOT_COMPARED = (*OF_A_POINT, "device")  # fields that may differ between runs of one study; workers choose the device
-WORKER_DIED, INTERRUPTED = "its worker died", records.INTERRUPTED
+WORKER_DIED = "its worker died"
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Claim:
+class ClaimedPoint:
     """A point that this worker, and no other, trains."""
 
     point: Point
@@ -72,7 +72,7 @@ def _patient(act: Callable[P, T]) -> Callable[P, T]:
 
     @wraps(act)
     def with_retries(*args: P.args, **kwargs: P.kwargs) -> T:
-        url, end = args[0].url, time.monotonic() + PATIENCE  # type: ignore[attr-defined]
+        url, end = args[0].url, time.monotonic() + RETRY_SECONDS  # type: ignore[attr-defined]
         while True:
             try:
                 with _storage_errors(url):
@@ -176,7 +176,7 @@ class Store:
 
     # What a worker does.
 
-    def claim(self, choose: Callable[[Sequence[Entry]], Point | None]) -> Claim | None:
+    def claim(self, choose: Callable[[Sequence[Entry]], Point | None]) -> ClaimedPoint | None:
         """Claim the point that ``choose`` returns, given all trials; None if it returns none."""
 
         def choose_one(entries: Sequence[Entry]) -> list[Point]:
@@ -186,14 +186,14 @@ class Store:
         return next(iter(self.claim_many(choose_one)), None)
 
     @_patient
-    def claim_many(self, choose: Callable[[Sequence[Entry]], Sequence[Point]]) -> list[Claim]:
+    def claim_many(self, choose: Callable[[Sequence[Entry]], Sequence[Point]]) -> list[ClaimedPoint]:
         """Claim the points that ``choose`` returns, given all trials."""
         with self.exclusive():
             self._fail_dead_trials()
             points = choose(self.entries())
             return [self._claim(point, len(points)) for point in points]
 
-    def _claim(self, point: Point, together: int) -> Claim:
+    def _claim(self, point: Point, together: int) -> ClaimedPoint:
         optuna = _optuna()
         attributes = {"scheme": point.scheme, "point": asdict(point), "worker": f"{_host()}:{os.getpid()}"}
         template = optuna.trial.create_trial(
@@ -206,7 +206,7 @@ class Store:
         trial_id = self._storage.create_new_trial(self._id, template_trial=template)
         self._rdb.record_heartbeat(trial_id)
         self._storage.set_trial_state_values(trial_id, optuna.trial.TrialState.RUNNING)
-        return Claim(point, optuna.trial.Trial(self.study, trial_id), trial_id)
+        return ClaimedPoint(point, optuna.trial.Trial(self.study, trial_id), trial_id)
 
     def _fail_dead_trials(self) -> None:
         """Trials whose workers are gone fail."""
@@ -220,7 +220,7 @@ class Store:
                 self._storage.set_trial_state_values(trial._trial_id, optuna.trial.TrialState.FAIL)
 
     @contextmanager
-    def alive(self, *claims: Claim) -> Iterator[None]:
+    def alive(self, *claims: ClaimedPoint) -> Iterator[None]:
         """Record heartbeats of these trials for as long as the block lasts."""
         stop = threading.Event()
 
@@ -239,16 +239,16 @@ class Store:
             thread.join()
 
     @_patient
-    def report(self, claim: Claim, value: float, epoch: int) -> None:
+    def report(self, claim: ClaimedPoint, value: float, epoch: int) -> None:
         """Report the metric after an epoch, for the dashboard and for pruners."""
         claim.trial.report(value, epoch)
 
     @_patient
-    def fell_behind(self, claim: Claim) -> bool:
+    def fell_behind(self, claim: ClaimedPoint) -> bool:
         """Whether the study's pruner would give the trial up."""
         return bool(claim.trial.should_prune())
 
-    def end(self, claim: Claim, status: str, rows: Sequence[EpochRow], reason: str, seconds: float) -> None:
+    def end(self, claim: ClaimedPoint, status: str, rows: Sequence[EpochRow], reason: str, seconds: float) -> None:
         """Store a run's result. A run that diverged has no value, which Optuna calls pruned."""
         states = _optuna().trial.TrialState
         result = {"status": status, "reason": reason, "seconds": seconds, "rows": [dict(row) for row in rows]}
@@ -258,7 +258,7 @@ class Store:
             raise StudyError(f"metric {self.metric!r}: runs of this study do not have it; they have {known}")
         self._close(claim, states.COMPLETE if status == FINISHED else states.PRUNED, value, "result", result)
 
-    def give_up(self, claim: Claim, reason: str) -> None:
+    def give_up(self, claim: ClaimedPoint, reason: str) -> None:
         """Fail the trial, so that its point can be claimed again."""
         self._close(claim, _optuna().trial.TrialState.FAIL, None, "reason", reason)
 
@@ -278,7 +278,7 @@ class Store:
         return bool(trials)
 
     @_patient
-    def _close(self, claim: Claim, state: Any, value: float | None, attribute: str, content: Any) -> None:
+    def _close(self, claim: ClaimedPoint, state: Any, value: float | None, attribute: str, content: Any) -> None:
         """End the trial, unless it was taken for lost meanwhile: another worker then has the point."""
         with suppress(_optuna().exceptions.UpdateFinishedTrialError):
             self._storage.set_trial_user_attr(claim.trial_id, attribute, content)

@@ -12,11 +12,12 @@ from mukron.data import Dataset
 from mukron.study.certificate import Certificate, certify
 from mukron.study.design import Design
 from mukron.study.errors import StudyError
-from mukron.study.points import FINISHED, Result
+from mukron.study.points import Result
 from mukron.study.progress import StudyProgress, progress_of
 from mukron.study.record import StudyRecord
 from mukron.study.store import ENDED, NOT_COMPARED, Store, sqlite_at, stored_at
-from mukron.study.work import IDLE, Job, StudyForeman, work
+from mukron.study.work import POLL_INTERVAL, Job, StudyForeman, work
+from mukron.train.records import FINISHED
 from mukron.workers.interrupts import interruptible
 from mukron.workers.machine import describe_machine
 from mukron.workers.progress import Reporter
@@ -165,7 +166,7 @@ class TransferStudy:
             raise StudyError(f"metric {metric!r}: the runs here do not have it; they have {', '.join(rows[0])}")
 
     def _reporter(self, workers: int, progress: Callable[[StudyProgress], None] | None) -> Reporter[StudyProgress]:
-        return Reporter(progress, lambda: progress_of(self.design, self.store.entries(), workers), IDLE)
+        return Reporter(progress, lambda: progress_of(self.design, self.store.entries(), workers), POLL_INTERVAL)
 
     # Results.
 

@@ -18,14 +18,14 @@ from mukron.study.design import Design
 from mukron.study.errors import StudyError
 from mukron.study.points import PRUNED, Point
 from mukron.study.search import pruner
-from mukron.study.store import ENDED, INTERRUPTED, RUNNING, Claim, Entry, Store
+from mukron.study.store import ENDED, RUNNING, ClaimedPoint, Entry, Store
 from mukron.train import Progress, Run, StackProgress, dataset_of, stack_size, train, train_stack
-from mukron.train.records import EpochRow
+from mukron.train.records import INTERRUPTED, EpochRow
 from mukron.workers.foreman import Foreman
 from mukron.workers.interrupts import Stopped
-from mukron.workers.worker import Task, Tick, serve
+from mukron.workers.worker import Tick, WorkerTask, serve
 
-IDLE = 0.5  # seconds between two looks at the storage
+POLL_INTERVAL = 0.5  # seconds between two looks at the storage
 QUICK = 1.0  # seconds; epochs that follow faster are not reported to Optuna one by one
 
 
@@ -53,7 +53,7 @@ class Job:
         return {**vars(self), "design": self.design.to_dict()}
 
     @classmethod
-    def from_dict(cls, data: Task) -> Job:
+    def from_dict(cls, data: WorkerTask) -> Job:
         return cls(**{**data, "design": Design.from_dict(data["design"])})
 
 
@@ -106,7 +106,7 @@ def work(
             if status == INTERRUPTED:
                 return False
         elif wait and design.standing(seen)[RUNNING]:
-            time.sleep(IDLE)
+            time.sleep(POLL_INTERVAL)
         else:
             return True
         tick()
@@ -130,7 +130,7 @@ def _at_once(job: Job, points: Sequence[Point], dataset: Dataset | None) -> Sequ
 def _train(
     job: Job,
     store: Store,
-    claims: Sequence[Claim],
+    claims: Sequence[ClaimedPoint],
     dataset: Dataset | None,
     stopped: Stopped,
     tick: Tick,
@@ -162,7 +162,7 @@ def _train(
     return INTERRUPTED if any(run.status == INTERRUPTED for run in runs) else ENDED
 
 
-def _store_result(store: Store, claim: Claim, run: Run) -> None:
+def _store_result(store: Store, claim: ClaimedPoint, run: Run) -> None:
     if run.status == INTERRUPTED:
         store.give_up(claim, INTERRUPTED)
     else:
@@ -172,7 +172,7 @@ def _store_result(store: Store, claim: Claim, run: Run) -> None:
 def _train_one(
     job: Job,
     store: Store,
-    claim: Claim,
+    claim: ClaimedPoint,
     dataset: Dataset | None,
     stopped: Stopped,
     tick: Tick,
@@ -212,7 +212,7 @@ def _train_one(
 
 
 @contextmanager
-def _given_up_on_error(store: Store, *claims: Claim) -> Iterator[None]:
+def _given_up_on_error(store: Store, *claims: ClaimedPoint) -> Iterator[None]:
     """Free the claimed points if an error comes; points that have ended by then stay as they are."""
     try:
         yield
@@ -260,6 +260,6 @@ def main(file: str) -> int:
     return serve(file, _work_on_task)
 
 
-def _work_on_task(task: Task, stopped: Stopped, tick: Tick) -> bool:
+def _work_on_task(task: WorkerTask, stopped: Stopped, tick: Tick) -> bool:
     job = Job.from_dict(task)
     return work(job, job.store(), None, stopped, tick)

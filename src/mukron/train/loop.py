@@ -2,9 +2,9 @@
 
 Read downwards:  batches -> forward -> is it still a run? -> backward -> clip -> step -> row -> checkpoint.
 
-Everything that the loop knows between two steps is in ``State``, and all of it is in a checkpoint. What a step draws
-comes from the seed and the number of the epoch or step, or from generators that are saved too. So a run that was
-killed continues as if nothing had happened.
+Everything that the loop knows between two steps is in ``LoopState``, and a checkpoint saves all of it. The random
+numbers of a step come from the seed and the number of the epoch or step, or from generators whose states are saved
+too. So a run that was killed continues with the same numbers as one that was not.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ TOO_LARGE = 1e4  # times the first loss, or 1 if that is smaller
 
 
 @dataclass
-class State:
+class LoopState:
     """All that the loop remembers beside the network, the optimizer and the random streams."""
 
     epoch: int = 0  # finished ones
@@ -182,7 +182,7 @@ class Loop:
         if ":" in config.model:
             self.built.try_out(self._prepared(dataset.train.inputs[:PROBED]), dataset.classes)
         self.probes = self._probes(data_dir)  # before a checkpoint is loaded: they know the beginning
-        self.state = State()
+        self.state = LoopState()
 
     def _probes(self, data_dir: str | Path | None) -> dict[str, Probe]:
         model, optimizer = self.built.model, self.built.optimizer
@@ -370,7 +370,7 @@ class Loop:
                 if isinstance(probe, Spectra):
                     probe.load(checkpoint["probes"][name])
             restore_random_states(checkpoint["random"], self.device)
-            self.state = State(**checkpoint["state"])
+            self.state = LoopState(**checkpoint["state"])
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
             raise RunError(
                 f"the checkpoint does not fit what {self.config.model!r} builds now: {' '.join(str(error).split())}; "
