@@ -110,17 +110,17 @@ def test_a_part_that_was_stopped_after_its_last_run_is_closed_at_once(tmp_path, 
     reproduce(asked)
     trained.clear()
     for part in asked.parts():
-        (part.folder / parts.OVER).unlink()
+        (part.folder / parts.COMPLETE_FILE).unlink()
     for part in asked.parts():
         assert part.run(lambda: False, lambda: None, wait=False)
-        assert part.over()
+        assert part.is_complete()
     assert trained == []
 
 
 def test_a_damaged_mark_is_said_with_its_path(tmp_path):
     asked = request(tmp_path, CHECKS)
     reproduce(asked)
-    mark = asked.parts()[0].folder / parts.OVER
+    mark = asked.parts()[0].folder / parts.COMPLETE_FILE
     mark.write_text("")
     with pytest.raises(ParametrizationError, match=re.escape(str(mark))):
         reproduce(asked)

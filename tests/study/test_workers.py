@@ -51,7 +51,7 @@ def command(folder, workers: int, **options) -> subprocess.Popen:
 
 
 def running(study):
-    return study.design.standing(study.store.entries())[RUNNING]
+    return study.design.by_state(study.store.entries())[RUNNING]
 
 
 def two_running(study):

@@ -22,7 +22,7 @@ def explain(
         str | None, typer.Option(help="Your own network: MODULE:FUNCTION, called with its width.")
     ] = None,
     width: Annotated[
-        float | None, typer.Option(min=0, help="The width to explain; four times the base if not given.")
+        float | None, typer.Option(min=0, help="The width to explain (default: four times the base width).")
     ] = None,
     base_width: Annotated[float | None, typer.Option(min=0, help="The width that settings are tuned at.")] = None,
     output_exponent: Annotated[str | None, typer.Option(help='b of the output weights, or "zero".')] = None,
@@ -30,7 +30,7 @@ def explain(
 ) -> None:
     """Print how initial weights, learning rates and damping scale with the width, and why.
 
-    Alone it prints the theory, role by role. With --model or --factory it prints every parameter of that network.
+    Without a network it prints the theory, role by role. With --model or --factory it prints every parameter.
     """
     with errors():
         _know(method)
@@ -49,7 +49,7 @@ def explain(
 
 
 def _know(method: str) -> None:
-    """Optimizers may bring methods that theory alone does not have: load them where such a one is asked for."""
+    """Load the optimizers if the method is unknown: they may register methods that ``mukron.theory`` does not have."""
     try:
         get_method(method)
     except ValueError:  # "all" too

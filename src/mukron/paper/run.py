@@ -205,36 +205,38 @@ def reproduce(
     report(now=True)
     missing = [name for name in request.names if name not in book.outcomes]
     if missing:
-        left = next(assigned for assigned in book.parts if not assigned.over())
+        left = next(assigned for assigned in book.parts if not assigned.is_complete())
         raise ReproductionError(f"{left.title}: runs are missing, as their workers died every time (out of memory?)")
     return book.outcomes
 
 
 class Book:
-    """Which parts are there, and what was concluded from them."""
+    """Tracks which parts are complete, and concludes the recipes whose parts all are."""
 
     def __init__(self, request: Request, concluded: Callable[[Outcome, list[Path]], None] | None) -> None:
         self.request, self.concluded = request, concluded
         self.experiments, self.parts = request.experiments(), request.parts()
         self.by_key = {assigned.folder.name: assigned for assigned in self.parts}
         self.outcomes: dict[str, Outcome] = {}
-        self._over: set[str] = set()
+        self._complete: set[str] = set()
 
-    def over(self, assigned: Assigned) -> bool:
+    def is_complete(self, assigned: Assigned) -> bool:
         key = assigned.folder.name
-        if key not in self._over and assigned.over():
-            self._over.add(key)
-        return key in self._over
+        if key not in self._complete and assigned.is_complete():
+            self._complete.add(key)
+        return key in self._complete
 
     def conclude(self) -> None:
-        """Every recipe whose parts are all there. They are run in order: after a missing one, none is looked at."""
+        """Conclude recipes in order, up to the first that has an incomplete part: parts are run in the same order."""
         for name, experiment in self.experiments.items():
             if name in self.outcomes:
                 continue
             mine = [self.by_key[key_of(part)] for part in experiment.parts.values()]
-            if not all(self.over(assigned) for assigned in mine):
+            if not all(self.is_complete(assigned) for assigned in mine):
                 return
-            evidence = Evidence({title: each.found() for title, each in zip(experiment.parts, mine, strict=True)})
+            evidence = Evidence(
+                {title: assigned.result() for title, assigned in zip(experiment.parts, mine, strict=True)}
+            )
             self._conclude(name, experiment, evidence, _made(mine, self.request.device))
 
     def _conclude(self, name: str, experiment: Experiment, evidence: Evidence, made: dict[str, str]) -> None:
@@ -247,7 +249,7 @@ class Book:
             self.concluded(outcome, written)
 
     def standing(self) -> ReproductionProgress:
-        waiting = [assigned for assigned in self.parts if not self.over(assigned)]
+        waiting = [assigned for assigned in self.parts if not self.is_complete(assigned)]
         left = sum(assigned.total for assigned in waiting)
         first = waiting[0] if waiting else None
         total = sum(assigned.total for assigned in self.parts)
@@ -258,26 +260,29 @@ class Book:
 
 
 def _made(parts: Sequence[Assigned], device: str) -> dict[str, str]:
-    """Where and when the parts were run: several machines may have had their share."""
-    found = [assigned.made() for assigned in parts] or [describe_machine(device)]
-    dates = [each["date"] for each in found if "date" in each]
-    said = {name: "; ".join(dict.fromkeys(each[name] for each in found)) for name in ("machine", "versions")}
-    return {**said, "date": max(dates, default=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"))}
+    """Return where and when the parts were run; several machines may have shared them."""
+    provenances = [assigned.provenance() for assigned in parts] or [describe_machine(device)]
+    dates = [provenance["date"] for provenance in provenances if "date" in provenance]
+    joined = {
+        name: "; ".join(dict.fromkeys(provenance[name] for provenance in provenances))
+        for name in ("machine", "versions")
+    }
+    return {**joined, "date": max(dates, default=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"))}
 
 
 def _runs(evidence: Evidence) -> str:
-    """How many there were, and how long they took together."""
+    """Return the number of runs by status, and their total time, as text."""
     count: Counter[str] = Counter()
     seconds = 0.0
-    for found in evidence.values():
-        if isinstance(found, Check):
-            count["steps of a check"] += len({(row.width, row.seed) for row in found.record.rows})
+    for part_result in evidence.values():
+        if isinstance(part_result, Check):
+            count["steps of a check"] += len({(row.width, row.seed) for row in part_result.record.rows})
             continue
-        for result in found.results:
+        for result in part_result.results:
             count[result.status] += 1
             seconds += result.seconds
-    said = ", ".join(f"{number} {status}" for status, number in count.items()) or "none: theory alone"
-    return said + (f"; {seconds:.0f} s of training" if seconds else "")
+    text = ", ".join(f"{number} {status}" for status, number in count.items()) or "none: theory alone"
+    return text + (f"; {seconds:.0f} s of training" if seconds else "")
 
 
 # Workers.

@@ -1,7 +1,7 @@
 """From settings tuned at a narrow width to a wide network: its settings, the cost of a step, and the code.
 
-Nothing as large as the wide network is built here: it is planned on the meta device, and its step is measured in
-another process, once it is known to fit.
+The wide network is not built in this process: it is planned on the meta device, and if its memory suffices, its step is
+measured in another process.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ RULES = {  # what a damping number means
 
 @dataclass(frozen=True)
 class ParameterSettings:
-    """One parameter of the wide network."""
+    """The settings of one parameter of the wide network."""
 
     name: str
     role: str
     shape: tuple[int, ...]
-    std: float | None  # of its initial values; 0: all equal
+    std: float | None  # of its initial values; 0: all are equal; None: they are left as drawn
     lr: float  # the tuned learning rate times its multiplier
     damping: Mapping[str, float]  # by factor: the damping as a multiple of that at the base width
 
@@ -85,7 +85,7 @@ class WidePlan:
         return tuple(settings)
 
     def layers(self) -> Table:
-        """For every parameter: role, shape, initial std, learning rate, and the multiple of its damping."""
+        """Tabulate the role, shape, initial std, learning rate and damping multiple of every parameter."""
         config, method = self.config, get_method(self.config.method)
         factors = [factor.name for factor in method.damped]
         rows = tuple(
@@ -102,7 +102,7 @@ class WidePlan:
         return Table(title, columns, rows, tuple(_meaning(config)))
 
     def cost(self) -> Table:
-        """Time and peak memory of a step beside SGD's; where it was not measured, its memory by count."""
+        """Tabulate time and peak memory of a step and of SGD's; where not measured, the counted memory."""
         memory, where = self.memory, f"width {self.config.width:g}, batch {self.batch}, {self.config.device}"
         held = bytes_(memory.weights + memory.gradients + memory.moments)
         count = f"{memory.parameters:,} parameters; weights, gradients and moments take {held}."
@@ -123,7 +123,7 @@ class WidePlan:
 
     @property
     def by_layer(self) -> Table | None:
-        """The cost of every layer, as the optimizer's ``plan()`` has it after a step; None if no step was measured."""
+        """The cost of every layer, from the optimizer's ``plan()`` after a step; None if no step was measured."""
         return self.steps[0].layers if self.steps else None
 
     def code(self) -> str:
@@ -200,7 +200,7 @@ def plan_for(
 
 
 def _meaning(config: RunConfig) -> list[str]:
-    """Notes on the numbers in the table of layers."""
+    """Return notes on the numbers in the table of layers."""
     notes = []
     if config.damping is not None:
         moves = isinstance(config.damping, BREAK_MUP)
