@@ -208,7 +208,7 @@ def test_tune_of_a_method_without_damping():
         (("--lr", "2^-9:2^-x"), "--lr '2^-9:2^-x': expected numbers, as in 0.01,0.03 or 2^-9:2^-2"),
         (("--lr", "1:0.1"), "from 1 to 0.1"),
         (("--widths", "sixty"), "--widths 'sixty'"),
-        (("--lr", "0.01:0.05"), "one comes to 0.04, not to 0.05"),
+        (("--lr", "0.01:0.05"), "the last number is 0.04, not 0.05"),
         (("--storage", "sqlite://"), "expected sqlite:///FILE"),
         (("--over", "momentum"), "--over 'momentum': expected lr, damping or lr,damping"),
         (("--damping", "0.5,2"), "--damping: several, but the study is --over lr"),

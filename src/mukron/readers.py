@@ -23,7 +23,7 @@ Reader = Callable[[Any], Any]
 Parser = Callable[[str], Any]  # from text such as "ema:0.95" to an object such as EMA(0.95)
 
 LONGEST = 60  # characters of a text with exact numbers
-SHOWN = 100  # characters of a value in an error
+SHOWN_CHARACTERS = 100  # characters of a value in an error
 
 
 def text(value: Any) -> str:
@@ -334,4 +334,4 @@ def shown(value: Any) -> str:
         written = repr(value)
     except ValueError:  # Python writes no number of thousands of digits
         return "(a huge number)"
-    return written if len(written) <= SHOWN else f"{written[:SHOWN]}..."
+    return written if len(written) <= SHOWN_CHARACTERS else f"{written[:SHOWN_CHARACTERS]}..."

@@ -13,7 +13,7 @@ import pytest
 from mukron.bench.drawing import draw_result
 from mukron.bench.measure import Options
 from mukron.bench.page import summary_table, write_performance_page
-from mukron.bench.result import BenchResult, Measurement, new_result
+from mukron.bench.result import BenchResult, MethodResult, new_result
 from mukron.bench.roots import ROOT_CASES, RootsRun
 
 
@@ -22,9 +22,9 @@ def result(widths=(64, 128, 256)) -> BenchResult:
     rows = []
     for width in widths:
         rows += [
-            Measurement("SGD", width, (1e-3 * width**2, 1.1e-3 * width**2, 0.9e-3 * width**2), 10.0, 1e-7),
-            Measurement("K-FAC", width, (2e-3 * width**2,) * 3, 15.0, 2e-6, parts={"forward": 1.0, "step": 3.0}),
-            Measurement("peer", width, note="another thing", failed="out of memory"),
+            MethodResult("SGD", width, (1e-3 * width**2, 1.1e-3 * width**2, 0.9e-3 * width**2), 10.0, 1e-7),
+            MethodResult("K-FAC", width, (2e-3 * width**2,) * 3, 15.0, 2e-6, parts={"forward": 1.0, "step": 3.0}),
+            MethodResult("peer", width, note="another thing", failed="out of memory"),
         ]
     return empty.with_rows(rows)
 
@@ -67,8 +67,8 @@ def test_in_short_ours_stands_beside_the_fastest_of_the_others():
     found = result()
     rows = [replace(row, method={"K-FAC": "K-FAC (mc), fused"}.get(row.method, row.method)) for row in found.rows]
     rows += [
-        Measurement("SINGD (dense)", 256, (655.36,) * 3),
-        Measurement("curvlinops K-FAC (empirical)", 256, (327.68,) * 3),
+        MethodResult("SINGD (dense)", 256, (655.36,) * 3),
+        MethodResult("curvlinops K-FAC (empirical)", 256, (327.68,) * 3),
     ]
     (line,) = summary_table([replace(found, rows=tuple(rows))]).rows
     assert line[0] == "kfac-step: K-FAC (mc), fused"
@@ -92,7 +92,7 @@ def test_one_width_is_drawn_as_bars(tmp_path):
 def test_bars_that_differ_by_much_have_a_logarithmic_axis(tmp_path):
     """1500 times SGD beside 3 times SGD: both are to be seen."""
     found = result((64,))
-    far = found.with_rows([Measurement("far", 64, (1500.0 * found.base_at(64).median,) * 3)])
+    far = found.with_rows([MethodResult("far", 64, (1500.0 * found.base_at(64).median,) * 3)])
     near, far = (
         draw_result(each, tmp_path / name, (".svg",))[0].read_text() for each, name in ((found, "a"), (far, "b"))
     )

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mukron.linalg import tracked
-from mukron.linalg.tracked import TOLERANCE, Poles, ThinFactor, Turned, divided_differences, kept_factor, turn
+from mukron.linalg.tracked import ROOT_TOLERANCE, Poles, ThinFactor, Turned, divided_differences, kept_factor, turn
 from mukron.memory import EMA, Batch, Sum
 
 QUARTER = Fraction(1, 4)
@@ -70,7 +70,7 @@ def test_larger_changes_take_the_dearer_way_and_all_are_within_the_tolerance(siz
     assert isinstance(operator, Turned)
     found = "renewed" if kept["renewals"] > 1 else "corrected" if kept["spent"] else "first"
     assert found == way
-    assert off(operator.matrix(), root(M + rows.mT @ rows, 1e-4, e)) <= 2 * TOLERANCE
+    assert off(operator.matrix(), root(M + rows.mT @ rows, 1e-4, e)) <= 2 * ROOT_TOLERANCE
 
 
 def test_corrections_are_not_made_for_longer_than_a_renewal_would_cost():
@@ -101,7 +101,7 @@ def test_what_commutes_needs_no_renewal_however_much_it_grows():
 @pytest.mark.parametrize("rows", [1, 2, 30])
 def test_groups_and_memories_against_the_dense_matrix(memory, rows, monkeypatch):
     """Rows few and many, in two groups, over enough steps to renew both forms."""
-    monkeypatch.setattr(tracked, "ROWS", 16)
+    monkeypatch.setattr(tracked, "MAX_THIN_ROWS", 16)
     d = 32
     kept, total = {}, torch.zeros(2, d, d, dtype=torch.float64)
     rho = torch.tensor([1e-3, 1e-2], dtype=torch.float64)
@@ -120,7 +120,7 @@ def test_groups_and_memories_against_the_dense_matrix(memory, rows, monkeypatch)
         operator, _ = factor.prepare(rho, QUARTER)
         expected = root(M, rho.unsqueeze(-1), QUARTER)
         P = operator.right(torch.eye(d, dtype=torch.float64).expand(2, d, d))
-        assert off(P, expected) <= (1e-5 if rows < 30 else 2 * TOLERANCE), step
+        assert off(P, expected) <= (1e-5 if rows < 30 else 2 * ROOT_TOLERANCE), step
     assert kept["renewals"] > 0 or isinstance(memory, Batch)
 
 

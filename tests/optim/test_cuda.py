@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from mukron import EMA, FOOF, KFAC, GaussNewton, Shampoo, Window
-from mukron.linalg.tracked import TOLERANCE
+from mukron.linalg.tracked import ROOT_TOLERANCE
 from networks import INPUTS, Net
 
 pytestmark = [
@@ -48,7 +48,7 @@ def values(model):
 def close(model, other, start, name=""):
     """To rounding, as a part of the way from the start; tracked roots promise two per cent in each."""
     triples = zip(values(model), values(other), start, strict=True)
-    tolerance = 5 * TOLERANCE if "tracked" in name else 1e-9
+    tolerance = 5 * ROOT_TOLERANCE if "tracked" in name else 1e-9
     return all((a - b).norm() <= tolerance * (a - s).norm() for a, b, s in triples)
 
 

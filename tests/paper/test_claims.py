@@ -32,10 +32,11 @@ from mukron.paper.claims import (
 from mukron.paper.errors import ReproductionError
 from mukron.paper.recipe import FAILS, HOLDS, IN_PART, UNTOLD, Evidence, Finding, verdict_of
 from mukron.study.certificate import certify
-from mukron.study.points import DIVERGED, FINISHED, Point, Result
+from mukron.study.points import Point, Result
 from mukron.study.record import StudyRecord
 from mukron.theory import NTK, get_scheme
 from mukron.train import RunConfig
+from mukron.train.records import DIVERGED, FINISHED
 
 MUP, SP = "mup/rescaled:1,0", "sp/heuristic:0.001"
 WIDTHS = (64, 128, 256)

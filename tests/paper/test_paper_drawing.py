@@ -17,10 +17,11 @@ from mukron.paper import drawing
 from mukron.paper.drawing import ExponentPanel, Panel, WidthLine, WidthPanel
 from mukron.paper.errors import ReproductionError
 from mukron.paper.recipe import Evidence
-from mukron.study.points import DIVERGED, FINISHED, Point, Result
+from mukron.study.points import Point, Result
 from mukron.study.record import StudyRecord
 from mukron.table import Table
 from mukron.train import RunConfig
+from mukron.train.records import DIVERGED, FINISHED
 
 SP, MUP = "sp/heuristic:0.001", "mup/rescaled:1"
 WIDTHS, RATES, SEEDS, EPOCHS = (64, 128, 256), (0.125, 0.25, 0.5), (0, 1), 4

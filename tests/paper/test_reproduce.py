@@ -79,7 +79,7 @@ def numbers(folder, name):
 
 
 def test_what_was_stopped_in_its_middle_goes_on_there(tmp_path, monkeypatch, trained):
-    monkeypatch.setattr(running, "IDLE", 0.0)  # it tells at every step of every run
+    monkeypatch.setattr(running, "REPORT_INTERVAL", 0.0)  # it tells at every step of every run
     asked = request(tmp_path, TRANSFER)
 
     def stop(at):
@@ -110,24 +110,24 @@ def test_a_part_that_was_stopped_after_its_last_run_is_closed_at_once(tmp_path, 
     reproduce(asked)
     trained.clear()
     for part in asked.parts():
-        (part.folder / parts.OVER).unlink()
+        (part.folder / parts.COMPLETE_FILE).unlink()
     for part in asked.parts():
         assert part.run(lambda: False, lambda: None, wait=False)
-        assert part.over()
+        assert part.is_complete()
     assert trained == []
 
 
 def test_a_damaged_mark_is_said_with_its_path(tmp_path):
     asked = request(tmp_path, CHECKS)
     reproduce(asked)
-    mark = asked.parts()[0].folder / parts.OVER
+    mark = asked.parts()[0].folder / parts.COMPLETE_FILE
     mark.write_text("")
     with pytest.raises(ParametrizationError, match=re.escape(str(mark))):
         reproduce(asked)
 
 
 def test_a_check_that_is_over_is_not_run_again(tmp_path, trained, monkeypatch):
-    monkeypatch.setattr(running, "IDLE", 0.0)
+    monkeypatch.setattr(running, "REPORT_INTERVAL", 0.0)
 
     def stop(at):
         if at.parts == 1:

@@ -10,9 +10,10 @@ from statistics import fmean, stdev
 import pytest
 
 from mukron.study.certificate import Certificate, Interval, Judgement, Optimum, Regret, Wider
-from mukron.study.points import DIVERGED, FINISHED, PRUNED, Point, Result
+from mukron.study.points import PRUNED, Point, Result
 from mukron.study.record import StudyRecord
 from mukron.train import RunConfig
+from mukron.train.records import DIVERGED, FINISHED
 
 SP, MUP = "sp/heuristic:0.001", "mup/rescaled:1"
 WIDTHS = (64, 128, 256, 512, 1024)

@@ -12,9 +12,10 @@ from mukron.report import draw_curves, draw_drift, draw_search, draw_transfer
 from mukron.report.numbers import profile, scheme_labels, settings
 from mukron.study.certificate import Certificate
 from mukron.study.errors import StudyError
-from mukron.study.points import DIVERGED, Point, Result
+from mukron.study.points import Point, Result
 from mukron.study.record import StudyRecord
 from mukron.train import RunConfig
+from mukron.train.records import DIVERGED
 
 SP, MUP = "sp/heuristic:0.001", "mup/rescaled:1"
 

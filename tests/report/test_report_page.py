@@ -18,7 +18,7 @@ from mukron.report.svg import inline
 from mukron.report.tables import optima_tables, snippet
 from mukron.study.certificate import Certificate
 from mukron.study.errors import StudyError
-from mukron.study.points import DIVERGED
+from mukron.train.records import DIVERGED
 
 NASTY = """<script>alert("x")</script> & 'quotes' $x_1$ 字"""
 ARGUMENTS = (

@@ -11,7 +11,8 @@ import pytest
 
 from mukron.study import Certificate, Point, Result, StudyError, certify
 from mukron.study.certificate import CANNOT_TELL, MOVES, TRANSFERS, Interval, Judgement
-from mukron.study.points import DIVERGED, FINISHED, PRUNED
+from mukron.study.points import PRUNED
+from mukron.train.records import DIVERGED, FINISHED
 
 SP, MUP = "sp/heuristic:0.001", "mup/rescaled:1"
 WIDTHS = (64, 128, 256, 512, 1024)

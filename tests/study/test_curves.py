@@ -9,7 +9,8 @@ import pytest
 
 from mukron.study.curves import Measure, read_curves
 from mukron.study.errors import StudyError
-from mukron.study.points import DIVERGED, FINISHED, PRUNED, Point, Result
+from mukron.study.points import PRUNED, Point, Result
+from mukron.train.records import DIVERGED, FINISHED
 
 LOSS = Measure("test_loss", lowest=True, log=True)
 

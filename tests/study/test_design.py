@@ -13,7 +13,8 @@ from mukron.optim import SPECS
 from mukron.study import Point, Result, Search, StudyError, usual_schemes
 from mukron.study.design import TRIES, Design
 from mukron.study.points import label, read_scheme
-from mukron.study.store import ENDED, INTERRUPTED, LOST, RUNNING, WORKER_DIED, Entry
+from mukron.study.store import ENDED, LOST, RUNNING, WORKER_DIED, Entry
+from mukron.train.records import INTERRUPTED
 
 LR = (0.01, 0.02)
 
@@ -88,7 +89,7 @@ def test_a_search_proposes_settings_within_their_ranges_and_runs_each_with_every
         settings = {(p.lr, p.damping) for p in points if (p.scheme, p.width) == (scheme, width)}
         assert len(settings) == 4
     assert search.next(entries) is None
-    assert search.standing(entries)[ENDED] == entries
+    assert search.by_state(entries)[ENDED] == entries
 
 
 def test_a_search_comes_near_the_best():
@@ -184,7 +185,7 @@ def test_a_search_counts_the_settings_within_its_range():
     grid = [entry(n, point, ENDED) for n, point in enumerate(design(**one, lr=(1e-4, 1e-3)).points([]))]
     search = design(**one, lr=(0.01, 0.02), search=Search(2))
     assert 0.01 <= search.next(grid).lr <= 0.02
-    assert search.standing(grid)[ENDED] == []
+    assert search.by_state(grid)[ENDED] == []
 
 
 def test_a_point_that_was_trained_after_all_is_not_deadly():

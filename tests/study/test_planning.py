@@ -170,7 +170,7 @@ def test_a_network_with_options_of_its_own_and_a_gpu(tmp_path, monkeypatch):
 
 def test_a_width_beyond_all_memory_is_planned_and_not_measured():
     plan = plan_for(tuned(), 2**20, steps=3)
-    assert plan.sizes.parameters == 2**20 * (64 + 2**20 + 10)
+    assert plan.memory.parameters == 2**20 * (64 + 2**20 + 10)
     assert plan.steps == ()
     assert plan.by_layer is None
     assert "TiB, and " in plan.not_measured
@@ -180,7 +180,7 @@ def test_a_width_beyond_all_memory_is_planned_and_not_measured():
 
 def test_memory_that_is_not_there(monkeypatch):
     config = tuned()
-    total = plan_for(config, 64, steps=0).sizes.total
+    total = plan_for(config, 64, steps=0).memory.total
     monkeypatch.setattr(planning, "available_memory", lambda device: total - 1)
     monkeypatch.setattr(planning, "measured", None)  # not called
     plan = plan_for(config, 64)
@@ -209,7 +209,7 @@ def test_factors_are_counted_as_the_optimizer_holds_them(fields):
     states = [state["operators"] for state in optimizer.state.values() if "operators" in state]
     held = sum(operator.memory for operators in states for operator in operators["weight"].values())
     remembers = "ema" in str(fields) or fields == {"method": "shampoo"}
-    assert plan.sizes.factors == pytest.approx((1 + remembers) * held, rel=0.01)
+    assert plan.memory.factors == pytest.approx((1 + remembers) * held, rel=0.01)
 
 
 def test_a_step_is_measured():
@@ -218,7 +218,7 @@ def test_a_step_is_measured():
     own, sgd = plan.steps
     assert (own.method, sgd.method) == ("K-FAC", "SGD")
     assert min(own.seconds, sgd.seconds) > 0
-    held = plan.sizes.weights + plan.sizes.gradients
+    held = plan.memory.weights + plan.memory.gradients
     assert sgd.memory > held / 2
     assert own.memory > held / 2
     assert [row[:2] for row in plan.by_layer.rows] == [

@@ -64,7 +64,7 @@ def test_a_machine_that_dies_is_noticed_by_the_others(tmp_path, address):
     study = tiny_study(tmp_path / "here", SLOW, storage=address, name="dying", **options)
     dying = machine(tmp_path / "there", address, "dying", **options)
     end = time.monotonic() + 60
-    while not (running := study.design.standing(study.store.entries())[RUNNING]):
+    while not (running := study.design.by_state(study.store.entries())[RUNNING]):
         assert time.monotonic() < end
         time.sleep(0.05)
     os.kill(dying.pid, signal.SIGKILL)
@@ -115,7 +115,7 @@ def test_a_server_that_is_away_for_a_while_ends_no_study(tmp_path):
 
 
 def test_a_server_that_stays_away_is_told_in_one_line(tmp_path, monkeypatch):
-    monkeypatch.setattr("mukron.study.store.PATIENCE", 0)
+    monkeypatch.setattr("mukron.study.store.RETRY_SECONDS", 0)
     with Server() as server:
         server.wait()
         study = tiny_study(tmp_path, storage=server.address, seeds=1)

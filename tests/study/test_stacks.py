@@ -13,8 +13,9 @@ from test_workers import SLOW, command, running, until, worker_of
 import mukron.study.work as work
 from mukron.study import Search
 from mukron.study.progress import progress_of
-from mukron.study.store import INTERRUPTED, WORKER_DIED
+from mukron.study.store import WORKER_DIED
 from mukron.train import RunError, train_stack
+from mukron.train.records import INTERRUPTED
 
 STACKS = {"one_by_one": False}
 

@@ -13,7 +13,8 @@ import pytest
 from small_studies import TINY, lost, times_ended, tiny_study, wanted
 
 from mukron.study import Point, StudyError
-from mukron.study.store import ENDED, INTERRUPTED, LOST, RUNNING, WORKER_DIED, Store
+from mukron.study.store import ENDED, LOST, RUNNING, WORKER_DIED, Store
+from mukron.train.records import INTERRUPTED
 
 ROWS = [{"epoch": 1, "step": 2, "train_loss": 0.5}]
 POINTS = [Point("mup", 8, 0.01, None, seed) for seed in range(5)]

@@ -12,8 +12,8 @@ from small_studies import TINY, lost, times_ended, tiny_study, wanted
 from mukron.data import load
 from mukron.study import Design, Search, StudyError, StudyRecord, TransferStudy
 from mukron.study.progress import progress_of
-from mukron.study.store import INTERRUPTED
 from mukron.train import RunConfig, train
+from mukron.train.records import INTERRUPTED
 
 
 def test_every_point_is_the_run_it_says(tmp_path):

@@ -14,8 +14,9 @@ import pytest
 from small_studies import LIGHT, lost, times_ended, tiny_study, wanted
 
 from mukron.study import StudyError
-from mukron.study.store import ENDED, INTERRUPTED, RUNNING, WORKER_DIED
+from mukron.study.store import ENDED, RUNNING, WORKER_DIED
 from mukron.train import train
+from mukron.train.records import INTERRUPTED
 
 pytestmark = pytest.mark.slow
 SLOW = LIGHT.replace(epochs=40, samples=512)  # long enough to be caught in the middle of
@@ -50,7 +51,7 @@ def command(folder, workers: int, **options) -> subprocess.Popen:
 
 
 def running(study):
-    return study.design.standing(study.store.entries())[RUNNING]
+    return study.design.by_state(study.store.entries())[RUNNING]
 
 
 def two_running(study):

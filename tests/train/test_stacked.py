@@ -220,7 +220,7 @@ def test_it_is_said_why_a_run_cannot_be_stacked(fields, reason):
 
 def test_stacks_are_made_where_they_gain():
     config = SMALL.replace(dtype="float32", samples=None, batch=128)
-    assert stack_size(config, DIGITS) == choice.LARGEST["cpu"]
+    assert stack_size(config, DIGITS) == choice.LARGEST_STACK["cpu"]
     assert stack_size(config.replace(width=2048), DIGITS) == 1
     assert stack_size(config.replace(model="cnn"), DIGITS) == 1
     wide = config.replace(width=400)

@@ -80,7 +80,7 @@ def test_a_terminal_gets_a_bar(tmp_path):
 def test_options_settings_and_files_make_one_config(tmp_path):
     start = {"lr": 0.5, "epochs": 7, "clip_norm": 2.0, "method_options": {"fisher": "mc"}}
     (tmp_path / "start.json").write_text(json.dumps(start))
-    found = command.describe(
+    found = command.run_config_from_options(
         tmp_path / "start.json",
         {"lr": 0.25, "damping": "heuristic:1e-3"},
         ["method_options.memory=ema:0.9", "clip_norm=1", "schedule=step:1,2", "augment=[]", "batch=null"],
@@ -97,10 +97,13 @@ def test_options_settings_and_files_make_one_config(tmp_path):
 
 def test_names_with_commas_are_lists():
     settings = ["augment=crop,flip", "record=features", "method_options.exclude=fc1,fc2", 'data_options.a=["x"]']
-    found = command.describe(None, {}, settings)
+    found = command.run_config_from_options(None, {}, settings)
     assert (found.augment, found.record) == (("crop", "flip"), ("features",))
     assert found.method_options == {"exclude": ("fc1", "fc2")}
-    assert command.describe(None, {}, ['record=["features", "distance"]']).record == ("features", "distance")
+    assert command.run_config_from_options(None, {}, ['record=["features", "distance"]']).record == (
+        "features",
+        "distance",
+    )
 
 
 def test_help_says_the_defaults_of_a_run(monkeypatch):

@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
-from mukron.bench.result import BenchResult, Measurement
+from mukron.bench.result import BenchResult, MethodResult
 from mukron.exponents import fit_exponent
 from mukron.figures import COLOURS, line, panels, save, sizes_axis, styled, widths_axis
 
@@ -50,7 +50,7 @@ def _figure(result: BenchResult) -> Figure:
     return figure
 
 
-def _lines(axis: Axes, by_method: dict[str, list[Measurement]], widths: list[int]) -> None:
+def _lines(axis: Axes, by_method: dict[str, list[MethodResult]], widths: list[int]) -> None:
     for number, (name, unsorted) in enumerate(by_method.items()):
         rows = sorted(unsorted, key=lambda row: row.width)
         method_widths, medians = [row.width for row in rows], [row.median for row in rows]
@@ -68,7 +68,7 @@ def _lines(axis: Axes, by_method: dict[str, list[Measurement]], widths: list[int
     )
 
 
-def _bars(axis: Axes, result: BenchResult, rows: list[Measurement]) -> None:
+def _bars(axis: Axes, result: BenchResult, rows: list[MethodResult]) -> None:
     base = result.base_at(result.widths[0])
     unit = 1.0 if base is None else base.median
     lengths = [row.median / unit for row in rows]

@@ -24,7 +24,7 @@ STEP_PHASES = ("forward", "backward", "step")  # the labels that together cover 
 
 
 @dataclass(frozen=True)
-class Measurement:
+class MethodResult:
     """What was measured of one method at one width.
 
     Attributes:
@@ -38,7 +38,7 @@ class Measurement:
         parts: Milliseconds per step by label, if the steps were profiled.
 
     Example:
-        >>> Measurement("SGD", 256, (1.0, 3.0, 2.0)).median
+        >>> MethodResult("SGD", 256, (1.0, 3.0, 2.0)).median
         2.0
     """
 
@@ -73,7 +73,7 @@ class Measurement:
         return data
 
     @staticmethod
-    def from_dict(data: Mapping[str, Any]) -> Measurement:
+    def from_dict(data: Mapping[str, Any]) -> MethodResult:
         """Reads what ``to_dict`` returned.
 
         Args:
@@ -84,7 +84,7 @@ class Measurement:
         """
         derived = ("median", "quartiles", "mean")
         fields = {name: value for name, value in data.items() if name not in derived}
-        return Measurement(**{**fields, "milliseconds": tuple(fields["milliseconds"])})
+        return MethodResult(**{**fields, "milliseconds": tuple(fields["milliseconds"])})
 
 
 @dataclass(frozen=True)
@@ -105,14 +105,14 @@ class BenchResult:
 
     Example:
         >>> result = new_result("kfac-step", "One step", "SGD", (), Options((256,)), "mukron bench kfac-step")
-        >>> result.with_rows([Measurement("SGD", 256, (1.0, 2.0, 3.0))]).table().columns
+        >>> result.with_rows([MethodResult("SGD", 256, (1.0, 2.0, 3.0))]).table().columns
         ('width', 'method', 'ms', 'quartiles', 'mean', 'x SGD')
     """
 
     bench: str
     title: str
     base: str
-    rows: tuple[Measurement, ...]
+    rows: tuple[MethodResult, ...]
     notes: tuple[str, ...]
     settings: Mapping[str, Any]
     machine: Mapping[str, Any]
@@ -131,7 +131,7 @@ class BenchResult:
         """The measured widths, in rising order."""
         return sorted({row.width for row in self.rows})
 
-    def at(self, width: int) -> list[Measurement]:
+    def at(self, width: int) -> list[MethodResult]:
         """Returns the measurements at one width.
 
         Args:
@@ -142,7 +142,7 @@ class BenchResult:
         """
         return [row for row in self.rows if row.width == width]
 
-    def base_at(self, width: int) -> Measurement | None:
+    def base_at(self, width: int) -> MethodResult | None:
         """Returns the base method's measurement.
 
         Args:
@@ -153,7 +153,7 @@ class BenchResult:
         """
         return next((row for row in self.at(width) if row.method == self.base and row.milliseconds), None)
 
-    def with_rows(self, rows: Iterable[Measurement]) -> BenchResult:
+    def with_rows(self, rows: Iterable[MethodResult]) -> BenchResult:
         """Returns the result with more measurements.
 
         Args:
@@ -194,7 +194,7 @@ class BenchResult:
         """
         try:
             data = json.loads(Path(path).read_text(encoding="utf-8"))
-            rows = tuple(map(Measurement.from_dict, data["rows"]))
+            rows = tuple(map(MethodResult.from_dict, data["rows"]))
             return BenchResult(**{**data, "rows": rows, "notes": tuple(data["notes"])})
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ValueError(

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mukron.bench.measure import SLOW_ROUNDS, Options, ProgressTracker, product_precision, release_memory, synchronize
-from mukron.bench.result import Measurement, new_result
+from mukron.bench.result import MethodResult, new_result
 from mukron.linalg import FactorizationError, Matrix, MatrixFactor, Solver, Turned, kept_factor, turn
 
 DAMPINGS = (1e-3, 1e-6)  # relative to the largest eigenvalue
@@ -139,7 +139,7 @@ class RootsRun:
             command,
         )
 
-    def rows(self, track: ProgressTracker[RootCase], rounds: ProgressTracker[int]) -> Iterator[list[Measurement]]:
+    def rows(self, track: ProgressTracker[RootCase], rounds: ProgressTracker[int]) -> Iterator[list[MethodResult]]:
         """Measures one size after the other.
 
         Args:
@@ -155,7 +155,7 @@ class RootsRun:
 
     def _measure_width(
         self, d: int, track: ProgressTracker[RootCase], rounds: ProgressTracker[int]
-    ) -> list[Measurement]:
+    ) -> list[MethodResult]:
         device = self.options.device
         M = covariance(d).float().to(device)
         values, vectors = torch.linalg.eigh(M.double().cpu())
@@ -180,7 +180,7 @@ class RootsRun:
                     times[root].append(self._timed(root, M, root.damping * largest)[1])
         release_memory(device)
         return [
-            Measurement(
+            MethodResult(
                 root.name, d, tuple(times.get(root, ())), differs=differs.get(root), failed=failed.get(root, "")
             )
             for root in ROOT_CASES

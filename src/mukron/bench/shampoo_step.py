@@ -14,7 +14,7 @@ from mukron.bench.peers import SHAMPOO_PEERS
 from mukron.bench.steps import Bench
 from mukron.bench.tasks import mlp_task
 from mukron.optim import Shampoo
-from mukron.optim.shampoo import SOLVERS
+from mukron.optim.shampoo import ROOT_SOLVERS
 
 REFRESHES = 300  # before a tracked basis is timed: a training run has thousands
 SHAMPOO_DAMPING = 1e-6  # relative to the largest eigenvalue: the default of mukron.Shampoo
@@ -65,6 +65,6 @@ def _refresh_many_times(trainer: Trainer, batches: Iterator[tuple[Tensor, Tensor
     optimizer.options, group["lr"] = options, lr
 
 
-UNFUSED = tuple(_shampoo(solver, every) for solver in SOLVERS for every in (1, REFRESH_EVERY))
+UNFUSED = tuple(_shampoo(solver, every) for solver in ROOT_SOLVERS for every in (1, REFRESH_EVERY))
 SHAMPOO_METHODS = (*UNFUSED, *(_shampoo("tracked", every, fused=True) for every in (1, REFRESH_EVERY)))
 SHAMPOO_STEP = Bench("shampoo-step", mlp_task(), (TORCH_SGD, TORCH_ADAMW, *SHAMPOO_METHODS), SHAMPOO_PEERS)

@@ -22,7 +22,7 @@ from mukron.bench.measure import (
     warm_up,
 )
 from mukron.bench.methods import TIMING_LR, BenchMethod
-from mukron.bench.result import Measurement, new_result
+from mukron.bench.result import MethodResult, new_result
 from mukron.bench.tasks import Batches, Task
 from mukron.optim import SecondOrder
 
@@ -112,7 +112,7 @@ class StepsRun:
         if self.missing:
             yield f"not installed, not measured: {', '.join(self.missing)} (pip install 'mukron[peers]')"
 
-    def rows(self, track: ProgressTracker[MethodTiming], rounds: ProgressTracker[int]) -> Iterator[list[Measurement]]:
+    def rows(self, track: ProgressTracker[MethodTiming], rounds: ProgressTracker[int]) -> Iterator[list[MethodResult]]:
         """Measures one width after the other, so that an interrupted run keeps the widths that are done.
 
         Args:
@@ -129,7 +129,7 @@ class StepsRun:
 
     def _measure_width(
         self, width: int, pool: Batches, track: ProgressTracker[MethodTiming], rounds: ProgressTracker[int]
-    ) -> list[Measurement]:
+    ) -> list[MethodResult]:
         timings = [MethodTiming(method) for method in self.methods]
         differs = {}
         device = self.options.device
@@ -147,13 +147,13 @@ class StepsRun:
         release_memory(device)
         return measurements
 
-    def _row(self, timing: MethodTiming, width: int, differs: float | None, pool: Batches) -> Measurement:
+    def _row(self, timing: MethodTiming, width: int, differs: float | None, pool: Batches) -> MethodResult:
         parts = None
         if self.options.profile and timing.trainer is not None and isinstance(timing.trainer.optimizer, SecondOrder):
             parts = profile_step(timing, pool, self.options.device)
         method = timing.method
         times = () if timing.failed else tuple(timing.times)
-        return Measurement(method.name, width, times, timing.memory, differs, method.note, timing.failed, parts)
+        return MethodResult(method.name, width, times, timing.memory, differs, method.note, timing.failed, parts)
 
     def _memory(self, method: BenchMethod, width: int, pool: Batches) -> float | None:
         """Returns the peak memory of a method's steps in MiB, above what was in use before."""

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from mukron.bench.measure import Options, ProgressTracker, product_precision, release_memory, synchronize
-from mukron.bench.result import Measurement, new_result
+from mukron.bench.result import MethodResult, new_result
 from mukron.data import Dataset, load
 from mukron.train import Run, RunConfig, stack_size, train, train_stack
 
@@ -65,7 +65,7 @@ class SweepRun:
         )
         self.result = new_result("sweep", title, ONE_AT_A_TIME, notes, options, command)
 
-    def rows(self, track: ProgressTracker[RunConfig], rounds: ProgressTracker[int]) -> Iterator[list[Measurement]]:
+    def rows(self, track: ProgressTracker[RunConfig], rounds: ProgressTracker[int]) -> Iterator[list[MethodResult]]:
         """Measures one width after the other.
 
         Args:
@@ -79,7 +79,7 @@ class SweepRun:
             for width in self.options.widths:
                 yield self._measure_width(width, rounds)
 
-    def _measure_width(self, width: int, rounds: ProgressTracker[int]) -> list[Measurement]:
+    def _measure_width(self, width: int, rounds: ProgressTracker[int]) -> list[MethodResult]:
         configs = sweep_configs(width, self.options)
         size = max(1, stack_size(configs[0], self.data))
         subset = configs[:: SEPARATE_EVERY + 1]  # covers all learning rates and all seeds
@@ -94,8 +94,8 @@ class SweepRun:
         differs = max(_difference(stacked, single) for stacked, single in pairs)
         release_memory(self.options.device)
         return [
-            Measurement(ONE_AT_A_TIME, width, tuple(times[ONE_AT_A_TIME])),
-            Measurement(AS_STACKS, width, tuple(times[AS_STACKS]), differs=differs, note=f"{size} runs a stack"),
+            MethodResult(ONE_AT_A_TIME, width, tuple(times[ONE_AT_A_TIME])),
+            MethodResult(AS_STACKS, width, tuple(times[AS_STACKS]), differs=differs, note=f"{size} runs a stack"),
         ]
 
     def _timed(self, work: Callable[[], list[Run]]) -> float:

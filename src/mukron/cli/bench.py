@@ -14,14 +14,14 @@ from mukron.cli.common import errors, show
 from mukron.cli.numbers import read_numbers
 
 if TYPE_CHECKING:
-    from mukron.bench.result import BenchResult, Measurement
+    from mukron.bench.result import BenchResult, MethodResult
 
     class BenchRun(Protocol):
         """A run of a benchmark."""
 
         result: BenchResult
 
-        def rows(self, track: Any, rounds: Any) -> Iterator[list[Measurement]]: ...
+        def rows(self, track: Any, rounds: Any) -> Iterator[list[MethodResult]]: ...
 
 
 T = TypeVar("T")
@@ -31,18 +31,20 @@ bench_app = typer.Typer(
 )
 
 BenchWidthsOption = Annotated[str, typer.Option(help="Hidden widths, as in 256,1024 or 256:4096.")]
-BenchBatchOption = Annotated[int, typer.Option(min=2, help="Samples a step.")]
-RoundsOption = Annotated[int, typer.Option(min=1, help="Turns of each method.")]
+BenchBatchOption = Annotated[int, typer.Option(min=2, help="Batch size.")]
+RoundsOption = Annotated[int, typer.Option(min=1, help="Rounds: how often every method is measured.")]
 BenchDeviceOption = Annotated[str, typer.Option(help="cpu or cuda.")]
-PrecisionOption = Annotated[str, typer.Option(help="Of float32 products on a GPU: float32 or tf32.")]
+PrecisionOption = Annotated[str, typer.Option(help="Precision of float32 products on a GPU: float32 or tf32.")]
 AgainstOption = Annotated[
-    str, typer.Option(help="Other libraries: all that are installed, none, or their names on PyPI.")
+    str, typer.Option(help="Other libraries to compare with: all (that are installed), none, or their names on PyPI.")
 ]
-PatienceOption = Annotated[float, typer.Option(min=0, help="Seconds a turn; what is slower gets 3 rounds.")]
-MemoryOption = Annotated[bool, typer.Option(help="Measure the peak of memory too.")]
-ProfileOption = Annotated[bool, typer.Option(help="Say where the time of this library's steps goes.")]
+PatienceOption = Annotated[
+    float, typer.Option(min=0, help="Seconds per round; slower methods are measured in 3 rounds only.")
+]
+MemoryOption = Annotated[bool, typer.Option(help="Also measure peak memory.")]
+ProfileOption = Annotated[bool, typer.Option(help="Profile the steps of this library by phase.")]
 BenchOutOption = Annotated[Path, typer.Option(help="Folder for the numbers and the figure.")]
-ClassesOption = Annotated[int, typer.Option(help="10 or 100.")]
+ClassesOption = Annotated[int, typer.Option(help="Number of classes: 10 or 100.")]
 BENCH_FOLDER = Path("bench")
 
 
@@ -60,7 +62,7 @@ def kfac_step(
     profile: ProfileOption = False,
     out: BenchOutOption = BENCH_FOLDER,
 ) -> None:
-    """K-FAC and FOOF on a 784-M-M-10 MLP, everything refreshed at every step, beside SGD and AdamW."""
+    """Compare K-FAC and FOOF on a 784-M-M-10 MLP with SGD and AdamW; inverses are updated at every step."""
     with errors():
         from mukron.bench.kfac_step import KFAC_STEP
         from mukron.bench.measure import Options
@@ -84,7 +86,7 @@ def shampoo_step(
     profile: ProfileOption = False,
     out: BenchOutOption = BENCH_FOLDER,
 ) -> None:
-    """Shampoo on a 784-M-M-10 MLP by every solver, refreshed at every step or every tenth, beside SGD and AdamW."""
+    """Compare Shampoo's solvers on a 784-M-M-10 MLP with SGD and AdamW; roots are updated every 1 or 10 steps."""
     with errors():
         from mukron.bench.measure import Options
         from mukron.bench.shampoo_step import SHAMPOO_STEP
@@ -97,7 +99,12 @@ def shampoo_step(
 @bench_app.command("conv")
 def conv(
     context: typer.Context,
-    widths: Annotated[str, typer.Option("--widths", "--width", help="1 has 16 channels first; 4 is usual.")] = "4",
+    widths: Annotated[
+        str,
+        typer.Option(
+            "--widths", "--width", help="Width; 1 has 16 channels in the first layer, 4 is the usual ResNet-18."
+        ),
+    ] = "4",
     batch: BenchBatchOption = 128,
     classes: ClassesOption = 10,
     rounds: RoundsOption = 3,
@@ -108,7 +115,7 @@ def conv(
     profile: ProfileOption = False,
     out: BenchOutOption = BENCH_FOLDER,
 ) -> None:
-    """K-FAC on ResNet-18 and 32 x 32 images, refreshed at every tenth step, beside SGD."""
+    """Compare K-FAC on ResNet-18 and 32 x 32 images with SGD; inverses are updated every 10 steps."""
     with errors():
         from mukron.bench.conv import conv_bench
         from mukron.bench.measure import Options
@@ -130,7 +137,7 @@ def roots_command(
     patience: PatienceOption = 20.0,
     out: BenchOutOption = BENCH_FOLDER,
 ) -> None:
-    """Damped inverse roots of covariance matrices by every solver: time, and what float32 loses."""
+    """Measure damped inverse roots of covariance matrices by every solver: time, and error in float32."""
     with errors():
         from mukron.bench.measure import Options
         from mukron.bench.roots import RootsRun
@@ -157,7 +164,7 @@ def sweep(
     precision: PrecisionOption = "float32",
     out: BenchOutOption = BENCH_FOLDER,
 ) -> None:
-    """64 short runs of an MLP with K-FAC that differ in learning rate and seed: one at a time, and as stacks."""
+    """Time 64 short K-FAC runs of an MLP that differ in learning rate and seed, one by one and as stacks."""
     with errors():
         from mukron.bench.measure import Options
         from mukron.bench.sweep import SweepRun
@@ -171,7 +178,7 @@ def page(
     files: Annotated[list[Path], typer.Argument(help="Results of benchmarks, .json.")],
     out: Annotated[Path, typer.Option(help="The page to write.")] = Path("docs/performance.md"),
 ) -> None:
-    """Write a page from results, a section each: table, figure, how to run it again."""
+    """Write a page with a section for every result: table, figure, and the command that runs it again."""
     with errors():
         from mukron.bench.page import write_performance_page
 
@@ -179,7 +186,7 @@ def page(
 
 
 def _run(run: BenchRun, out: Path) -> None:
-    """Measures, stores every width when it is done, and shows what was measured, also after Ctrl-C."""
+    """Runs a benchmark, stores the result after every width, and shows it, also after Ctrl-C."""
     from mukron import figures
     from mukron.bench.drawing import draw_result
 

@@ -10,9 +10,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from mukron.cli.common import BUILT_IN, METHODS, Group, errors, show, split
+from mukron.cli.common import BUILT_IN, METHODS_PLACEHOLDER, Group, errors, show, split
 from mukron.cli.progress import BAR, COUNT, TIME_LEFT, shown_bar
-from mukron.cli.train import default_width, describe
+from mukron.cli.train import default_width, run_config_from_options
 from mukron.imports import import_function
 
 check_app = typer.Typer(cls=Group, invoke_without_command=True)
@@ -33,33 +33,42 @@ def check(
     factory: Annotated[
         str | None, typer.Option(help="Your own network: MODULE:FUNCTION, called with its width.")
     ] = None,
-    method: Annotated[str, typer.Option(help=f"{METHODS}.")] = "kfac",
+    method: Annotated[str, typer.Option(help=f"{METHODS_PLACEHOLDER}.")] = "kfac",
     scheme: Annotated[str, typer.Option(help="mup, sp, ntk or uniform:R.")] = "mup",
     damping: Annotated[str | None, typer.Option(help="A number, or RULE[:NUMBER], as in heuristic:1e-3.")] = None,
-    lr: Annotated[float | None, typer.Option(help="Learning rate; one that suits a check if not given.")] = None,
-    widths: Annotated[str | None, typer.Option(help="As in 256,512,1024; the network's usual if not given.")] = None,
+    lr: Annotated[float | None, typer.Option(help="Learning rate (default: one that suits a check).")] = None,
+    widths: Annotated[
+        str | None, typer.Option(help="Widths, as in 256,512,1024 (default: the network's usual ones).")
+    ] = None,
     base_width: Annotated[float | None, typer.Option(help="The width that settings are tuned at.")] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="How many times at each width.")] = 3,
-    steps: Annotated[int, typer.Option(min=1, help="Steps of training.")] = 3,
+    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds at each width.")] = 3,
+    steps: Annotated[int, typer.Option(min=1, help="Number of training steps.")] = 3,
     data: Annotated[str, typer.Option(help="A data set by name, or your own MODULE:FUNCTION.")] = "digits",
-    samples: Annotated[int | None, typer.Option(min=1, help="Samples, all in one batch.")] = None,
+    samples: Annotated[int | None, typer.Option(min=1, help="Number of samples, all in one batch.")] = None,
     loss: Annotated[str, typer.Option(help="cross-entropy or mse.")] = "cross-entropy",
     output_exponent: Annotated[str | None, typer.Option(help='b of the output weights, or "zero".')] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    tolerance: Annotated[float, typer.Option(min=0, help="An exponent within this of 0 is right.")] = 0.25,
+    tolerance: Annotated[
+        float, typer.Option(min=0, help="Largest deviation of an exponent from 0 that passes.")
+    ] = 0.25,
     role: Annotated[list[str] | None, typer.Option(help="A parameter's role, NAME=ROLE; may be repeated.")] = None,
     settings: Annotated[list[str] | None, typer.Option("--set", help="Any other field of a run, FIELD=VALUE.")] = None,
     show_: Annotated[
         str, typer.Option("--show", help="Tables to print: features, damping, spectra, distance, all.")
     ] = "features,damping",
-    out: Annotated[Path | None, typer.Option(help="A folder for figures, CSV and JSON.")] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the verdicts and numbers there.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for figures, CSV and JSON.")] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write the verdicts and numbers to this file.")
+    ] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Where data sets are kept.")] = None,
 ) -> None:
-    """Train a few steps at several widths and see whether every layer learns alike. Exit code 1 if one does not.
+    """Train a few steps at several widths and test whether every layer learns at all of them.
 
-    The size of change of every layer's features, and of every parameter's own part in it, is fitted by a power of the
-    width: an exponent of 0 learns, below it vanishes, above it explodes. Theory's exponent stands beside it.
+    The exit code is 1 if a layer does not.
+
+    The change of every layer's features, and the contribution of every parameter to it, is fitted by a power of the
+    width: with an exponent of 0 a layer learns, below 0 its change vanishes, above 0 it explodes. The table also has
+    the exponent that theory predicts.
     """
     if context.invoked_subcommand is not None:
         return
@@ -92,7 +101,7 @@ def check(
             del given["momentum"]  # Adam keeps its beta1
         given["lr"] = usual_rate(method, scheme) if lr is None else lr
         chosen = {name: value for name, value in given.items() if value is not None}
-        config = describe(None, chosen, settings or [])
+        config = run_config_from_options(None, chosen, settings or [])
         with check_progress() as progress:
             result = check_run(
                 config,
@@ -117,14 +126,14 @@ def check(
 def nngp(
     width: Annotated[int, typer.Option(min=64, help="Width of the three-layer MLP; its base is 64.")] = 256,
     data: Annotated[str, typer.Option(help="A data set by name, or your own MODULE:FUNCTION.")] = "digits",
-    samples: Annotated[int, typer.Option(min=1, help="Samples, all in one batch.")] = 256,
-    steps: Annotated[int, typer.Option(min=1, help="Steps of training.")] = 30,
+    samples: Annotated[int, typer.Option(min=1, help="Number of samples, all in one batch.")] = 256,
+    steps: Annotated[int, typer.Option(min=1, help="Number of training steps.")] = 30,
     activation: Annotated[str, typer.Option(help="relu, tanh, gelu, erf or identity.")] = "relu",
-    seed: Annotated[int, typer.Option(min=0, help="Of the initial weights.")] = 0,
-    out: Annotated[Path | None, typer.Option(help="A folder for the figure, CSV and JSON.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the initial weights.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="Folder for the figure, CSV and JSON.")] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Where data sets are kept.")] = None,
 ) -> None:
-    """Watch K-FAC land on kernel regression in one step when the output layer starts at zero, and others not."""
+    """Show that one K-FAC step from a zero output layer reaches kernel regression, and that other methods do not."""
     with errors():
         from mukron.diagnose.landing import landing
         from mukron.train import RunConfig, dataset_of

@@ -19,25 +19,24 @@ from typer.core import TyperCommand, TyperGroup
 from mukron.table import Table
 from mukron.workers.exits import BROKEN, STOPPED, WRONG_REQUEST
 
-METHODS = "{methods}"  # in help texts: what a run's method may be
-ALL_METHODS = "{all methods}"  # in help texts: every method that theory knows
+METHODS_PLACEHOLDER = "{methods}"  # in help texts: what a run's method may be
+ALL_METHODS_PLACEHOLDER = "{all methods}"  # in help texts: every method that theory knows
 BUILT_IN = "mlp, cnn, myrtle5, resnet18, resnet50, vgg19, cbow"  # for help texts, without loading torch
 
 
-def method_names() -> str:
+def method_list() -> str:
     """What a run's method may be, from the records of the methods. Loads torch."""
     from mukron.optim import spec
 
     return ", ".join(spec.method_names())
 
 
-def all_method_names() -> str:
+def all_methods_list() -> str:
     """Every method that theory knows, with those that the optimizers add to it."""
     import mukron.optim  # noqa: F401
-    from mukron.theory import FAMILIES
-    from mukron.theory import METHODS as ROWS
+    from mukron.theory import FAMILIES, METHODS
 
-    return ", ".join([*ROWS, *(family.pattern for family in FAMILIES.values())])
+    return ", ".join([*METHODS, *(family.pattern for family in FAMILIES.values())])
 
 
 class _ListsMethods:
@@ -46,11 +45,14 @@ class _ListsMethods:
     params: list[Any]
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        lists: dict[str, Callable[[], str]] = {METHODS: method_names, ALL_METHODS: all_method_names}
+        lists: dict[str, Callable[[], str]] = {
+            METHODS_PLACEHOLDER: method_list,
+            ALL_METHODS_PLACEHOLDER: all_methods_list,
+        }
         for parameter in self.params:
-            for place, names in lists.items():
-                if place in (getattr(parameter, "help", None) or ""):
-                    parameter.help = parameter.help.replace(place, names())
+            for placeholder, names in lists.items():
+                if placeholder in (getattr(parameter, "help", None) or ""):
+                    parameter.help = parameter.help.replace(placeholder, names())
         super().format_help(ctx, formatter)  # type: ignore[misc]
 
 

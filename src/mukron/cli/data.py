@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 data_app = typer.Typer(no_args_is_help=True, help="Data sets by name: list them, download them, check their files.")
 
 DataFolderOption = Annotated[
-    Path | None, typer.Option(help="The folder of all data sets; else $MUKRON_DATA, else a cache folder.")
+    Path | None, typer.Option(help="Folder of all data sets (default: $MUKRON_DATA, or a cache folder).")
 ]
 
 
 @data_app.command("list")
 def list_(data_dir: DataFolderOption = None) -> None:
-    """All data sets, and which of them are on this machine."""
+    """List all data sets, and which of them are on this machine."""
     from mukron.data import DATASETS, data_folder, where
 
     def row(name: str) -> tuple[str, ...]:
@@ -49,9 +49,9 @@ def list_(data_dir: DataFolderOption = None) -> None:
 def fetch(
     names: Annotated[list[str], typer.Argument(metavar="NAME...", help="One or more of 'mukron data list'.")],
     data_dir: DataFolderOption = None,
-    force: Annotated[bool, typer.Option("--force", help="Download again, in place of what is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Download again and replace existing files.")] = False,
 ) -> None:
-    """Download data sets, unless they are here already; either way their checksums are checked."""
+    """Download data sets that are missing, and verify the checksums of all files."""
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
     from mukron.data import fetch, get_source
@@ -71,10 +71,13 @@ def fetch(
 
 @data_app.command()
 def verify(
-    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME...]", help="All that are here, if none.")] = None,
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[NAME...]", help="Data sets to verify (default: all on this machine)."),
+    ] = None,
     data_dir: DataFolderOption = None,
 ) -> None:
-    """Compute the checksums of data sets on this machine anew; exit code 1 if anything is wrong."""
+    """Verify the checksums of data sets on this machine; exit code 1 if one is wrong."""
     from mukron.data import DATASETS, data_folder, problems, where
 
     with errors():

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mukron.cli.common import ALL_METHODS, BUILT_IN, errors, show, split
+from mukron.cli.common import ALL_METHODS_PLACEHOLDER, BUILT_IN, errors, show, split
 from mukron.imports import import_function
 from mukron.theory import METHODS, comparison_table, get_method, get_scheme, method_table
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 
 def explain(
-    method: Annotated[str, typer.Option(help=f"{ALL_METHODS}, or all.")] = "kfac",
+    method: Annotated[str, typer.Option(help=f"{ALL_METHODS_PLACEHOLDER}, or all.")] = "kfac",
     scheme: Annotated[str, typer.Option(help="mup, sp, ntk, or uniform:R with R from 0 (mup) to 1/2 (ntk).")] = "mup",
     model: Annotated[str | None, typer.Option(help=f"A built-in network: {BUILT_IN}.")] = None,
     factory: Annotated[
         str | None, typer.Option(help="Your own network: MODULE:FUNCTION, called with its width.")
     ] = None,
     width: Annotated[
-        float | None, typer.Option(min=0, help="The width to explain; four times the base if not given.")
+        float | None, typer.Option(min=0, help="The width to explain (default: four times the base width).")
     ] = None,
     base_width: Annotated[float | None, typer.Option(min=0, help="The width that settings are tuned at.")] = None,
     output_exponent: Annotated[str | None, typer.Option(help='b of the output weights, or "zero".')] = None,
@@ -30,7 +30,7 @@ def explain(
 ) -> None:
     """Print how initial weights, learning rates and damping scale with the width, and why.
 
-    Alone it prints the theory, role by role. With --model or --factory it prints every parameter of that network.
+    Without a network it prints the theory, role by role. With --model or --factory it prints every parameter.
     """
     with errors():
         _know(method)
@@ -49,7 +49,7 @@ def explain(
 
 
 def _know(method: str) -> None:
-    """Optimizers may bring methods that theory alone does not have: load them where such a one is asked for."""
+    """Load the optimizers if the method is unknown: they may register methods that ``mukron.theory`` does not have."""
     try:
         get_method(method)
     except ValueError:  # "all" too

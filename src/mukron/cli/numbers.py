@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-MAX_NUMBERS = 1000  # more are taken for a mistake
+MAX_NUMBERS = 1000  # a longer list is taken for a mistake
 
 
 def read_numbers(text: str, option: str, ends: bool = False) -> list[float]:
@@ -47,7 +47,7 @@ def _range(text: str, ends: bool) -> list[float]:
         if len(numbers) > MAX_NUMBERS:
             raise ValueError(f"from {low:g} to {high:g} by factors of {times:g} are more than {MAX_NUMBERS}")
     if numbers[-1] < high * (1 - 1e-9):
-        raise ValueError(f"from {low:g} by factors of {times:g} one comes to {numbers[-1]:g}, not to {high:g}")
+        raise ValueError(f"from {low:g} by factors of {times:g} the last number is {numbers[-1]:g}, not {high:g}")
     return numbers
 
 

@@ -20,26 +20,32 @@ if TYPE_CHECKING:
 
 def plan(
     width: Annotated[float, typer.Option(help="The width to train at.")],
-    folder: Annotated[Path, typer.Option("--from", help="The folder that 'mukron tune' or a study left.")] = Path(
-        "tuned"
-    ),
-    config: Annotated[Path | None, typer.Option(help="Any run's JSON file instead, with the settings to keep.")] = None,
+    folder: Annotated[
+        Path, typer.Option("--from", help="Folder of a study, as written by 'mukron tune' or 'mukron transfer'.")
+    ] = Path("tuned"),
+    config: Annotated[
+        Path | None, typer.Option(help="A run's JSON file to take the settings from, instead of a study.")
+    ] = None,
     scheme: Annotated[
-        str | None, typer.Option(help="Of a study with several: SCHEME or SCHEME/DAMPING, as in mup/rescaled.")
+        str | None, typer.Option(help="Scheme to choose from the study: SCHEME or SCHEME/DAMPING, as in mup/rescaled.")
     ] = None,
     tuned_at: Annotated[
         float | None,
-        typer.Option(help="Of a study with several widths: the one to take the best run of; the narrowest."),
+        typer.Option(help="Width of the study whose best run is taken (default: the narrowest)."),
     ] = None,
-    device: Annotated[str | None, typer.Option(help="Where to measure: cpu or cuda; as tuned if not given.")] = None,
+    device: Annotated[
+        str | None, typer.Option(help="Device to measure on: cpu or cuda (default: that of the study).")
+    ] = None,
     measure: Annotated[
-        bool, typer.Option("--measure/--no-measure", help="Make some steps at that width, for time and memory.")
+        bool, typer.Option("--measure/--no-measure", help="Measure time and memory of a step at that width.")
     ] = True,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the plan and its numbers there.")] = None,
-    code: Annotated[Path | None, typer.Option(help="Write the script there; printed if not given.")] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write the plan and its numbers to this file.")
+    ] = None,
+    code: Annotated[Path | None, typer.Option(help="Write the script to this file (default: print it).")] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Where data sets are kept.")] = None,
 ) -> None:
-    """Print a wide network's settings, layer by layer, from those tuned narrow; what a step costs; and the code."""
+    """Print the settings of a wide network, from those tuned at a narrow width, the cost of a step, and the code."""
     with errors():
         from mukron.params.storage import write_json
         from mukron.study.planning import plan_for
@@ -57,7 +63,7 @@ def plan(
         else:
             tuned, lines = _best_run(_load_study(folder), scheme, tuned_at)
         tuned = tuned if device is None else tuned.replace(device=device)
-        with _spinner(f"measuring a step at width {width:g} (--no-measure goes without)", measure):
+        with _spinner(f"measuring a step at width {width:g} (skip with --no-measure)", measure):
             planned = plan_for(tuned, width, data_dir=data_dir, steps=3 if measure else 0)
         print("\n".join([*lines, _describe_settings(tuned), ""]))
         show(planned.layers())

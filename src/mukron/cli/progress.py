@@ -1,4 +1,4 @@
-"""Progress as commands show it: a bar on a terminal, lines elsewhere. On stderr: stdout is for the result."""
+"""The progress display of commands, on stderr: a bar on a terminal, lines elsewhere. Results go to stdout."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BAR, COUNT, TIME_LEFT = "bar", "count", "time left"  # columns that are not text
 
 
 class Bar:
-    """A bar that shows how much is done.
+    """A progress bar.
 
     Attributes:
         console: Where to print lines above the bar.
@@ -27,13 +27,13 @@ class Bar:
         self._task = progress.add_task(description, total=None, **fields)
 
     def update(self, done: float, total: float, **fields: Any) -> None:
-        """Show that so much of the total is done; ``fields`` fill the columns' texts."""
+        """Set the progress to ``done`` of ``total``; ``fields`` are values for the text columns."""
         self._progress.update(self._task, completed=done, total=total, **fields)
 
 
 @contextmanager
 def shown_bar(*columns: str, description: str = "", **fields: Any) -> Iterator[Bar]:
-    """Show a bar for as long as the block lasts.
+    """Show a bar until the block ends.
 
     Args:
         columns: BAR, COUNT, TIME_LEFT, or a text with Rich's fields, as in "{task.description}".
@@ -53,7 +53,7 @@ def shown_bar(*columns: str, description: str = "", **fields: Any) -> Iterator[B
 
 
 def clock(seconds: float) -> str:
-    """A duration for people: 3725 -> "1:02:05"."""
+    """Format a duration: 3725 -> "1:02:05"."""
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{seconds:02d}"

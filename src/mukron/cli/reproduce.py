@@ -17,34 +17,35 @@ from mukron.table import Table
 from mukron.workers.progress import Throttle
 
 if TYPE_CHECKING:
-    from mukron.paper import Outcome, Progress
+    from mukron.paper import Outcome, ReproductionProgress
 
 MINUTE = 60.0
 
 
 def reproduce(
-    names: Annotated[list[str] | None, typer.Argument(help="Figures or tables by their names; see --list.")] = None,
-    list_: Annotated[bool, typer.Option("--list", help="Name all recipes and what is kept of each.")] = False,
-    all_: Annotated[bool, typer.Option("--all", help="Every recipe.")] = False,
+    names: Annotated[list[str] | None, typer.Argument(help="Names of figures or tables; see --list.")] = None,
+    list_: Annotated[bool, typer.Option("--list", help="List all recipes and their stored results.")] = False,
+    all_: Annotated[bool, typer.Option("--all", help="Run every recipe.")] = False,
     scale: Annotated[
         str, typer.Option(help="smoke (seconds, digits), small (minutes, two cores) or paper (one GPU).")
     ] = "small",
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    workers: Annotated[int, typer.Option(min=1, help="Processes that train side by side.")] = 1,
-    epochs: Annotated[int | None, typer.Option(min=1, help="At most so many; the result says so.")] = None,
-    widths: Annotated[str | None, typer.Option(help="Of the recipe's widths only these, as in 1,2,4,8.")] = None,
-    seeds: Annotated[int | None, typer.Option(min=1, help="At most so many.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Where results are kept; reproduction/SCALE if not given.")] = None,
+    workers: Annotated[int, typer.Option(min=1, help="Number of worker processes.")] = 1,
+    epochs: Annotated[int | None, typer.Option(min=1, help="Maximum number of epochs; noted in the result.")] = None,
+    widths: Annotated[str | None, typer.Option(help="Run only these of the recipe's widths, as in 1,2,4,8.")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Maximum number of seeds.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the results (default: reproduction/SCALE).")] = None,
     page: Annotated[
-        bool, typer.Option("--page", help="Run nothing: judge and draw again what --out holds, and write its page.")
+        bool,
+        typer.Option("--page", help="Run nothing: judge and draw the results in --out again, and write their page."),
     ] = False,
     data_dir: Annotated[Path | None, typer.Option(help="Where data sets are kept.")] = None,
 ) -> None:
-    """Run figures and tables of the paper, and check what it claims of them.
+    """Run figures and tables of the paper, and check its claims about them.
 
-    Each is kept in a folder of its name: figure.svg, numbers.csv, evidence.json and result.json with the verdict on
-    every claim. The same command goes on where it was stopped. Exit code 0: all claims hold, 1: one does not, 4: one
-    cannot be told; smoke runs, too small to tell anything, end with 0.
+    Results are written to a folder with the recipe's name: figure.svg, numbers.csv, evidence.json, and result.json with
+    the verdict on every claim. The same command continues after it was stopped. Exit code 0: all claims hold, 1: one
+    does not, 4: one cannot be determined; smoke runs, which are too small for verdicts, end with 0.
     """
     with errors():
         from mukron.paper import RECIPES, Less, Request, Scale, judge_again, outcomes, write_page
@@ -91,12 +92,14 @@ def _recipe_table(folder: Path) -> Table:
 
 
 @contextmanager
-def _progress_and_outcomes() -> Iterator[tuple[Callable[[Progress], None], Callable[[Outcome, list[Path]], None]]]:
+def _progress_and_outcomes() -> Iterator[
+    tuple[Callable[[ReproductionProgress], None], Callable[[Outcome, list[Path]], None]]
+]:
     """Yields two callbacks: one moves a progress bar on a terminal, the other prints each outcome."""
     with shown_bar("{task.description}", BAR, COUNT, TIME_LEFT, description="reproduce") as bar:
         lines = Throttle(MINUTE, at_once=False)
 
-        def progress(at: Progress) -> None:
+        def progress(at: ReproductionProgress) -> None:
             text = f"part {min(at.parts + 1, at.of_parts)} of {at.of_parts}: {at.now or 'all run'}"
             bar.update(at.runs, at.of_runs, description=text)
             if not bar.live and lines.due():  # for a log file

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from mukron.cli.common import BUILT_IN, METHODS, errors, show, split
+from mukron.cli.common import BUILT_IN, METHODS_PLACEHOLDER, errors, show, split
 from mukron.cli.progress import BAR, TIME_LEFT, clock, shown_bar
 from mukron.imports import import_function
 from mukron.table import Table
@@ -42,49 +42,49 @@ def train(
         str | None,
         typer.Option(
             help="Your own network: MODULE:FUNCTION, called with its width. Needs --base-width, unless the function's "
-            "width has a default: then that is it."
+            "width has a default, which is then the base width."
         ),
     ] = None,
     width: Annotated[float | None, _field("width", "The network's width.")] = None,
     base_width: Annotated[
         float | None,
-        typer.Option(help="The width that settings are tuned at; the network's usual one if not given."),
+        typer.Option(help="The width that settings are tuned at (default: the network's usual one)."),
     ] = None,
     data: Annotated[
         str | None,
         _field("data", "A data set by name ('mukron data list'), or your own MODULE:FUNCTION."),
     ] = None,
-    samples: Annotated[int | None, typer.Option(help="Train on that many; all if not given.")] = None,
+    samples: Annotated[int | None, typer.Option(help="Number of training samples (default: all).")] = None,
     loss: Annotated[str | None, _field("loss", "cross-entropy or mse.")] = None,
-    method: Annotated[str | None, _field("method", f"{METHODS}.")] = None,
+    method: Annotated[str | None, _field("method", f"{METHODS_PLACEHOLDER}.")] = None,
     scheme: Annotated[str | None, _field("scheme", "mup, sp, ntk or uniform:R.")] = None,
     lr: Annotated[float | None, _field("lr", "Learning rate, as tuned at the base width.")] = None,
     damping: Annotated[
         str | None,
-        typer.Option(help="A number, or RULE[:NUMBER], as in heuristic:1e-3; the method's own if not given."),
+        typer.Option(help="A number, or RULE[:NUMBER], as in heuristic:1e-3 (default: that of the method)."),
     ] = None,
     schedule: Annotated[str | None, _field("schedule", "constant, cosine, linear, step:60,120.")] = None,
-    momentum: Annotated[float | None, _field("momentum", "0 to below 1.")] = None,
-    weight_decay: Annotated[
-        float | None, _field("weight_decay", "Pulls weights to zero, alike at every width.")
-    ] = None,
-    epochs: Annotated[int | None, _field("epochs", "Passes over the samples.")] = None,
-    batch: Annotated[int | None, typer.Option(help="Samples a step; all if not given.")] = None,
-    seed: Annotated[int | None, _field("seed", "Of everything that is drawn.")] = None,
+    momentum: Annotated[float | None, _field("momentum", "Momentum, at least 0 and below 1.")] = None,
+    weight_decay: Annotated[float | None, _field("weight_decay", "Weight decay, the same at every width.")] = None,
+    epochs: Annotated[int | None, _field("epochs", "Number of epochs.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Batch size (default: all samples).")] = None,
+    seed: Annotated[int | None, _field("seed", "Seed of all random numbers.")] = None,
     dtype: Annotated[str | None, _field("dtype", "float32, float64, or bfloat16 (autocast).")] = None,
     device: Annotated[str | None, _field("device", "cpu, cuda, cuda:1, ...")] = None,
     compiled: Annotated[bool, typer.Option("--compile", help="Run the network through torch.compile.")] = False,
-    record: Annotated[list[str] | None, typer.Option(help="features, distance, spectra, words; may repeat.")] = None,
+    record: Annotated[
+        list[str] | None, typer.Option(help="What to record: features, distance, spectra, words; may be repeated.")
+    ] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="Any other field, FIELD=VALUE; METHOD_OPTIONS.NAME=VALUE too.")
     ] = None,
     config: Annotated[
-        Path | None, typer.Option(help="A run's JSON file to start from, in place of the defaults; options change it.")
+        Path | None, typer.Option(help="A run's JSON file, in place of the defaults; options override it.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="The run's folder; runs/... if not given.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The run's folder (default: runs/...).")] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Where data sets are kept.")] = None,
-    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write TensorBoard's files too.")] = False,
-    restart: Annotated[bool, typer.Option("--restart", help="Forget what the folder holds and begin anew.")] = False,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard files.")] = False,
+    restart: Annotated[bool, typer.Option("--restart", help="Delete the run in the folder and start again.")] = False,
 ) -> None:
     """Train one network and record it. The same command again continues a run that was stopped or killed."""
     given = {
@@ -100,7 +100,7 @@ def train(
         if factory is not None and base_width is None and config is None:
             given["base_width"] = default_width(import_function(factory, "--factory"))
         chosen = {name: value for name, value in given.items() if value is not None}
-        described = describe(config, chosen, settings or [])
+        described = run_config_from_options(config, chosen, settings or [])
         folder = out if out is not None else Path("runs") / run_name(described)
         try:
             run = _run(described, folder, data_dir, tensorboard, restart)
@@ -120,7 +120,7 @@ def _run(config: RunConfig, folder: Path, data_dir: Path | None, tensorboard: bo
         return train_(config, folder, data_dir=data_dir, resume=not restart, progress=progress, tensorboard=tensorboard)
 
 
-def describe(file: Path | None, given: Mapping[str, Any], settings: list[str]) -> RunConfig:
+def run_config_from_options(file: Path | None, given: Mapping[str, Any], settings: list[str]) -> RunConfig:
     """Builds the configuration of a run; options have priority over the file, and --set over both.
 
     Args:
@@ -135,7 +135,7 @@ def describe(file: Path | None, given: Mapping[str, Any], settings: list[str]) -
         ValueError: If a field is unknown or its value invalid.
 
     Example:
-        >>> describe(None, {"lr": 0.1}, ["clip_norm=1"]).clip_norm
+        >>> run_config_from_options(None, {"lr": 0.1}, ["clip_norm=1"]).clip_norm
         1.0
     """
     from mukron.train import RunConfig

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from mukron.cli.common import BUILT_IN, METHODS, errors, show
+from mukron.cli.common import BUILT_IN, METHODS_PLACEHOLDER, errors, show
 from mukron.cli.numbers import read_numbers
 from mukron.cli.progress import BAR, COUNT, clock, shown_bar
-from mukron.cli.train import default_width, describe
+from mukron.cli.train import default_width, run_config_from_options
 from mukron.imports import import_function
 from mukron.workers.exits import STOPPED
 from mukron.workers.progress import Throttle
@@ -32,30 +32,46 @@ SEARCHED_DAMPING = "2^-8:2^4"  # the same in a search
 SECONDS_BETWEEN_LINES = 10.0
 EDGE = 0.05  # share of a logarithmic range next to its ends; an optimum there may lie beyond
 
-ModelOption = Annotated[str | None, typer.Option(help=f"A built-in network: {BUILT_IN}. mlp if not given.")]
+ModelOption = Annotated[str | None, typer.Option(help=f"A built-in network: {BUILT_IN} (default: mlp).")]
 FactoryOption = Annotated[str | None, typer.Option(help="Your own network: MODULE:FUNCTION, called with its width.")]
-DataOption = Annotated[str | None, typer.Option(help="A data set by name, or your own MODULE:FUNCTION. digits.")]
-SamplesOption = Annotated[int | None, typer.Option(min=1, help="Train on that many; all if not given.")]
-LossOption = Annotated[str | None, typer.Option(help="cross-entropy or mse. cross-entropy.")]
-MethodOption = Annotated[str | None, typer.Option(help=f"{METHODS}. kfac.")]
-EpochsOption = Annotated[int | None, typer.Option(min=1, help="Passes over the samples. 5.")]
-BatchOption = Annotated[int | None, typer.Option(min=1, help="Samples a step. 128.")]
-DeviceOption = Annotated[str | None, typer.Option(help="cpu or cuda. cpu.")]
-BaseWidthOption = Annotated[float | None, typer.Option(help="Where schemes are alike; the network's usual one.")]
-LrOption = Annotated[str | None, typer.Option(help="As in 2^-9:2^-2 (doubling), 2^-8:1:4 (times 4) or 0.01,0.03.")]
-DampingOption = Annotated[str | None, typer.Option(help="Likewise, times each scheme's own number.")]
+DataOption = Annotated[
+    str | None, typer.Option(help="A data set by name, or your own MODULE:FUNCTION (default: digits).")
+]
+SamplesOption = Annotated[int | None, typer.Option(min=1, help="Number of training samples (default: all).")]
+LossOption = Annotated[str | None, typer.Option(help="cross-entropy or mse (default: cross-entropy).")]
+MethodOption = Annotated[str | None, typer.Option(help=f"{METHODS_PLACEHOLDER} (default: kfac).")]
+EpochsOption = Annotated[int | None, typer.Option(min=1, help="Number of epochs (default: 5).")]
+BatchOption = Annotated[int | None, typer.Option(min=1, help="Batch size (default: 128).")]
+DeviceOption = Annotated[str | None, typer.Option(help="cpu or cuda (default: cpu).")]
+BaseWidthOption = Annotated[
+    float | None, typer.Option(help="The width at which all schemes are the same (default: the network's usual one).")
+]
+LrOption = Annotated[
+    str | None, typer.Option(help="Learning rates, as in 2^-9:2^-2 (doubling), 2^-8:1:4 (times 4) or 0.01,0.03.")
+]
+DampingOption = Annotated[
+    str | None, typer.Option(help="Dampings, as multiples of the scheme's own number, written like --lr.")
+]
 SettingsOption = Annotated[list[str] | None, typer.Option("--set", help="Any other field of a run, FIELD=VALUE.")]
-ConfigOption = Annotated[Path | None, typer.Option(help="A run's JSON file to start from; options change it.")]
-MetricOption = Annotated[str, typer.Option(help="train_loss, test_loss, test_accuracy, ...: what is best.")]
+ConfigOption = Annotated[
+    Path | None, typer.Option(help="A run's JSON file, in place of the defaults; options override it.")
+]
+MetricOption = Annotated[
+    str, typer.Option(help="Metric that decides which setting is best: train_loss, test_loss, test_accuracy, ...")
+]
 StorageOption = Annotated[
     str | None, typer.Option(help="postgresql://USER:PASSWORD@HOST/DATABASE, to share with other machines.")
 ]
-NameOption = Annotated[str | None, typer.Option(help="The study's name in --storage; made of its folder if not given.")]
-WorkersOption = Annotated[int, typer.Option(min=1, help="Processes on this machine that train side by side.")]
-KeepRunsOption = Annotated[bool, typer.Option("--keep-runs", help="Keep every run's records and checkpoints too.")]
+NameOption = Annotated[
+    str | None, typer.Option(help="The study's name in --storage (default: derived from its folder).")
+]
+WorkersOption = Annotated[int, typer.Option(min=1, help="Number of worker processes on this machine.")]
+KeepRunsOption = Annotated[bool, typer.Option("--keep-runs", help="Also keep every run's records and checkpoints.")]
 OneByOneOption = Annotated[bool, typer.Option("--one-by-one", help="Do not train many narrow networks at once.")]
 DataDirOption = Annotated[Path | None, typer.Option(help="Where data sets are kept.")]
-ReportOption = Annotated[bool, typer.Option("--report/--no-report", help="Figures and report.html in the folder.")]
+ReportOption = Annotated[
+    bool, typer.Option("--report/--no-report", help="Write figures and report.html to the folder.")
+]
 
 
 def transfer(
@@ -70,7 +86,8 @@ def transfer(
     device: DeviceOption = None,
     base_width: BaseWidthOption = None,
     widths: Annotated[
-        str | None, typer.Option(help="As in 64:1024 (doubling) or 64,256; 1 to 8 times the base.")
+        str | None,
+        typer.Option(help="Widths, as in 64:1024 (doubling) or 64,256 (default: 1, 2, 4, 8 times the base)."),
     ] = None,
     lr: LrOption = None,
     damping: DampingOption = None,
@@ -78,31 +95,31 @@ def transfer(
     scheme: Annotated[
         list[str] | None,
         typer.Option(
-            help="SCHEME or SCHEME/DAMPING, as in sp/heuristic:1e-3; may be repeated. What people do and mup."
+            help="SCHEME or SCHEME/DAMPING, as in sp/heuristic:1e-3; may be repeated (default: usual practice, mup)."
         ),
     ] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="How many times each.")] = 3,
+    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds.")] = 3,
     search: Annotated[
-        int | None, typer.Option(min=1, help="That many settings a width by a sampler, instead of a grid.")
+        int | None, typer.Option(min=1, help="Number of settings per width, proposed by a sampler instead of a grid.")
     ] = None,
-    sampler: Annotated[str, typer.Option(help="Of --search: tpe or random.")] = "tpe",
+    sampler: Annotated[str, typer.Option(help="Sampler of --search: tpe or random.")] = "tpe",
     metric: MetricOption = "train_loss",
     settings: SettingsOption = None,
     config: ConfigOption = None,
-    out: Annotated[Path | None, typer.Option(help="The study's folder; studies/... if not given.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The study's folder (default: studies/...).")] = None,
     storage: StorageOption = None,
     name: NameOption = None,
     workers: WorkersOption = 1,
     keep_runs: KeepRunsOption = False,
     one_by_one: OneByOneOption = False,
     report: ReportOption = True,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the certificate there.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the certificate to this file.")] = None,
     data_dir: DataDirOption = None,
 ) -> None:
-    """Train at several widths and see whether the best learning rate (or damping) stays where it is.
+    """Train at several widths and test whether the best learning rate (or damping) stays the same.
 
-    The same command again continues a study that was stopped, joins one that runs, and adds what is new: more widths,
-    learning rates, seeds. Exit code 0: it transfers; 1: it does not; 4: the study cannot tell.
+    The same command again continues a study that was stopped or joins one that is running; with more widths, learning
+    rates or seeds it extends the study. Exit code 0: it transfers; 1: it does not; 4: it cannot be determined.
     """
     with errors():
         from mukron.params.storage import write_json
@@ -140,7 +157,7 @@ def transfer(
         record = _run(study, workers)
         certificate = record.certificate
         if certificate is None:
-            raise ValueError("runs of one width alone came to an end, so there is nothing to compare")
+            raise ValueError("only runs of one width have ended, so there is nothing to compare")
         show(certificate.table())
         if json_file is not None:
             write_json(json_file, certificate.to_dict())
@@ -150,24 +167,25 @@ def transfer(
 
 def tune(
     width: Annotated[float, typer.Option(help="The narrow width to tune at.")],
-    trials: Annotated[int, typer.Option(min=1, help="Settings to try.")] = 50,
+    trials: Annotated[int, typer.Option(min=1, help="Number of settings to try.")] = 50,
     model: ModelOption = None,
     factory: FactoryOption = None,
     data: DataOption = None,
     samples: SamplesOption = None,
     loss: LossOption = None,
     method: MethodOption = None,
-    scheme: Annotated[str | None, typer.Option(help="SCHEME or SCHEME/DAMPING, to be transferred. mup.")] = None,
+    scheme: Annotated[str | None, typer.Option(help="SCHEME or SCHEME/DAMPING to tune in (default: mup).")] = None,
     epochs: EpochsOption = None,
     batch: BatchOption = None,
     device: DeviceOption = None,
-    lr: Annotated[str | None, typer.Option(help="The lowest and highest to try, as in 2^-10:1.")] = None,
+    lr: Annotated[str | None, typer.Option(help="Range of learning rates to search, as in 2^-10:1.")] = None,
     damping: Annotated[
-        str | None, typer.Option(help="Likewise, times the scheme's own number; a single one leaves it there.")
+        str | None,
+        typer.Option(help="Range of dampings, as multiples of the scheme's own number; a single number is not tuned."),
     ] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="How many times each.")] = 1,
-    sampler: Annotated[str, typer.Option(help="tpe or random.")] = "tpe",
-    pruner: Annotated[str, typer.Option(help="Gives up runs that fall behind: median, halving or none.")] = "median",
+    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds.")] = 1,
+    sampler: Annotated[str, typer.Option(help="Sampler: tpe or random.")] = "tpe",
+    pruner: Annotated[str, typer.Option(help="Pruner of runs that fall behind: median, halving or none.")] = "median",
     metric: MetricOption = "train_loss",
     settings: SettingsOption = None,
     config: ConfigOption = None,
@@ -179,9 +197,9 @@ def tune(
     report: ReportOption = True,
     data_dir: DataDirOption = None,
 ) -> None:
-    """Search for the best learning rate and damping at a narrow width; 'mukron plan' then takes them to a wide one.
+    """Search for the best learning rate and damping at a narrow width; 'mukron plan' then transfers them to a wide one.
 
-    The same command again continues; with more --trials it goes on searching.
+    The same command again continues the search; more --trials extend it.
     """
     with errors():
         from mukron.study import Design, Search, TransferStudy
@@ -246,7 +264,7 @@ def _describe_study(
             raise ValueError(f"--factory {factory!r}: its width has no default; give --widths or --base-width")
     if base_width is not None:
         chosen["base_width"] = base_width
-    described = describe(config, chosen, settings)
+    described = run_config_from_options(config, chosen, settings)
     base = base_width_of(described)
     config_scheme = described.scheme if described.damping is None else f"{described.scheme}/{described.damping.text()}"
     return described.replace(

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from mukron import figures
 from mukron.diagnose.drawing import against_width, over_steps
-from mukron.diagnose.readings import DAMPING, FEATURES, TOLERANCE, UPDATE, Verdict, judge, remedies, table_of
+from mukron.diagnose.readings import DAMPING, EXPONENT_TOLERANCE, FEATURES, UPDATE, Verdict, judge, remedies, table_of
 from mukron.diagnose.record import Measurement, Record, TrainingSetup, batch_device, record_runs
 from mukron.exponents import fit_exponent
 from mukron.params import Parametrization, base_shapes, parametrize
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 KIND, VERSION = "check", 1
-MEANING = (
+FEATURES_MEANING = (
     "features: change of a layer's output; own update: dW h, a parameter's part in it; both fitted by width^exponent"
 )
 DAMPING_MEANING = (
@@ -60,7 +60,7 @@ class Check:
     """
 
     record: Record
-    tolerance: float = TOLERANCE
+    tolerance: float = EXPONENT_TOLERANCE
 
     @cached_property
     def features(self) -> list[Verdict]:
@@ -131,7 +131,7 @@ class Check:
         Returns:
             The table.
         """
-        return table_of(self.features, self.title, (MEANING, "", self.verdict()), whole)
+        return table_of(self.features, self.title, (FEATURES_MEANING, "", self.verdict()), whole)
 
     def damping_table(self, whole: bool = False) -> Table:
         """Tabulate the verdicts on damping.
@@ -300,7 +300,7 @@ def coordinate_check(
     steps: int = 3,
     scheme: str = "mup",
     loss: Callable[[Any, Any], Tensor] = F.cross_entropy,
-    tolerance: float = TOLERANCE,
+    tolerance: float = EXPONENT_TOLERANCE,
     output_exponent: float | str | None = None,
     roles: Mapping[str, str] | None = None,
     progress: Callable[[int, int, str], None] | None = None,

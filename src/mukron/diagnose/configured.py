@@ -11,7 +11,7 @@ import torch
 import mukron
 from mukron.data import Dataset
 from mukron.diagnose.check import Check
-from mukron.diagnose.readings import TOLERANCE
+from mukron.diagnose.readings import EXPONENT_TOLERANCE
 from mukron.diagnose.record import TrainingSetup, record_runs
 from mukron.layers import MatrixLayer, layer_of
 from mukron.models import get_model
@@ -54,7 +54,7 @@ def check_run(
     widths: Sequence[float] | None = None,
     seeds: int = 3,
     steps: int = 3,
-    tolerance: float = TOLERANCE,
+    tolerance: float = EXPONENT_TOLERANCE,
     dataset: Dataset | None = None,
     data_dir: str | Path | None = None,
     progress: Callable[[int, int, str], None] | None = None,

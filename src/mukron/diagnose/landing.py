@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 KIND, VERSION = "landing", 1
-BASE_WIDTH, DAMPING = 64, 1.0
+BASE_WIDTH, RESCALED_DAMPING = 64, 1.0
 AFTER = 0.01  # K-FAC's learning rate after the first step
 
 
@@ -169,7 +169,7 @@ def landing(
         if progress is not None:
             progress(number, len(methods), name)
         model, plan = start(exponent)
-        ridge = one_step_ridge(feature_kernel(model, x), damping=DAMPING, base_size=BASE_WIDTH)
+        ridge = one_step_ridge(feature_kernel(model, x), damping=RESCALED_DAMPING, base_size=BASE_WIDTH)
         with warnings.catch_warnings():
             # K-FAC warns of the effect that is shown here.
             warnings.filterwarnings("ignore", message="output layer", category=UserWarning)
@@ -179,12 +179,12 @@ def landing(
 
 
 def _kfac(model: nn.Module, plan: Parametrization, lr: float) -> KFAC:
-    return KFAC(model, plan, lr=lr, damping=DAMPING, fisher="exact", likelihood="gaussian")
+    return KFAC(model, plan, lr=lr, damping=RESCALED_DAMPING, fisher="exact", likelihood="gaussian")
 
 
 def _landing_kfac(model: nn.Module, plan: Parametrization, classes: int) -> KFAC:
     """Return K-FAC whose first step has the size that arrives at kernel regression, and whose later steps are small."""
-    optimizer = _kfac(model, plan, lr=one_step_rate(damping=DAMPING, classes=classes))
+    optimizer = _kfac(model, plan, lr=one_step_rate(damping=RESCALED_DAMPING, classes=classes))
 
     def lower_rate(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         for group in optimizer.param_groups:

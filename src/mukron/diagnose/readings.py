@@ -10,13 +10,13 @@ from mukron.diagnose.record import FROZEN, OUTPUT, UNUSED, Measurement, Record
 from mukron.exponents import Exponent, fit_exponent
 from mukron.table import Table
 
-TOLERANCE = 0.25  # half of 1/2, the smallest exponent that a wrong scheme or a wrong damping gives
+EXPONENT_TOLERANCE = 0.25  # half of 1/2, the smallest exponent that a wrong scheme or a wrong damping gives
 UNCLEAR = "unclear"
 STILL = "stands still"
 NO_PART = "no part"  # its gradient is only rounding errors, as that of a bias before a batch norm
-ROUNDING = 1e-5  # relative to the largest update in the same run
-LARGE = 3.0  # a change of the output above which the laws of the first steps no longer hold
-LONG = 24  # the number of rows above which rows without a failure are summed up
+ROUNDING_ERROR = 1e-5  # relative to the largest update in the same run
+LARGE_OUTPUT_CHANGE = 3.0  # a change of the output above which the laws of the first steps no longer hold
+LONG_TABLE = 24  # the number of rows above which rows without a failure are summed up
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Verdict:
         return self.reading, self.layer, self.role, measured, predicted, self.word
 
 
-def judge(record: Record, reading: Reading, tolerance: float = TOLERANCE) -> list[Verdict]:
+def judge(record: Record, reading: Reading, tolerance: float = EXPONENT_TOLERANCE) -> list[Verdict]:
     """Judge every layer by what was measured after the last step."""
     verdicts = []
     largest = _largest_by_run(record, reading) if reading is UPDATE else {}
@@ -81,7 +81,7 @@ def judge(record: Record, reading: Reading, tolerance: float = TOLERANCE) -> lis
         measured, word = _judge_layer(reading, rows, tolerance)
         if layer in record.idle and (word == STILL or record.idle[layer] == UNUSED):
             word = record.idle[layer]
-        elif rows and all(0 < row.value < ROUNDING * largest.get((row.width, row.seed), 0) for row in rows):
+        elif rows and all(0 < row.value < ROUNDING_ERROR * largest.get((row.width, row.seed), 0) for row in rows):
             measured, word = None, NO_PART
         ok = word in (reading.fine, NO_PART, FROZEN, UNUSED)
         verdicts.append(Verdict(reading.title, layer, role, measured, predicted, word, ok))
@@ -120,7 +120,7 @@ def _judge_layer(reading: Reading, rows: Sequence[Measurement], tolerance: float
 def table_of(verdicts: Sequence[Verdict], title: str, notes: Sequence[str] = (), whole: bool = False) -> Table:
     """Tabulate verdicts; a long table sums up those without a failure by role, unless the whole is asked for."""
     columns = ("", "layer", "role", "exponent [95%]", "theory", "verdict")
-    if whole or len(verdicts) <= LONG:
+    if whole or len(verdicts) <= LONG_TABLE:
         return Table(title, columns, tuple(verdict.cells() for verdict in verdicts), tuple(notes))
     rows = [verdict.cells() for verdict in verdicts if not verdict.ok]
     passed: dict[tuple[str, str, str], list[Verdict]] = {}
@@ -167,7 +167,7 @@ def remedies(record: Record, failures: Sequence[Verdict], damping: Sequence[Verd
     if record.scheme != "mup" and words & {FEATURES.low, FEATURES.high}:
         found.append(f"The scheme is {record.scheme}; mup is the one that keeps all layers learning.")
     change = max((row.value for row in record.select(FEATURES.quantity, OUTPUT)), default=0.0)
-    if record.broken or change > LARGE:
-        reason = f" (the output moved by {change:.3g})" if change > LARGE else ""
+    if record.broken or change > LARGE_OUTPUT_CHANGE:
+        reason = f" (the output moved by {change:.3g})" if change > LARGE_OUTPUT_CHANGE else ""
         found.append(f"A lower learning rate keeps steps small enough for the law{reason}.")
     return found

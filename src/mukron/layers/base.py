@@ -240,11 +240,11 @@ class MatrixLayer(Layer, ABC):
         return (self.inputs(part).flatten(1, 2) for part in self.portions(x))
 
 
-L = TypeVar("L", bound=type[Layer])
+LayerClass = TypeVar("LayerClass", bound=type[Layer])
 _registry: dict[type[nn.Module], type[Layer]] = {}
 
 
-def register(*types: type[nn.Module]) -> Callable[[L], L]:
+def register(*types: type[nn.Module]) -> Callable[[LayerClass], LayerClass]:
     """A class decorator: modules of these types, and of types derived from them, are described by the class.
 
     Args:
@@ -266,7 +266,7 @@ def register(*types: type[nn.Module]) -> Callable[[L], L]:
         Fans(fan_in=1, fan_out=4, vector=True, inputs=1)
     """
 
-    def decorate(cls: L) -> L:
+    def decorate(cls: LayerClass) -> LayerClass:
         if inspect.isabstract(cls):
             missing = ", ".join(sorted(getattr(cls, "__abstractmethods__", ())))
             raise TypeError(f"{cls.__name__} must also define {missing}: fans and layout of a layer belong together")

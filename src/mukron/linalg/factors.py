@@ -22,9 +22,9 @@ from mukron.linalg.inverses import FactorizationError, Inverse, invert
 from mukron.linalg.roots import inverse_root_eigh, inverse_root_newton, largest_by_squaring
 from mukron.linalg.solvers import Cholesky, Newton, Solver
 
-ONE = Fraction(1)
+INVERSE_EXPONENT = Fraction(1)  # the e of a plain inverse, (M + rho I)^-1
 CHOLESKY = Cholesky()
-LARGE = 256  # from this size on a decomposition on a GPU costs many times what products do
+LARGE_ON_GPU = 256  # from this size on a decomposition on a GPU costs many times what products do
 State = dict[str, Any]
 
 
@@ -52,7 +52,7 @@ class Factor:
         """The mean of the last ``batches`` factors, which are held in ``kept``."""
         raise NotImplementedError
 
-    def prepare(self, rho: Tensor, e: Fraction = ONE, solver: Solver = CHOLESKY) -> tuple[Operator, str]:
+    def prepare(self, rho: Tensor, e: Fraction = INVERSE_EXPONENT, solver: Solver = CHOLESKY) -> tuple[Operator, str]:
         """(M + rho I)^-e, and how a failed factorization was rescued ("" if none failed)."""
         damped = self.damped(rho, e, solver)
         assert damped is not None
@@ -100,7 +100,7 @@ class MatrixFactor(Factor):
 
     def largest_eigenvalue(self) -> Tensor:
         """From the decomposition; for a large matrix on a GPU, where that is slow, by squaring."""
-        if self.M.is_cuda and self.d >= LARGE and "eigh" not in self.__dict__:
+        if self.M.is_cuda and self.d >= LARGE_ON_GPU and "eigh" not in self.__dict__:
             return largest_by_squaring(self.M)
         return self.eigh[0][..., -1].clamp_min(0)
 
@@ -115,7 +115,7 @@ class MatrixFactor(Factor):
         kept["batches"] = [*kept.get("batches", []), self.M][-batches:]
         return MatrixFactor(torch.stack(kept["batches"]).mean(0))
 
-    def prepare(self, rho: Tensor, e: Fraction = ONE, solver: Solver = CHOLESKY) -> tuple[Operator, str]:
+    def prepare(self, rho: Tensor, e: Fraction = INVERSE_EXPONENT, solver: Solver = CHOLESKY) -> tuple[Operator, str]:
         if isinstance(solver, Cholesky) and e == 1:
             return super().prepare(rho, e, solver)
         if isinstance(solver, Newton):
@@ -153,7 +153,7 @@ class DiagonalFactor(Factor):
         kept["batches"] = [*kept.get("batches", []), self.m][-batches:]
         return DiagonalFactor(torch.stack(kept["batches"]).mean(0))
 
-    def prepare(self, rho: Tensor, e: Fraction = ONE, solver: Solver = CHOLESKY) -> tuple[Operator, str]:
+    def prepare(self, rho: Tensor, e: Fraction = INVERSE_EXPONENT, solver: Solver = CHOLESKY) -> tuple[Operator, str]:
         return Diagonal((self.m + rho.unsqueeze(-1)).pow(-float(e))), ""
 
 
@@ -198,7 +198,7 @@ class RowsFactor(Factor):
         rows = [X.to(self.X.dtype) for X in kept["batches"]]
         return RowsFactor(torch.cat(rows, dim=-2), len(rows))
 
-    def prepare(self, rho: Tensor, e: Fraction = ONE, solver: Solver = CHOLESKY) -> tuple[Operator, str]:
+    def prepare(self, rho: Tensor, e: Fraction = INVERSE_EXPONENT, solver: Solver = CHOLESKY) -> tuple[Operator, str]:
         return super().prepare(rho, e, solver) if e == 1 else self.matrix().prepare(rho, e, solver)
 
     def damped(self, rho: Tensor, e: Fraction, solver: Solver) -> tuple[Tensor, Tensor] | None:

@@ -19,7 +19,7 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
-from mukron.linalg.factors import CHOLESKY, ONE, Factor, LowRank, MatrixFactor, Operator
+from mukron.linalg.factors import CHOLESKY, INVERSE_EXPONENT, Factor, LowRank, MatrixFactor, Operator
 from mukron.linalg.inverses import factorize
 from mukron.linalg.solvers import Solver
 
@@ -88,7 +88,7 @@ class KernelFactor(MatrixFactor):
     def damped(self, rho: Tensor, e: Fraction, solver: Solver) -> None:
         return None
 
-    def prepare(self, rho: Tensor, e: Fraction = ONE, solver: Solver = CHOLESKY) -> tuple[Operator, str]:
+    def prepare(self, rho: Tensor, e: Fraction = INVERSE_EXPONENT, solver: Solver = CHOLESKY) -> tuple[Operator, str]:
         factorization = factorize(self.M[0], rho[0])
         operator = JacobianRows(self.h, self.delta, factorization.lower, factorization.rho[None], self.n)
         return operator, factorization.rescue

@@ -11,7 +11,8 @@ that basis first. Small eigenvalues keep their digits so, and few steps need an 
   One above the tolerance is corrected by products or, where they do not help or have cost as much since the basis was
   made, by a new basis.
 * ``ThinFactor``: what comes in has few rows (a bias has one, an output layer one a class): S = diag(D) + Z^T Z, and
-  (S + rho I)^-e is a sum over poles, each solved by Woodbury's identity. Exact; renewed when Z has ``ROWS`` rows.
+  (S + rho I)^-e is a sum over poles, each solved by Woodbury's identity. Exact; renewed when Z has ``MAX_THIN_ROWS``
+  rows.
 
 What is kept lies in a plain dict of tensors, so that it can be saved.
 """
@@ -27,16 +28,16 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from mukron.linalg.factors import CHOLESKY, ONE, Factor, Matrix, MatrixFactor, Operator, State
+from mukron.linalg.factors import CHOLESKY, INVERSE_EXPONENT, Factor, Matrix, MatrixFactor, Operator, State
 from mukron.linalg.roots import largest_by_squaring
 from mukron.linalg.solvers import Solver, Tracked
 
-TOLERANCE = Tracked().tolerance  # of (S + rho I)^-e, in the worst direction seen
+ROOT_TOLERANCE = Tracked().tolerance  # of (S + rho I)^-e, in the worst direction seen
 REACH = 0.2  # an error up to which corrections converge fast
-ROWS = 64  # of Z
-PROBES = 2
+MAX_THIN_ROWS = 64  # the rows of Z above which a thin factor is renewed
+PROBE_VECTORS = 2  # random vectors on which the error of a root is measured
 POLES, MARGIN = 48, 10.0  # MARGIN: how far beyond the spectrum poles reach, in powers of Euler's number
-CORRECTION, RENEWAL, RENEWAL_ON_GPU = 3, 9, 36  # prices, in matrix products
+CORRECTION_COST, RENEWAL_COST, RENEWAL_COST_ON_GPU = 3, 9, 36  # prices, in matrix products
 
 
 class KeptFactor(Factor):
@@ -44,7 +45,7 @@ class KeptFactor(Factor):
 
     tracked = True
 
-    def __init__(self, kept: State, rows: Tensor, tolerance: float = TOLERANCE, applied_to: int = 0) -> None:
+    def __init__(self, kept: State, rows: Tensor, tolerance: float = ROOT_TOLERANCE, applied_to: int = 0) -> None:
         self.kept, self.rows, self.tolerance, self.d = kept, rows, tolerance, rows.shape[-1]
         self.applied_to = applied_to
         self._prepared: tuple[Operator, str] | None = None
@@ -62,7 +63,7 @@ class KeptFactor(Factor):
     def _mix(self, old: float, new: float) -> None:
         raise NotImplementedError
 
-    def prepare(self, rho: Tensor, e: Fraction = ONE, solver: Solver = CHOLESKY) -> tuple[Operator, str]:
+    def prepare(self, rho: Tensor, e: Fraction = INVERSE_EXPONENT, solver: Solver = CHOLESKY) -> tuple[Operator, str]:
         """Once: it may renew the basis, which is then no longer the one of M."""
         if self._prepared is None:
             operator, rescue = self._prepare(rho, e)
@@ -83,7 +84,7 @@ class KeptFactor(Factor):
         self.kept["Q"] = Q
 
 
-def kept_factor(kept: State, rows: Tensor, tolerance: float = TOLERANCE, applied_to: int = 0) -> KeptFactor:
+def kept_factor(kept: State, rows: Tensor, tolerance: float = ROOT_TOLERANCE, applied_to: int = 0) -> KeptFactor:
     """The form that suits what comes in.
 
     tolerance: relative error of its root in the worst direction seen. applied_to: rows that its root will be applied
@@ -93,7 +94,7 @@ def kept_factor(kept: State, rows: Tensor, tolerance: float = TOLERANCE, applied
 
 
 def is_thin(rows: int, d: int) -> bool:
-    return 4 * rows <= ROWS and 16 * rows <= d
+    return 4 * rows <= MAX_THIN_ROWS and 16 * rows <= d
 
 
 def turn(kept: State, rows: Tensor) -> Tensor:
@@ -142,19 +143,19 @@ class TrackedFactor(KeptFactor, MatrixFactor):
         C = divided_differences(damped, e).mul_(S)
         C.diagonal(dim1=-2, dim2=-1).copy_(damped.pow(-float(e)))
         V, limit = self._directions(), REACH
-        price = RENEWAL_ON_GPU if S.is_cuda else RENEWAL
+        price = RENEWAL_COST_ON_GPU if S.is_cuda else RENEWAL_COST
         while True:
             error = float(e) * float(_residual(S, shift, C, half, V))  # one synchronisation a factor
             if error <= self.tolerance:
                 return C
-            if not error < limit or self.kept["spent"] + CORRECTION > price:
+            if not error < limit or self.kept["spent"] + CORRECTION_COST > price:
                 return None
             # C <- C - R / J with R = C^(p/2) (S + rho I) C^(p/2) - I, and J the derivative of R by C at the diagonal
             power = torch.linalg.matrix_power(C, half)
             R = (power @ S + shift * power) @ power
             R.diagonal(dim1=-2, dim2=-1).sub_(1)
             C = C - R / _slope(damped, e)
-            self.kept["spent"] += CORRECTION
+            self.kept["spent"] += CORRECTION_COST
             limit = error / 2
 
     def _directions(self) -> Tensor:
@@ -187,7 +188,7 @@ class ThinFactor(KeptFactor):
         return _largest(lambda v: D * v + Z.mT @ (Z @ v), self.D + Z.square().sum(-2))
 
     def _prepare(self, rho: Tensor, e: Fraction) -> tuple[Operator, str]:
-        if self.Z.shape[-2] <= ROWS and e < 1:
+        if self.Z.shape[-2] <= MAX_THIN_ROWS and e < 1:
             return Poles.prepare(self.kept["Q"], self.D, self.Z, rho, float(e)), ""
         values, vectors, rescue = MatrixFactor(torch.diag_embed(self.D) + self.Z.mT @ self.Z).eigh
         values = values.clamp_min(0)
@@ -325,9 +326,9 @@ def _repeated(C: Tensor, times: int, V: Tensor) -> Tensor:
 
 @lru_cache(maxsize=64)
 def _probes(d: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Random signs [d, PROBES], the same each time."""
+    """Random signs [d, PROBE_VECTORS], the same each time."""
     generator = torch.Generator().manual_seed(d)
-    return (2 * torch.randint(2, (d, PROBES), generator=generator) - 1).to(device, dtype)
+    return (2 * torch.randint(2, (d, PROBE_VECTORS), generator=generator) - 1).to(device, dtype)
 
 
 def _largest(times: Callable[[Tensor], Tensor], diagonal: Tensor, steps: int = 6) -> Tensor:

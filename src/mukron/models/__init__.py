@@ -13,14 +13,13 @@ from math import prod
 
 from torch import nn
 
+from mukron.layers import Shape
 from mukron.models.cbow import CBOW
 from mukron.models.cnn import CNN
 from mukron.models.mlp import MLP
 from mukron.models.myrtle import Myrtle5
 from mukron.models.resnet import ResNet18, ResNet50
 from mukron.models.vgg import VGG19
-
-Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)

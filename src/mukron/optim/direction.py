@@ -79,7 +79,7 @@ def directions(optimizer: SecondOrder, step: Transaction) -> dict[str, Move]:
         if not entry.preconditioned and entry.parameter.grad is not None:
             step.rates[entry.name] = base_rate(entry) * entry.scale
             G = averaged = plain_gradient(entry)
-            if on_gradient(entry) and not isinstance(optimizer.options.fallback, AdamStep):
+            if momentum_on_gradient(entry) and not isinstance(optimizer.options.fallback, AdamStep):
                 averaged = _averaged(step, entry, G)
             moves[entry.name] = _by_rule(step, optimizer.options.fallback, entry, G, averaged)
     return moves
@@ -127,7 +127,7 @@ def whole_gradient(step: Transaction, layer: LayerEntry, block: str, entry: Para
     return own
 
 
-def on_gradient(entry: ParameterEntry) -> bool:
+def momentum_on_gradient(entry: ParameterEntry) -> bool:
     """Whether momentum is on the gradient, before it is preconditioned."""
     return bool(entry.group["momentum"]) and entry.group["momentum_on"] == "gradient"
 
@@ -135,9 +135,9 @@ def on_gradient(entry: ParameterEntry) -> bool:
 def block_gradient(step: Transaction, layer: LayerEntry, block: str, entry: ParameterEntry, raw: Move) -> Move:
     """What is preconditioned: the gradient or its average, as D^T H where that is known and keeps more digits."""
     G = raw
-    if isinstance(raw, Tensor) and block == WEIGHT and (layer.name in step.double or not on_gradient(entry)):
+    if isinstance(raw, Tensor) and block == WEIGHT and (layer.name in step.double or not momentum_on_gradient(entry)):
         G = _as_product(step, layer, raw)
-    if on_gradient(entry):
+    if momentum_on_gradient(entry):
         G = _averaged(step, entry, dense(G))
         step.applied_dense.add(layer.name)
     if layer.name in step.double and isinstance(G, Tensor):

@@ -19,7 +19,7 @@ def with_betas(run: RunFields, options: dict[str, Any]) -> dict[str, Any]:
     return {"betas": (run.momentum, beta2), **options}
 
 
-SGD = add(
+SGD_SPEC = add(
     MethodSpec(
         name="sgd",
         method=METHODS["sgd"],
@@ -30,7 +30,7 @@ SGD = add(
         stacks=True,
     )
 )
-ADAMW = add(
+ADAMW_SPEC = add(
     MethodSpec(
         name="adamw",
         method=METHODS["adam"],

@@ -34,7 +34,7 @@ from mukron.theory import METHODS
         options=EVERY_LAYER,
         damping=Rescaled(1.0),
         captures=("jacobian",),
-        state_size=sizes.kernel,
+        state_size=sizes.kernel_size,
         samples=16,  # the cost is that of samples x outputs
     )
 )

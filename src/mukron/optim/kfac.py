@@ -25,7 +25,7 @@ from mukron.optim import sizes
 from mukron.optim.direction import OUT_SIDE, apply
 from mukron.optim.docs import describe
 from mukron.optim.optimizer import SecondOrder
-from mukron.optim.options import Momentum, StepOptions, StepRule, one_of
+from mukron.optim.options import Momentum, StepOptions, StepRule, check_one_of
 from mukron.optim.run_options import EVERY_LAYER, FISHER, INTERVALS, KRONECKER
 from mukron.optim.spec import MethodSpec, register, with_fisher
 from mukron.optim.table import LayerEntry
@@ -107,10 +107,10 @@ class KFAC(SecondOrder):
         params: Iterable[Any] | None = None,
         seed: int = 0,
     ) -> None:
-        one_of("likelihood", likelihood, LIKELIHOODS)
-        one_of("reduction", reduction, ("mean", "sum"))
-        one_of("sharing", sharing, ("expand", "reduce"))
-        one_of("form", form, FORMS)
+        check_one_of("likelihood", likelihood, LIKELIHOODS)
+        check_one_of("reduction", reduction, ("mean", "sum"))
+        check_one_of("sharing", sharing, ("expand", "reduce"))
+        check_one_of("form", form, FORMS)
         options = StepOptions(
             memory=Batch() if memory is None else Memory.of(memory),
             factor_every=factor_every,

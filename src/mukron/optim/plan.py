@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from mukron.optim.optimizer import SecondOrder
     from mukron.optim.table import LayerEntry
 
-COLUMNS = ("layer", "out x in", "form", "memory", "work")
+PLAN_COLUMNS = ("layer", "out x in", "form", "memory", "work")
 
 
 def plan_table(optimizer: SecondOrder) -> Table:
@@ -25,7 +25,7 @@ def plan_table(optimizer: SecondOrder) -> Table:
         notes.append(f"by the fallback rule ({optimizer.options.fallback.name}): {', '.join(others)}")
     rescued = sum(optimizer.rescues.values())
     title = f"{type(optimizer).__name__}: {optimizer.skipped} steps skipped, {rescued} factorizations rescued"
-    return Table(title, COLUMNS, tuple(rows), tuple(notes))
+    return Table(title, PLAN_COLUMNS, tuple(rows), tuple(notes))
 
 
 def _rows(optimizer: SecondOrder, entry: LayerEntry) -> list[tuple[str, ...]]:

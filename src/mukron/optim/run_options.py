@@ -16,7 +16,7 @@ from mukron.memory import Batch, Memory, Window, parse_memory
 from mukron.optim.options import FALLBACKS, GRAFTS
 from mukron.readers import Parser, Reader
 
-SOLVERS = ("cholesky", "eigh", "newton")  # of inverses; roots have their own
+INVERSE_SOLVERS = ("cholesky", "eigh", "newton")  # roots have others: ``mukron.optim.shampoo``
 
 
 def as_it_is(value: Any) -> Any:
@@ -90,7 +90,12 @@ INTERVALS = (
 )
 KRONECKER = (  # of methods that divide by A and B
     Option.typed("memory", parse_memory, "what factors remember: batch, sum, ema:DECAY or window:BATCHES", (Batch(),)),
-    Option("solver", read.one_of(SOLVERS), f"how factors are inverted: {', '.join(SOLVERS)}", stacks=("cholesky",)),
+    Option(
+        "solver",
+        read.one_of(INVERSE_SOLVERS),
+        f"how factors are inverted: {', '.join(INVERSE_SOLVERS)}",
+        stacks=("cholesky",),
+    ),
     Option(
         "sharing",
         read.one_of(("expand", "reduce")),

@@ -30,7 +30,7 @@ from mukron.linalg import (
 )
 from mukron.memory import Memory, Sum, Window
 from mukron.optim import sizes
-from mukron.optim.direction import apply, on_gradient
+from mukron.optim.direction import apply, momentum_on_gradient
 from mukron.optim.docs import describe
 from mukron.optim.optimizer import SecondOrder
 from mukron.optim.options import Momentum, StepOptions, StepRule
@@ -43,7 +43,7 @@ from mukron.optim.update import Move, times
 from mukron.params import Parametrization
 from mukron.theory import FAMILIES, METHODS, shampoo
 
-SOLVERS = ("eigh", "newton", "tracked")
+ROOT_SOLVERS = ("eigh", "newton", "tracked")
 
 
 @register(
@@ -57,7 +57,7 @@ SOLVERS = ("eigh", "newton", "tracked")
             *INTERVALS,
             Option.typed("memory", memory_in_matrices, "what factors remember: sum (the default), ema:DECAY or batch"),
             FUSED,
-            Option("solver", read.one_of(SOLVERS), f"how roots are computed: {', '.join(SOLVERS)}"),
+            Option("solver", read.one_of(ROOT_SOLVERS), f"how roots are computed: {', '.join(ROOT_SOLVERS)}"),
             Option(
                 "tolerance",
                 read.optional(read.number(above=0)),
@@ -225,7 +225,7 @@ class Shampoo(SecondOrder):
     def _precondition(self, layer: LayerEntry, block: str, G: Move, step: Transaction) -> Move:
         sides = step.value(layer, "operators")[block]
         G_turned, bases = step.scratch.get((layer.name, block), (None, {}))
-        fresh = self.steps % self.options.factor_every == 0 and not on_gradient(layer.blocks[block])
+        fresh = self.steps % self.options.factor_every == 0 and not momentum_on_gradient(layer.blocks[block])
         if G_turned is None or not fresh or any(not sides[name].lies_in(bases[name]) for name in sides):
             return apply(sides, G)
         # the bases that this step's factors were measured in still stand: Q_L C_L (Q_L^T G Q_R) C_R Q_R^T

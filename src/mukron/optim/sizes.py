@@ -53,7 +53,7 @@ def gradient_moments(layer: LayerSize, options: Mapping[str, Any]) -> int:
     return layer.groups * copies * (L + (layer.d_in if layer.one_hot else R))
 
 
-def kernel(layer: LayerSize, options: Mapping[str, Any]) -> int:
+def kernel_size(layer: LayerSize, options: Mapping[str, Any]) -> int:
     """Gauss-Newton's kernel over samples x outputs, and the rows it is made of."""
     rows = layer.samples * layer.classes
     return rows * rows + rows * layer.positions * (layer.d_in + layer.d_out)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from mukron.optim.optimizer import SecondOrder
 
 Blocks = dict[str, dict[str, Factor]]
-HALF = (torch.float16, torch.bfloat16)
+HALF_PRECISION = (torch.float16, torch.bfloat16)
 EPS = torch.finfo(torch.float32).eps
 SAME, SAME_IF_COARSE = 30, 8  # roundings, within which a gradient is D^T H; coarse: in TF32 or half precision
 ILL_CONDITIONED = 0.005  # rounding times condition number, from which on a layer is preconditioned in float64
@@ -327,7 +327,7 @@ def ill_conditioned(optimizer: SecondOrder, layer: LayerEntry) -> bool:
 
 def norms(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Of each, in float32 at least: a half-precision norm overflows where its entries do not."""
-    precise = [tensor.float() if tensor.dtype in HALF else tensor for tensor in tensors]
+    precise = [tensor.float() if tensor.dtype in HALF_PRECISION else tensor for tensor in tensors]
     result = list(precise)
     for dtype in {tensor.dtype for tensor in precise}:
         places = [place for place, tensor in enumerate(precise) if tensor.dtype == dtype]

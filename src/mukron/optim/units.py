@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from mukron.optim.table import LayerEntry
     from mukron.optim.transaction import Transaction
 
-LEAST_TRACE, LARGEST = 1e-18, 1e8  # a trace of squares below, or a gradient above this many units has the wrong unit
+# A unit is wrong if the trace of squares is below LEAST_TRACE, or the gradient is above LARGEST_GRADIENT units.
+LEAST_TRACE, LARGEST_GRADIENT = 1e-18, 1e8
 SQUARES = {"M": 2, "m": 2, "S": 2, "D": 2, "Z": 1}  # kept statistics, by the power of the gradient that they are
 
 
@@ -48,7 +49,7 @@ def changes_units(step: Transaction, sizes: list[float], traces: list[float]) ->
         if not 0 < size < math.inf or (name, block) not in trace_of:
             continue
         unit = unit_of(step, layer, block)
-        if LEAST_TRACE < trace_of[name, block] < math.inf and size < LARGEST * unit:
+        if LEAST_TRACE < trace_of[name, block] < math.inf and size < LARGEST_GRADIENT * unit:
             continue
         new = 16.0 ** round(math.log(size, 16))
         if new != unit and step.optimizer.rule_of(layer, block).relative:

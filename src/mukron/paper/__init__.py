@@ -6,7 +6,7 @@ from mukron.paper.errors import ReproductionError
 from mukron.paper.outcome import Outcome, judge_again, load_evidence, outcomes
 from mukron.paper.page import page_of, write_page
 from mukron.paper.recipe import RECIPES, Claim, Evidence, Experiment, Finding, Less, Recipe, Scale
-from mukron.paper.run import Progress, Request, reproduce
+from mukron.paper.run import ReproductionProgress, Request, reproduce
 
 __all__ = [
     "RECIPES",
@@ -16,9 +16,9 @@ __all__ = [
     "Finding",
     "Less",
     "Outcome",
-    "Progress",
     "Recipe",
     "ReproductionError",
+    "ReproductionProgress",
     "Request",
     "Scale",
     "judge_again",

@@ -9,7 +9,7 @@ from statistics import correlation
 from mukron.paper import drawing
 from mukron.paper.claims import ClaimCheck, Value, best_value, differ, moves, stays
 from mukron.paper.drawing import Panel
-from mukron.paper.networks import CNN, MLP, Network
+from mukron.paper.networks import CNN_NETWORK, MLP_NETWORK, Network
 from mukron.paper.recipe import FAILS, HOLDS, IN_PART, UNTOLD, Claim, Evidence, Experiment, Finding, Part, Scale, recipe
 from mukron.paper.settings import (
     BASE,
@@ -67,7 +67,7 @@ def damping_claims(name: str) -> list[Claim]:
 
 @recipe("k-fac-damping-transfer", "Figure 7", "Under the rescaled damping the best damping is the same at every width")
 def damping_transfer(scale: Scale) -> Experiment:
-    cnn = Network("CNN", CNN.fields, (16, 32, 64), CNN.small, CNN.smoke)
+    cnn = Network("CNN", CNN_NETWORK.fields, (16, 32, 64), CNN_NETWORK.small, CNN_NETWORK.smoke)
     parts, panels = damping_pair(scale, cnn, 0.003, (-16, 4), (-12, 8), seeds=5)
     choices = (
         "Samples: 1,024, as appendix B says; the caption says the full data set.",
@@ -79,9 +79,9 @@ def damping_transfer(scale: Scale) -> Experiment:
 
 @recipe("mlp-damping-scaling", "Appendix H.2, figure", "Damping transfers in the MLP")
 def mlp_damping(scale: Scale) -> Experiment:
-    mnist = Network("MNIST", MLP.fields, powers(9, 13), MLP.small, MLP.smoke)
-    whole = {**MLP.fields, "data": "fashion-mnist", "samples": None, "batch": 1024, "epochs": 5}
-    fashion = Network("Fashion-MNIST", whole, powers(9, 12), powers(6, 7), MLP.smoke)
+    mnist = Network("MNIST", MLP_NETWORK.fields, powers(9, 13), MLP_NETWORK.small, MLP_NETWORK.smoke)
+    whole = {**MLP_NETWORK.fields, "data": "fashion-mnist", "samples": None, "batch": 1024, "epochs": 5}
+    fashion = Network("Fashion-MNIST", whole, powers(9, 12), powers(6, 7), MLP_NETWORK.smoke)
     parts, panels = damping_pair(scale, mnist, 2.0**-6, (-20, 0), (-10, 6))
     more, others = damping_pair(scale, fashion, 2.0**-6, (-20, 0), (-10, 6))
     choices = (

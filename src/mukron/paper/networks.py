@@ -41,24 +41,24 @@ class Network:
         return (batch, *((WEIGHTS,) if self.fields.get("model_options") == NORMAL else ()))
 
 
-MLP = Network(
+MLP_NETWORK = Network(
     "MLP",
     {"model": "mlp", "data": "mnist", "epochs": 20, "model_options": NORMAL},
     *(powers(9, 14), powers(6, 9), (64, 128)),
 )
-CNN = Network(
+CNN_NETWORK = Network(
     "CNN",
     {"model": "cnn", "data": "fashion-mnist", "epochs": 50, "dtype": "tf32", "model_options": NORMAL},
     (16, 32, 64),
     (16, 32),
     (16, 32),
 )
-MYRTLE = Network(
+MYRTLE_NETWORK = Network(
     "Myrtle-5",
     {"model": "myrtle5", "data": "fashion-mnist", "epochs": 20, "batch": 128, "dtype": "tf32"},
     *((16, 32, 64), (16, 32), (16, 32)),
 )
-RESNET = Network(
+RESNET_NETWORK = Network(
     "ResNet-18",
     {"model": "resnet18", "data": "fashion-mnist", "epochs": 20, "batch": 128, "dtype": "tf32"},
     *((1, 2, 4), (1, 2), (1, 2)),

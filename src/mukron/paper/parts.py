@@ -1,4 +1,4 @@
-"""The parts of recipes as they are run: studies and coordinate checks, each in a folder named by what it runs."""
+"""The execution of a recipe's parts: studies and coordinate checks. A part's folder is named by the key of its runs."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from mukron.workers.locks import locked
 from mukron.workers.machine import describe_machine
 from mukron.workers.worker import Tick
 
-CHECK_FILE, OVER = "check.json", "over.json"
+CHECK_FILE, COMPLETE_FILE = "check.json", "over.json"
 
 
 @dataclass(frozen=True)
 class Assigned(ABC):
-    """A part and its folder."""
+    """A part of a recipe with the folder that it runs in."""
 
     title: str
     part: Part
@@ -43,46 +43,55 @@ class Assigned(ABC):
     @property
     @abstractmethod
     def total(self) -> int:
-        """Runs."""
+        """The number of runs."""
 
     @abstractmethod
     def done(self) -> int:
-        """Runs that have ended."""
+        """Return the number of runs that have ended."""
 
     @abstractmethod
-    def found(self) -> PartResult:
-        """What it found, once it is over."""
+    def result(self) -> PartResult:
+        """Return the stored result of a complete part."""
 
     @abstractmethod
     def _run(self, stopped: Stopped, tick: Tick, wait: bool) -> bool: ...
 
     def run(self, stopped: Stopped, tick: Tick, wait: bool) -> bool:
-        """What nobody else runs; False if it was stopped."""
-        if self.over():
+        """Execute the runs that no other process has claimed.
+
+        Args:
+            stopped: Whether the user has asked to stop.
+            tick: Called after every step.
+            wait: Wait for runs of other processes, since these may die.
+
+        Returns:
+            False if it was stopped.
+        """
+        if self.is_complete():
             return True
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="output layer", category=UserWarning)  # it is what is shown
-            warnings.filterwarnings("ignore", message="layer .* factorized with", category=RuntimeWarning)  # so is this
+        with warnings.catch_warnings():  # recipes show the effects that these warnings are about
+            warnings.filterwarnings("ignore", message="output layer", category=UserWarning)
+            warnings.filterwarnings("ignore", message="layer .* factorized with", category=RuntimeWarning)
             return self._run(stopped, tick, wait)
 
-    def over(self) -> bool:
-        """Whether all of it was run, and what it found is kept."""
-        return (self.folder / OVER).exists()
+    def is_complete(self) -> bool:
+        """Return whether all runs have ended and the result is stored."""
+        return (self.folder / COMPLETE_FILE).exists()
 
-    def made(self) -> dict[str, str]:
-        """Where and when it was run."""
-        return cast("dict[str, str]", read_json(self.folder / OVER))
+    def provenance(self) -> dict[str, str]:
+        """Return the machine, the versions and the date of a complete part."""
+        return cast("dict[str, str]", read_json(self.folder / COMPLETE_FILE))
 
-    def _write_down(self) -> None:
-        """That it is over, and on which machine it was run."""
-        made = describe_machine(self.part.config.device)
-        made["date"] = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
-        write_json(self.folder / OVER, made)
+    def _mark_complete(self) -> None:
+        """Store that the part is complete, with the machine, the versions and the date."""
+        provenance = describe_machine(self.part.config.device)
+        provenance["date"] = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
+        write_json(self.folder / COMPLETE_FILE, provenance)
 
 
 @dataclass(frozen=True)
 class AssignedStudy(Assigned):
-    """Runs from a storage that several processes share."""
+    """A study, whose runs several processes share through its storage."""
 
     part: Design
 
@@ -92,34 +101,34 @@ class AssignedStudy(Assigned):
 
     @cached_property
     def study(self) -> TransferStudy:
-        """Opened once, until it is over."""
+        """The study; its storage stays open until the study is complete."""
         return TransferStudy(self.part, folder=self.folder, data_dir=self.data_dir)
 
     def done(self) -> int:
-        if self.over():
+        if self.is_complete():
             return self.total
         if not (self.folder / DATABASE).exists():
             return 0
-        return len(self.part.standing(self.study.store.entries())[ENDED])
+        return len(self.part.by_state(self.study.store.entries())[ENDED])
 
     def _run(self, stopped: Stopped, tick: Tick, wait: bool) -> bool:
         job, store = self.study.job(), self.study.store
         if self.part.next(store.entries(), job.since) is None and not wait and self.done() < self.total:
-            return True  # others are at it
-        on = work(job, store, data_of(self.part.config, self.data_dir), stopped, tick, wait)
-        if self.done() == self.total:  # whoever ends the last run
+            return True  # other processes train the runs that are left
+        finished = work(job, store, data_of(self.part.config, self.data_dir), stopped, tick, wait)
+        if self.done() == self.total:  # true in the process that ends the last run
             self.study.record()
-            self._write_down()
-            vars(self).pop("study")  # and its connections
-        return on
+            self._mark_complete()
+            vars(self).pop("study")  # closes its connections
+        return finished
 
-    def found(self) -> StudyRecord:
+    def result(self) -> StudyRecord:
         return thinned(StudyRecord.load(self.folder / RECORD))
 
 
 @dataclass(frozen=True)
 class AssignedCheck(Assigned):
-    """A coordinate check, by one process from its start to its end."""
+    """A coordinate check, which one process runs from start to end."""
 
     part: Checking
 
@@ -128,12 +137,12 @@ class AssignedCheck(Assigned):
         return len(self.part.widths) * self.part.seeds
 
     def done(self) -> int:
-        return self.total if self.over() else 0
+        return self.total if self.is_complete() else 0
 
     def _run(self, stopped: Stopped, tick: Tick, wait: bool) -> bool:
         self.folder.mkdir(parents=True, exist_ok=True)
-        with locked(self.folder, wait=wait) as ours:
-            if ours and not self.over():
+        with locked(self.folder, wait=wait) as acquired:
+            if acquired and not self.is_complete():
                 self._check(tick)
         return not stopped()
 
@@ -150,9 +159,9 @@ class AssignedCheck(Assigned):
         last = [row for row in result.record.rows if row.step == result.record.steps]
         kept = replace(result, record=replace(result.record, rows=tuple(last)))
         write_json(self.folder / CHECK_FILE, kept.to_dict())
-        self._write_down()
+        self._mark_complete()
 
-    def found(self) -> Check:
+    def result(self) -> Check:
         return Check.load(self.folder / CHECK_FILE)
 
 
@@ -162,7 +171,7 @@ def _data(fields: str, data_dir: str | None) -> Dataset:
 
 
 def data_of(config: RunConfig, data_dir: str | None) -> Dataset:
-    """The config's samples; those used last are still there."""
+    """Return the data of a config; the data sets used last are cached."""
     content = config.to_dict()
     fields = {name: content[name] for name in ("data", "data_options", "samples", "test_samples", "device")}
     return _data(json.dumps(fields, sort_keys=True), data_dir)

@@ -20,15 +20,16 @@ from mukron.paper.errors import ReproductionError
 from mukron.paper.outcome import RESULT_FILE, Outcome, judge_claims, keep
 from mukron.paper.parts import Assigned, AssignedCheck, AssignedStudy
 from mukron.paper.recipe import RECIPES, Checking, Evidence, Experiment, Less, Part, Scale, key_of
+from mukron.study.transfer import LOG
 from mukron.workers.exits import STOPPED
 from mukron.workers.foreman import Foreman
 from mukron.workers.interrupts import Stopped, interruptible
 from mukron.workers.machine import describe_machine
 from mukron.workers.progress import Reporter
-from mukron.workers.worker import Task, Tick, serve
+from mukron.workers.worker import Tick, WorkerTask, serve
 
-RUNS, LOG = "runs", "workers.log"
-IDLE = 1.0  # seconds between two reports
+PARTS_FOLDER = "runs"
+REPORT_INTERVAL = 1.0  # seconds between two reports
 DEATHS = 10  # workers that are replaced; what is left then is run by this process
 
 
@@ -93,7 +94,7 @@ class Request:
         return list(parts.values())
 
     def _assigned(self, title: str, part: Part) -> Assigned:
-        folder = Path(self.folder) / RUNS / key_of(part)
+        folder = Path(self.folder) / PARTS_FOLDER / key_of(part)
         if isinstance(part, Checking):
             return AssignedCheck(title, part, folder, self.data_dir)
         return AssignedStudy(title, part, folder, self.data_dir)
@@ -130,7 +131,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Progress:
+class ReproductionProgress:
     """How much of the recipes is run.
 
     Attributes:
@@ -141,7 +142,7 @@ class Progress:
         now: The title of the first part that is not complete.
 
     Example:
-        >>> Progress(parts=1, of_parts=4, runs=10, of_runs=40, now="MLP").of_runs
+        >>> ReproductionProgress(parts=1, of_parts=4, runs=10, of_runs=40, now="MLP").of_runs
         40
     """
 
@@ -159,7 +160,7 @@ def reproduce(
     request: Request,
     *,
     workers: int = 1,
-    progress: Callable[[Progress], None] | None = None,
+    progress: Callable[[ReproductionProgress], None] | None = None,
     concluded: Callable[[Outcome, list[Path]], None] | None = None,
 ) -> dict[str, Outcome]:
     """Run the parts of recipes that were not run yet, and conclude every recipe. Ctrl-C stops it; nothing is lost.
@@ -187,7 +188,7 @@ def reproduce(
     if workers < 1:
         raise ReproductionError(f"workers: at least 1, got {workers}")
     book = Book(request, concluded)
-    report = Reporter(progress, book.standing, IDLE)
+    report = Reporter(progress, book.standing, REPORT_INTERVAL)
     with interruptible(terminate=True) as stopped:
         if workers > 1:
 
@@ -204,36 +205,38 @@ def reproduce(
     report(now=True)
     missing = [name for name in request.names if name not in book.outcomes]
     if missing:
-        left = next(assigned for assigned in book.parts if not assigned.over())
+        left = next(assigned for assigned in book.parts if not assigned.is_complete())
         raise ReproductionError(f"{left.title}: runs are missing, as their workers died every time (out of memory?)")
     return book.outcomes
 
 
 class Book:
-    """Which parts are there, and what was concluded from them."""
+    """Tracks which parts are complete, and concludes the recipes whose parts all are."""
 
     def __init__(self, request: Request, concluded: Callable[[Outcome, list[Path]], None] | None) -> None:
         self.request, self.concluded = request, concluded
         self.experiments, self.parts = request.experiments(), request.parts()
         self.by_key = {assigned.folder.name: assigned for assigned in self.parts}
         self.outcomes: dict[str, Outcome] = {}
-        self._over: set[str] = set()
+        self._complete: set[str] = set()
 
-    def over(self, assigned: Assigned) -> bool:
+    def is_complete(self, assigned: Assigned) -> bool:
         key = assigned.folder.name
-        if key not in self._over and assigned.over():
-            self._over.add(key)
-        return key in self._over
+        if key not in self._complete and assigned.is_complete():
+            self._complete.add(key)
+        return key in self._complete
 
     def conclude(self) -> None:
-        """Every recipe whose parts are all there. They are run in order: after a missing one, none is looked at."""
+        """Conclude recipes in order, up to the first that has an incomplete part: parts are run in the same order."""
         for name, experiment in self.experiments.items():
             if name in self.outcomes:
                 continue
             mine = [self.by_key[key_of(part)] for part in experiment.parts.values()]
-            if not all(self.over(assigned) for assigned in mine):
+            if not all(self.is_complete(assigned) for assigned in mine):
                 return
-            evidence = Evidence({title: each.found() for title, each in zip(experiment.parts, mine, strict=True)})
+            evidence = Evidence(
+                {title: assigned.result() for title, assigned in zip(experiment.parts, mine, strict=True)}
+            )
             self._conclude(name, experiment, evidence, _made(mine, self.request.device))
 
     def _conclude(self, name: str, experiment: Experiment, evidence: Evidence, made: dict[str, str]) -> None:
@@ -245,36 +248,41 @@ class Book:
         if self.concluded is not None:
             self.concluded(outcome, written)
 
-    def standing(self) -> Progress:
-        waiting = [assigned for assigned in self.parts if not self.over(assigned)]
+    def standing(self) -> ReproductionProgress:
+        waiting = [assigned for assigned in self.parts if not self.is_complete(assigned)]
         left = sum(assigned.total for assigned in waiting)
         first = waiting[0] if waiting else None
         total = sum(assigned.total for assigned in self.parts)
         done = total - left + (first.done() if first else 0)
-        return Progress(len(self.parts) - len(waiting), len(self.parts), done, total, first.title if first else "")
+        return ReproductionProgress(
+            len(self.parts) - len(waiting), len(self.parts), done, total, first.title if first else ""
+        )
 
 
 def _made(parts: Sequence[Assigned], device: str) -> dict[str, str]:
-    """Where and when the parts were run: several machines may have had their share."""
-    found = [assigned.made() for assigned in parts] or [describe_machine(device)]
-    dates = [each["date"] for each in found if "date" in each]
-    said = {name: "; ".join(dict.fromkeys(each[name] for each in found)) for name in ("machine", "versions")}
-    return {**said, "date": max(dates, default=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"))}
+    """Return where and when the parts were run; several machines may have shared them."""
+    provenances = [assigned.provenance() for assigned in parts] or [describe_machine(device)]
+    dates = [provenance["date"] for provenance in provenances if "date" in provenance]
+    joined = {
+        name: "; ".join(dict.fromkeys(provenance[name] for provenance in provenances))
+        for name in ("machine", "versions")
+    }
+    return {**joined, "date": max(dates, default=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"))}
 
 
 def _runs(evidence: Evidence) -> str:
-    """How many there were, and how long they took together."""
+    """Return the number of runs by status, and their total time, as text."""
     count: Counter[str] = Counter()
     seconds = 0.0
-    for found in evidence.values():
-        if isinstance(found, Check):
-            count["steps of a check"] += len({(row.width, row.seed) for row in found.record.rows})
+    for part_result in evidence.values():
+        if isinstance(part_result, Check):
+            count["steps of a check"] += len({(row.width, row.seed) for row in part_result.record.rows})
             continue
-        for result in found.results:
+        for result in part_result.results:
             count[result.status] += 1
             seconds += result.seconds
-    said = ", ".join(f"{number} {status}" for status, number in count.items()) or "none: theory alone"
-    return said + (f"; {seconds:.0f} s of training" if seconds else "")
+    text = ", ".join(f"{number} {status}" for status, number in count.items()) or "none: theory alone"
+    return text + (f"; {seconds:.0f} s of training" if seconds else "")
 
 
 # Workers.
@@ -304,7 +312,7 @@ def main(file: str) -> int:
     return serve(file, _work_on_task)
 
 
-def _work_on_task(task: Task, stopped: Stopped, tick: Tick) -> bool:
+def _work_on_task(task: WorkerTask, stopped: Stopped, tick: Tick) -> bool:
     return walk(Request.from_dict(task).parts(), stopped, tick)
 
 

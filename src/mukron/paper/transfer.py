@@ -18,7 +18,7 @@ from mukron.paper.claims import (
     wider_is_worse_there,
 )
 from mukron.paper.drawing import Panel
-from mukron.paper.networks import CNN, MLP, MYRTLE, RESNET, Network
+from mukron.paper.networks import CNN_NETWORK, MLP_NETWORK, MYRTLE_NETWORK, RESNET_NETWORK, Network
 from mukron.paper.recipe import Claim, Experiment, Part, Scale, recipe
 from mukron.paper.settings import (
     BASE,
@@ -127,8 +127,8 @@ def transfer_claims(name: str, sgd_moves: bool = True, tried: str = "") -> list[
 
 @recipe("zero-transfer", "Figure 6, row 1", "muP allows the learning rate to transfer across widths: MLP on MNIST")
 def zero_transfer(scale: Scale) -> Experiment:
-    made = one_row(scale, MLP, four(MLP_RATES, 0.001, 1))
-    narrow, wide = MLP.of(scale)[0], MLP.of(scale)[-1]
+    made = one_row(scale, MLP_NETWORK, four(MLP_RATES, 0.001, 1))
+    narrow, wide = MLP_NETWORK.of(scale)[0], MLP_NETWORK.of(scale)[-1]
     worse = [
         Claim(
             f"MLP, K-FAC: in SP test accuracy at width {wide:g} is lower than at {narrow:g}, each at its best rate.",
@@ -145,7 +145,7 @@ def zero_transfer(scale: Scale) -> Experiment:
 @recipe("zero-transfer-weights", "Ours, beside Figure 6", "K-FAC from torch's own initial weights: MLP on MNIST")
 def other_weights(scale: Scale) -> Experiment:
     """Ours: how SP fares depends on the initial weights, whose deviation the paper leaves open."""
-    mlp = dataclasses.replace(MLP, fields={**MLP.fields, "model_options": {}})
+    mlp = dataclasses.replace(MLP_NETWORK, fields={**MLP_NETWORK.fields, "model_options": {}})
     columns = four({**MLP_RATES, "K-FAC, SP": powers(-12, -4), "K-FAC, muP": powers(-9, -2)}, 0.001, 1)[2:]
     parts, panels = grid(scale, [("MLP", mlp, columns, {})])
     sp, mup = parts
@@ -164,12 +164,12 @@ def other_weights(scale: Scale) -> Experiment:
 
 @recipe("zero-transfer-cnn", "Figure 6, row 2", "The same: CNN on Fashion-MNIST")
 def zero_transfer_cnn(scale: Scale) -> Experiment:
-    return one_row(scale, CNN, four(CNN_RATES, 1, 100), tried=f"{TORCHS}the same.")
+    return one_row(scale, CNN_NETWORK, four(CNN_RATES, 1, 100), tried=f"{TORCHS}the same.")
 
 
 @recipe("zero-transfer-resnet18", "Figure 6, row 3", "The same: ResNet-18 on Fashion-MNIST")
 def zero_transfer_resnet(scale: Scale) -> Experiment:
-    return one_row(scale, RESNET, four(RESNET_RATES, 10, 10))
+    return one_row(scale, RESNET_NETWORK, four(RESNET_RATES, 10, 10))
 
 
 def one_row(scale: Scale, network: Network, columns: Sequence[Column], tried: str = "") -> Experiment:
@@ -185,7 +185,7 @@ def _rates(*ends: tuple[int, int]) -> dict[str, tuple[float, ...]]:
 
 @recipe("zero-transfer-activation", "Appendix F.4, figure", "Learning rate transfer with tanh and with cross-entropy")
 def activation(scale: Scale) -> Experiment:
-    narrower = Network("MLP", MLP.fields, powers(9, 13, 2), MLP.small, MLP.smoke)
+    narrower = Network("MLP", MLP_NETWORK.fields, powers(9, 13, 2), MLP_NETWORK.small, MLP_NETWORK.smoke)
     tanh = {"model_options": {**NORMAL, "activation": "tanh"}}
     rows: list[Row] = [
         ("tanh, mse", narrower, four(_rates((-12, -4), (-9, -2), (-12, -3), (-8, 0)), 0.001, 1), tanh),
@@ -204,15 +204,15 @@ def activation(scale: Scale) -> Experiment:
     ]
     parts, panels = grid(scale, rows)
     claims = [claim for name, *_ in rows for claim in transfer_claims(name)]
-    choices = ("Widths: 512, 2048 and 8192.", *MLP.choices, *CHOICES)
+    choices = ("Widths: 512, 2048 and 8192.", *MLP_NETWORK.choices, *CHOICES)
     return Experiment(parts, claims, drawing.transfer(panels), choices)
 
 
 @recipe("zero-transfer-full", "Appendix F.3, figure", "The same on the whole of Fashion-MNIST")
 def full(scale: Scale) -> Experiment:
     whole = {"samples": None, "batch": 1024, "data": "fashion-mnist"}
-    mlp = Network("MLP", {**MLP.fields, **whole}, powers(9, 12), powers(6, 7), MLP.smoke)
-    cnn = Network("CNN", {**CNN.fields, **whole, "epochs": 20}, (16, 32, 64), (16,), CNN.smoke)
+    mlp = Network("MLP", {**MLP_NETWORK.fields, **whole}, powers(9, 12), powers(6, 7), MLP_NETWORK.smoke)
+    cnn = Network("CNN", {**CNN_NETWORK.fields, **whole, "epochs": 20}, (16, 32, 64), (16,), CNN_NETWORK.smoke)
     few = {name: rates[::2] for name, rates in MLP_RATES.items()}
     few_cnn = {name: rates[::2] for name, rates in CNN_RATES.items()}
     parts, panels = grid(scale, [("MLP", mlp, four(few, 0.001, 1), {}), ("CNN", cnn, four(few_cnn, 1, 100), {})])
@@ -229,7 +229,7 @@ def full(scale: Scale) -> Experiment:
     return Experiment(parts, claims, drawing.transfer(panels), choices)
 
 
-def shampoo(
+def shampoo_transfer(
     scale: Scale, network: Network, widths: tuple[float, ...], rates: tuple[float, ...], every: int = 1
 ) -> Experiment:
     """SP and muP; the roots renewed ``every`` so many steps."""
@@ -261,22 +261,22 @@ def shampoo(
 
 @recipe("shampoo-lr-transfer", "Appendix F.1, figure", "muP for Shampoo, learning rate transfer: MLP on MNIST")
 def shampoo_mlp(scale: Scale) -> Experiment:
-    return shampoo(scale, MLP, powers(7, 10), powers(-8, 1))
+    return shampoo_transfer(scale, MLP_NETWORK, powers(7, 10), powers(-8, 1))
 
 
 @recipe("shampoo-lr-transfer-cnn", "Appendix F.1, figure", "The same: CNN on Fashion-MNIST")
 def shampoo_cnn(scale: Scale) -> Experiment:
-    return shampoo(scale, CNN, (16, 32), powers(-9, -1), every=5)
+    return shampoo_transfer(scale, CNN_NETWORK, (16, 32), powers(-9, -1), every=5)
 
 
 @recipe("shampoo-lr-transfer-myrtle5", "Appendix F.1, figure", "The same: Myrtle-5 on Fashion-MNIST")
 def shampoo_myrtle(scale: Scale) -> Experiment:
-    return shampoo(scale, MYRTLE, (16, 32, 64), powers(-9, -1, 2))
+    return shampoo_transfer(scale, MYRTLE_NETWORK, (16, 32, 64), powers(-9, -1, 2))
 
 
 @recipe("shampoo-lr-transfer-resnet18", "Appendix F.1, figure", "The same: ResNet-18 on Fashion-MNIST")
 def shampoo_resnet(scale: Scale) -> Experiment:
-    return shampoo(scale, RESNET, (1, 2), powers(-10, -2, 2), every=10)
+    return shampoo_transfer(scale, RESNET_NETWORK, (1, 2), powers(-10, -2, 2), every=10)
 
 
 @recipe("foof-lr-transfer", "Appendix F.2, figure", "muP for FOOF: learning rate transfer")
@@ -287,10 +287,10 @@ def foof(scale: Scale) -> Experiment:
             Column("muP", "foof", f"mup/{rescaled(rho)}", mup),
         ]
 
-    mlp = Network("MLP", MLP.fields, powers(9, 13), MLP.small, MLP.smoke)
+    mlp = Network("MLP", MLP_NETWORK.fields, powers(9, 13), MLP_NETWORK.small, MLP_NETWORK.smoke)
     rows: list[Row] = [
         ("MLP", mlp, columns(1, powers(-5, 2), powers(-6, 1)), {}),
-        ("CNN", CNN, columns(1, powers(-10, -1), powers(-10, -1)), {}),
+        ("CNN", CNN_NETWORK, columns(1, powers(-10, -1), powers(-10, -1)), {}),
     ]
     parts, panels = grid(scale, rows)
     claims = [
@@ -303,13 +303,13 @@ def foof(scale: Scale) -> Experiment:
             ),
         )
     ]
-    choices = ("Damping: not given; the rescaled rule with 1.", *MLP.choices, *CHOICES)
+    choices = ("Damping: not given; the rescaled rule with 1.", *MLP_NETWORK.choices, *CHOICES)
     return Experiment(parts, claims, drawing.transfer(panels), choices)
 
 
 @recipe("zero-transfer-up", "Appendix I, figure", "The uniform parametrization transfers, and is worse than muP")
-def uniform(scale: Scale) -> Experiment:
-    mlp = Network("MLP", MLP.fields, powers(9, 13), MLP.small, MLP.smoke)
+def uniform_transfer(scale: Scale) -> Experiment:
+    mlp = Network("MLP", MLP_NETWORK.fields, powers(9, 13), MLP_NETWORK.small, MLP_NETWORK.smoke)
     columns = [
         Column("SGD, UP", "sgd", "ntk", powers(-8, -1)),
         Column("SGD, muP", "sgd", "mup", MLP_RATES["SGD, muP"]),
@@ -331,14 +331,18 @@ def uniform(scale: Scale) -> Experiment:
         )
         for method in ("SGD", "K-FAC")
     ]
-    choices = ("UP: r = 1/2, the NTK parametrization, with the rescaled damping for K-FAC.", *MLP.choices, *CHOICES)
+    choices = (
+        "UP: r = 1/2, the NTK parametrization, with the rescaled damping for K-FAC.",
+        *MLP_NETWORK.choices,
+        *CHOICES,
+    )
     return Experiment(parts, claims, drawing.transfer(panels), choices)
 
 
 @recipe("gauss-newton-transfer", "Appendix A.4.3", "Gauss-Newton, which the paper derives and does not run: transfer")
 def gauss_newton(scale: Scale) -> Experiment:
-    fields = {**MLP.fields, "samples": 128, "test_samples": 2000, "model_options": {}}
-    mlp = Network("MLP", fields, powers(7, 11), powers(6, 8), MLP.smoke)
+    fields = {**MLP_NETWORK.fields, "samples": 128, "test_samples": 2000, "model_options": {}}
+    mlp = Network("MLP", fields, powers(7, 11), powers(6, 8), MLP_NETWORK.smoke)
     columns = [
         Column("SP", "gauss-newton", "sp/rescaled", powers(-9, 0)),
         Column("muP", "gauss-newton", "mup/rescaled", powers(-9, 0)),

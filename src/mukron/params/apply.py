@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from mukron.params.errors import ParametrizationError
 from mukron.params.initial import (
-    Evidence,
     Spread,
+    StdAtTwoWidths,
     correction,
     distance,
     is_constant,
@@ -176,7 +176,7 @@ def _laws(
     follow the larger tensors of their kind: parameters of the same name in modules of the same type.
     """
     laws = {}
-    kinds: dict[tuple[str, str], dict[str, Evidence]] = {}
+    kinds: dict[tuple[str, str], dict[str, StdAtTwoWidths]] = {}
     for name, entry in found.items():
         spread, law = spreads[name], shapes.parameters[name].law
         if spread is None or not entry.parameter.numel():
@@ -200,7 +200,7 @@ def _laws(
 
 def _evidence(
     name: str, found: Mapping[str, Found], plan: Parametrization, shapes: BaseShapes, base: Spread
-) -> Evidence:
+) -> StdAtTwoWidths:
     """What one parameter shows of its initializer; a bias takes the fans of its layer's weight."""
     entry = found[name]
     module, _, local = name.rpartition(".")
@@ -212,7 +212,7 @@ def _evidence(
         fans, base_fans = found[weight].uses[weight], shapes.parameters[weight].base.uses.get(weight)
         if fans is not None and base_fans is not None:
             default = may_be_default(found[name].parameter, base, fans.fan_in, base_fans.fan_in)
-    return Evidence(
+    return StdAtTwoWidths(
         base,
         std=distance(entry.parameter, base.center),
         numbers=entry.parameter.numel(),

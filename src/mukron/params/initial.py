@@ -31,10 +31,10 @@ from torch.overrides import TorchFunctionMode
 
 LAWS = (Fraction(0), Fraction(1, 2), Fraction(1))
 NOISE_SIGMAS = 4.0
-TOLERANCE = 0.005  # relative error of a std that does not matter
+STD_TOLERANCE = 0.005  # relative error of a std that does not matter
 ENOUGH = 256  # numbers needed to trust a measured std that contradicts every law
 PROBE_TOLERANCE = 0.02  # of the ratio between values drawn from the same random numbers; covers bfloat16's rounding
-FEWEST = 8  # numbers of a tensor whose std counts as evidence for others
+FEWEST_VALUES = 8  # numbers of a tensor whose std counts as evidence for others
 RANDOM = {
     *("rand", "rand_like", "randint", "randint_like", "randn", "randn_like", "randperm"),
     *("bernoulli", "bernoulli_", "cauchy_", "exponential_", "geometric_", "log_normal_", "multinomial"),
@@ -42,7 +42,7 @@ RANDOM = {
     *("kaiming_normal_", "kaiming_uniform_", "orthogonal_", "sparse_", "trunc_normal_"),  # of nn.init
     *("xavier_normal_", "xavier_uniform_"),
 }
-RENEWAL = 1000  # random operations after which repeated draws get new numbers in any case
+RENEWAL_INTERVAL = 1000  # random operations after which repeated draws get new numbers in any case
 BLOCK = 16  # torch draws normal values in blocks of this size; the last, partial block differs between sizes
 
 
@@ -66,7 +66,7 @@ class Law:
 
 
 @dataclass(frozen=True)
-class Evidence:
+class StdAtTwoWidths:
     """The std of one parameter at both widths, and how much the fans of its layer grew in between."""
 
     base: Spread
@@ -122,7 +122,7 @@ class SameRandomNumbers(TorchFunctionMode):
 
     Two networks that are built alike at different widths then draw each of their tensors from the same numbers. What
     is drawn repeatedly in one shape, as by rejection sampling, gets new numbers each time, and so does everything after
-    every ``RENEWAL`` operations: no loop that waits for other numbers runs forever.
+    every ``RENEWAL_INTERVAL`` operations: no loop that waits for other numbers runs forever.
     """
 
     def __init__(self, seed: int) -> None:
@@ -143,7 +143,7 @@ class SameRandomNumbers(TorchFunctionMode):
             operation = f"{name} {shape}"
             self.repeated = self.repeated + 1 if operation == self.last else 0
             self.last = operation
-            seed = hash((self.seed, self.repeated, self.operations // RENEWAL)) % 2**31
+            seed = hash((self.seed, self.repeated, self.operations // RENEWAL_INTERVAL)) % 2**31
             self.operations += 1
             torch.default_generator.manual_seed(seed)
             if kwargs.get("generator") is not None:  # one of the user's own, which is left as it is
@@ -197,7 +197,7 @@ def law_of_change(change: float, sources: Iterable[tuple[str, str, Fraction]]) -
     return None
 
 
-def law_of_kind(target: Evidence, kind: Sequence[Evidence]) -> tuple[Fraction, Fraction] | None:
+def law_of_kind(target: StdAtTwoWidths, kind: Sequence[StdAtTwoWidths]) -> tuple[Fraction, Fraction] | None:
     """The law of a tensor with too few numbers, from all tensors of its kind.
 
     The most likely law is taken if all others that predict something else for ``target`` are excluded by
@@ -212,14 +212,16 @@ def law_of_kind(target: Evidence, kind: Sequence[Evidence]) -> tuple[Fraction, F
         Growth R and exponent k of the law std ~ R^-k for ``target``; None if it cannot be determined.
     """
     laws = [(LAWS[0], "r_in"), *((exponent, side) for side in ("r_in", "r_out") for exponent in LAWS[1:])]
-    measured = [entry for entry in kind if min(entry.numbers, entry.base.numbers) >= FEWEST]
+    measured = [entry for entry in kind if min(entry.numbers, entry.base.numbers) >= FEWEST_VALUES]
 
-    def prediction(law: tuple[Fraction, str], entry: Evidence) -> float:
+    def prediction(law: tuple[Fraction, str], entry: StdAtTwoWidths) -> float:
         exponent, side = law
         return -float(exponent) * math.log(entry.growth(side))
 
     misfit = {
-        law: sum((entry.change - prediction(law, entry)) ** 2 / (entry.variance + TOLERANCE**2) for entry in measured)
+        law: sum(
+            (entry.change - prediction(law, entry)) ** 2 / (entry.variance + STD_TOLERANCE**2) for entry in measured
+        )
         for law in laws
     }
     best = min(laws, key=lambda law: misfit[law])
@@ -242,12 +244,12 @@ def may_be_default(values: Tensor, base: Spread, fan_in: int, base_fan_in: int) 
         return False
     measured = ((distance(values, 0.0), values.numel(), bound), (base.std, base.numbers, base_bound))
     return all(
-        numbers < FEWEST or _may_have_std(std, numbers, limit / math.sqrt(3), kurtosis=1.8)
+        numbers < FEWEST_VALUES or _may_have_std(std, numbers, limit / math.sqrt(3), kurtosis=1.8)
         for std, numbers, limit in measured
     )
 
 
-def _have_one_std(kind: Sequence[Evidence]) -> bool:
+def _have_one_std(kind: Sequence[StdAtTwoWidths]) -> bool:
     """Whether all tensors may have been drawn with the same std at both widths."""
     measured = [pair for entry in kind for pair in ((entry.std, entry.numbers), (entry.base.std, entry.base.numbers))]
     total = sum(numbers for _, numbers in measured)
@@ -257,14 +259,14 @@ def _have_one_std(kind: Sequence[Evidence]) -> bool:
 
 def _may_have_std(measured: float, numbers: int, std: float, kurtosis: float) -> bool:
     """Whether a measured std agrees with the true one: a variance over N numbers has noise ((kurtosis - 1) / N)^1/2."""
-    return abs((measured / std) ** 2 - 1) <= NOISE_SIGMAS * math.sqrt((kurtosis - 1) / numbers) + 2 * TOLERANCE
+    return abs((measured / std) ** 2 - 1) <= NOISE_SIGMAS * math.sqrt((kurtosis - 1) / numbers) + 2 * STD_TOLERANCE
 
 
 def laws_are_distinct(numbers: int, base: Spread, ratios: Iterable[Fraction]) -> bool:
     """Whether a measured change of std is precise enough to tell every law from the next, for every growth."""
     logs = [math.log(ratio) for ratio in ratios if ratio != 1]
     half_gap = 0.25 * min(logs, default=math.inf)  # half of the distance between k = 0 and k = 1/2
-    return NOISE_SIGMAS * math.sqrt(_variance(base, numbers)) + TOLERANCE <= half_gap
+    return NOISE_SIGMAS * math.sqrt(_variance(base, numbers)) + STD_TOLERANCE <= half_gap
 
 
 def correction(
@@ -295,16 +297,16 @@ def correction(
     enough = min(numbers, base.numbers) >= ENOUGH
     if law is not None:
         ratio, exponent = law
-        explained = abs(change + float(exponent) * math.log(ratio)) <= NOISE_SIGMAS * noise + TOLERANCE
+        explained = abs(change + float(exponent) * math.log(ratio)) <= NOISE_SIGMAS * noise + STD_TOLERANCE
         if explained or not enough:
             return _power(ratio, exponent, r, b)
     candidates = {(ratio, exponent): -float(exponent) * math.log(ratio) for ratio in {r, *ratios} for exponent in LAWS}
     (ratio, exponent), predicted = min(
         candidates.items(), key=lambda item: (abs(item[1] - change), item[0][0] != r, item[0])
     )
-    if abs(change + float(b) * math.log(r)) <= 2 * noise + TOLERANCE:
+    if abs(change + float(b) * math.log(r)) <= 2 * noise + STD_TOLERANCE:
         return 1.0
-    if abs(predicted - change) > NOISE_SIGMAS * noise + TOLERANCE and enough:
+    if abs(predicted - change) > NOISE_SIGMAS * noise + STD_TOLERANCE and enough:
         return math.exp(-float(b) * math.log(r) - change)
     return _power(ratio, exponent, r, b)
 

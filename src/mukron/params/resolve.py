@@ -9,8 +9,7 @@ from fractions import Fraction
 from mukron.layers import Fans, Shape
 from mukron.params.errors import ParametrizationError
 from mukron.theory import Role
-
-ONE = Fraction(1)
+from mukron.theory.methods import ONE
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from mukron.theory import Role
 
 KIND, VERSION = "base_shapes", 2  # 2: with the laws of the initializers
 MAX_DRAWS, NUMBERS_TO_DRAW = 8, 4_000_000
-PROBES, NUMBERS_TO_PROBE = 3, 8_000_000  # draws at two widths from the same random numbers
+PROBE_DRAWS, NUMBERS_TO_PROBE = 3, 8_000_000  # draws at two widths from the same random numbers
 
 Factory = Callable[..., nn.Module]
 
@@ -311,12 +311,12 @@ def _laws(
     """How the initializer of each parameter depends on the width, where draws from the same random numbers show it."""
     varied = [name for name, spread in spreads.items() if spread.std != 0]
     numbers = sum(entry.parameter.numel() for network in (base, wider) for entry in network.values())
-    if not varied or PROBES * numbers > NUMBERS_TO_PROBE:
+    if not varied or PROBE_DRAWS * numbers > NUMBERS_TO_PROBE:
         return {}
     draws: dict[float, list[dict[str, Found]]] = {width: [], 2 * width: []}
     with _own_random_numbers(), torch.device("cpu"):
         for size, networks in draws.items():
-            networks.extend(_draw_from(seed, factory, size) for seed in range(PROBES))
+            networks.extend(_draw_from(seed, factory, size) for seed in range(PROBE_DRAWS))
     laws = {}
     for name in varied:
         change = scale_change(*([network[name].parameter for network in networks] for networks in draws.values()))

@@ -9,11 +9,13 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from mukron.figures import line, panels, shade, styled, widths_axis
-from mukron.report.numbers import AXES, SettingSummary, best, judgement, scheme_labels, select, settings
+from mukron.report.numbers import SettingSummary, best, judgement, scheme_labels, select, settings
 from mukron.report.panels import Crosses, finish, inches, mark_handles, metric_axis, strip, width_handles
+from mukron.study.curves import AXES
 from mukron.study.errors import StudyError
-from mukron.study.points import DIVERGED, Result
+from mukron.study.points import Result
 from mukron.study.record import StudyRecord
+from mukron.train.records import DIVERGED
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,4 +1,4 @@
-"""The figures of settings: the metric against a setting, and the best setting against the width."""
+"""Figures of the metric against the learning rate or the damping, and of the best setting against the width."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mukron.figures import line, panels, powers_axis, shade, styled, widths_axis
-from mukron.report.numbers import AXES, SettingSummary, best, judgement, profile, scheme_labels, settings
+from mukron.report.numbers import SettingSummary, best, judgement, profile, scheme_labels, settings
 from mukron.report.panels import STAR, Crosses, finish, mark_handles, metric_axis, scheme_panels, strip, width_handles
 from mukron.study.certificate import Interval, Judgement, Optimum
+from mukron.study.curves import AXES
 from mukron.study.errors import StudyError
 from mukron.study.record import StudyRecord
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-OCTAVES = 6  # the least range of a figure of the drift, so that flat lines look flat
+OCTAVES = 6  # the minimum range of the drift figure, in powers of two, so that flat lines look flat
 
 
 @styled
@@ -90,12 +91,12 @@ def _stars(panel: Axes, record: StudyRecord, axis: str, scheme: str, lines: dict
 
 
 def is_bounded(interval: Interval) -> bool:
-    """Say whether the data determine both ends of the interval."""
+    """Return whether both ends of the interval are finite."""
     return math.isfinite(interval.low) and math.isfinite(interval.high)
 
 
 def setting_of(optimum: Optimum) -> float:
-    """Return the fitted best setting, or the best one that was measured where none could be fitted."""
+    """Return the fitted best setting, or the best measured one if none could be fitted."""
     return 2.0**optimum.best.value if math.isfinite(optimum.best.value) else optimum.measured
 
 
@@ -146,7 +147,7 @@ def draw_drift(record: StudyRecord) -> Figure:
     for panel, axis in zip(axes[0], tuned, strict=True):
         on_axis = [judged for judged in judgements if judged.axis == axis]
         for number, judged in enumerate(on_axis):
-            shift = 0.08 * (number - (len(on_axis) - 1) / 2)  # side by side, so that no bar hides another
+            shift = 0.08 * (number - (len(on_axis) - 1) / 2)  # drawn side by side, so that bars do not overlap
             _optima(panel, judged, line(number), 2**shift)
             panel.plot([], [], label=f"{labels.get(judged.scheme, judged.scheme)}: {slope(judged)}", **line(number))
         widths_axis(panel, record.widths)
@@ -168,7 +169,7 @@ def slope(judged: Judgement) -> str:
 
 
 def _optima(panel: Axes, judged: Judgement, style: dict[str, Any], shift: float) -> None:
-    """Draw the optima with bars as far as these are bounded, and the fitted line through their centre."""
+    """Draw the optima with the bounded ends of their intervals, and the fitted line through their mean."""
     colour = style["color"]
     x, y = [optimum.width * shift for optimum in judged.optima], [setting_of(optimum) for optimum in judged.optima]
     for a, b, optimum in zip(x, y, judged.optima, strict=True):

@@ -9,11 +9,10 @@ from statistics import fmean
 
 from mukron.study.certificate import Judgement
 from mukron.study.errors import StudyError
-from mukron.study.points import DIVERGED, FINISHED, PRUNED, Result, label, lowest_is_best
+from mukron.study.points import PRUNED, Result, label, lowest_is_best
 from mukron.study.record import StudyRecord
 from mukron.theory import get_method
-
-AXES = {"lr": "learning rate", "damping": "damping"}
+from mukron.train.records import DIVERGED, FINISHED
 
 
 @dataclass(frozen=True)
@@ -26,7 +25,7 @@ class SettingSummary:
     damping: float | None
     values: tuple[float, ...]  # the final metric of the seeds that finished
     diverged: int  # the number of seeds that diverged
-    pruned: int  # the number of seeds that were given up
+    pruned: int  # the number of seeds that were pruned
 
     @property
     def whole(self) -> bool:
@@ -70,25 +69,25 @@ def _summarize(key: tuple[str, float, float, float | None], results: Sequence[Re
 
 
 def select(record: StudyRecord, scheme: str | None = None, width: float | None = None) -> Iterator[Result]:
-    """Select the results of a scheme and a width; of all of them where none is given."""
+    """Yield the results of a scheme and a width; None selects all schemes or widths."""
     for result in record.results:
         if scheme in (None, result.point.scheme) and width in (None, result.point.width):
             yield result
 
 
 def ordered(summaries: Sequence[SettingSummary], metric: str) -> list[SettingSummary]:
-    """Sort the settings whose every seed finished, beginning with the best mean."""
+    """Return the settings for which every seed finished, sorted by their means, best first."""
     sign = 1 if lowest_is_best(metric) else -1
     return sorted((summary for summary in summaries if summary.whole), key=lambda summary: sign * summary.mean)
 
 
 def best(summaries: Sequence[SettingSummary], metric: str) -> SettingSummary | None:
-    """Return the setting with the best mean; None if none has all its seeds finished."""
+    """Return the setting with the best mean; None if no setting has finished with every seed."""
     return next(iter(ordered(summaries, metric)), None)
 
 
 def profile(record: StudyRecord, axis: str, scheme: str, width: float) -> list[SettingSummary]:
-    """Return one setting for each value on the axis: the best one, where the other axis is tuned too."""
+    """Return one setting for every value on the axis: the best one, if the other axis is tuned too."""
     by_value: dict[float, list[SettingSummary]] = {}
     for summary in settings(record, scheme, width):
         by_value.setdefault(summary.at(axis), []).append(summary)

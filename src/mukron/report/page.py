@@ -10,9 +10,10 @@ from typing import Any
 
 from mukron import figures
 from mukron.report import tables
-from mukron.report.numbers import AXES, best, metric_label, scheme_labels, settings, subject
+from mukron.report.numbers import best, metric_label, scheme_labels, settings, subject
 from mukron.report.pictures import Picture, pictures, run_numbers, wider_numbers
 from mukron.report.svg import inline
+from mukron.study.curves import AXES
 from mukron.study.errors import StudyError
 from mukron.study.record import StudyRecord
 

@@ -22,7 +22,7 @@ Crosses = list[tuple[float, int, str]]  # the position, the row of the strip, an
 
 
 def inches(columns: int) -> float:
-    """Return the width of a panel, which is smaller if there are many, so that all fit the width of a page."""
+    """Return the width of a panel in inches, smaller for three or more, so that a row fits a page."""
     return 4.2 if columns < 3 else 3.2
 
 
@@ -43,8 +43,7 @@ def scheme_panels(record: StudyRecord, size: tuple[float, float] | None = None) 
 def metric_axis(axes: Any, record: StudyRecord, values: Iterable[float]) -> None:
     """Scale the y axis: logarithmic for losses, linear for other metrics.
 
-    Runs that almost diverged lie outside of the panel, so that they do not flatten the others. For metrics that are no
-    losses this applies where three quarters of the numbers are close together.
+    The range is limited by quartiles: runs that almost diverged are cut off, so that they do not compress the others.
     """
     finite = sorted(value for value in values if math.isfinite(value))
     for row in axes:
@@ -63,7 +62,7 @@ def metric_axis(axes: Any, record: StudyRecord, values: Iterable[float]) -> None
 
 
 def strip(axes: Any, record: StudyRecord, crosses: Sequence[Crosses]) -> None:
-    """Draw a strip at the worse edge of the panels, with a cross for each diverged run in a row for each line."""
+    """Draw a strip at the worse edge of the panels, with a cross for every diverged run and a row for every line."""
     from matplotlib.patches import Rectangle
 
     rows = sorted({row for marks in crosses for _, row, _ in marks})
@@ -118,4 +117,4 @@ def finish(figure: Figure, record: StudyRecord, handles: list[Any], note: str = 
         rows = -(-len(handles) // int(width / 1.15))
         figure.legend(handles=handles, loc="outside lower center", ncols=-(-len(handles) // rows))
     text = fill(subject(record) + note, int(14 * width))
-    figure.suptitle(text, x=0.01, ha="left", fontsize=10, parse_math=False)  # a name is no formula
+    figure.suptitle(text, x=0.01, ha="left", fontsize=10, parse_math=False)  # a study's name may contain a $

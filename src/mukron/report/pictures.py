@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from mukron.report.curves import draw_curves, epochs, narrowest_best
 from mukron.report.drawing import draw_drift, draw_search, draw_transfer, slope
-from mukron.report.numbers import AXES, SettingSummary, best, metric_label, profile, scheme_labels, settings
+from mukron.report.numbers import SettingSummary, best, metric_label, profile, scheme_labels, settings
+from mukron.study.curves import AXES
 from mukron.study.record import StudyRecord
 
 if TYPE_CHECKING:
@@ -57,11 +58,11 @@ def _transfer(record: StudyRecord, axis: str) -> Picture:
         f"transfer-{axis}",
         draw_transfer(record, axis),
         f"{_capital(metric_label(record.metric))} against {AXES[axis]}",
-        "One line a width. " + "; ".join(descriptions) + ".",
-        f"One line a width, the mean over the seeds; bands go from the lowest to the highest seed. "
+        "One line per width. " + "; ".join(descriptions) + ".",
+        f"One line per width, the mean over the seeds; bands go from the lowest to the highest seed. "
         f"{''.join(f'The {other} is the best one at each point. ' for other in others)}"
         f"Stars mark each width's best {AXES[axis]}, bars its interval; a hollow star is near the edge of what was "
-        "tried. If the stars stand above one another, the setting found on a narrow network holds for a wide one.",
+        "tried. If the stars are aligned vertically, the best setting of a narrow network is also that of a wide one.",
         setting_numbers(record.metric, [setting for _, _, on_line in lines for setting in on_line]),
     )
 
@@ -75,9 +76,9 @@ def _search(record: StudyRecord) -> Picture:
         "search",
         draw_search(record),
         f"{_capital(metric_label(record.metric))} against {AXES[axis]}",
-        "One dot a setting. " + ("Nothing finished." if top is None else f"Best at {top.at(axis):.3g}."),
-        "One dot a setting, the star is the best one."
-        + (f" {pruned} that fell behind were given up and are not shown." if pruned else ""),
+        "One dot per setting. " + ("Nothing finished." if top is None else f"Best at {top.at(axis):.3g}."),
+        "One dot per setting; the star is the best one."
+        + (f" {pruned} that were pruned are not shown." if pruned else ""),
         setting_numbers(record.metric, all_settings),
     )
 
@@ -100,7 +101,7 @@ def _drift(record: StudyRecord) -> Picture:
         "The best setting against the width",
         "; ".join(f"{labels.get(one.scheme, one.scheme)}, {AXES[one.axis]}: {slope(one)}" for one in judgements) + ".",
         "The best setting at each width with its interval, and the fitted line. Its slope is the drift: how many "
-        "powers of two the best setting moves when the width doubles. Flat is what transfers.",
+        "powers of two the best setting moves when the width doubles. A flat line transfers.",
         ((*columns, "seed_noise", "drift", "drift_low", "drift_high", "notes"), rows),
     )
 

@@ -6,19 +6,20 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from mukron.damping import Rule
 from mukron.report.drawing import setting_of
-from mukron.report.numbers import AXES, metric_label, scheme_labels, settings
+from mukron.report.numbers import metric_label, scheme_labels, settings
 from mukron.study.certificate import CANNOT_TELL, MOVES, TRANSFERS, Interval, Judgement, Regret
-from mukron.study.points import DIVERGED, FINISHED, PRUNED, Point, Result
+from mukron.study.curves import AXES
+from mukron.study.points import POINT_FIELDS, PRUNED, Result
 from mukron.study.record import StudyRecord
 from mukron.table import Table
 from mukron.train import RunConfig
+from mukron.train.records import DIVERGED, FINISHED
 
-POINT_FIELDS = tuple(field.name for field in fields(Point))  # the settings in which the runs of a study differ
 TONES = {TRANSFERS: "good", MOVES: "bad", CANNOT_TELL: "open"}
 
 
@@ -202,7 +203,7 @@ def origin_table(record: StudyRecord) -> Table:
 
 
 def numeric(table: Table) -> list[bool]:
-    """Say for every column whether it holds numbers, which are aligned to the right."""
+    """Return for every column whether it holds numbers, which are aligned to the right."""
     return [all(not cell or _is_number(cell) for cell in cells) for cells in zip(*table.rows, strict=True)]
 
 

@@ -1,4 +1,4 @@
-"""A worker of a study; the foreman starts it."""
+"""The entry point of a worker process of a study, which ``StudyForeman`` starts."""
 
 import sys
 

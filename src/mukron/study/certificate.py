@@ -54,7 +54,7 @@ class Certificate:
     def exit_code(self) -> int:
         """0 if all schemes transfer, 1 if one does not, 4 if one cannot be determined.
 
-        SP is there for comparison and does not count, unless there is nothing else.
+        SP is trained for comparison: it counts only if the study has no other scheme.
         """
         not_sp = [judgement for judgement in self.judgements if not judgement.scheme.startswith("sp")]
         verdicts = {judgement.verdict for judgement in not_sp or self.judgements}
@@ -114,7 +114,7 @@ def certify(results: Sequence[Result], over: Sequence[str] = ("lr",), metric: st
 
     Args:
         results: All runs of a study.
-        over: What was tuned: "lr", "damping" or both. Each is judged by itself.
+        over: What was tuned: "lr", "damping" or both. The two are judged separately.
         metric: What decides which setting is best: a column of the rows.
 
     Returns:
@@ -157,7 +157,7 @@ def _order(result: Result) -> tuple[float, ...]:
 
 
 def _best(judgement: Judgement, width: float) -> str:
-    """The best setting that was run; with <= or >= where better ones may lie beyond."""
+    """The best setting that was run, with <= or >= where the optimum may lie beyond the tested range."""
     for optimum in judgement.optima:
         if optimum.width == width:
             beyond = "<= " if math.isinf(optimum.best.low) else ">= " if math.isinf(optimum.best.high) else ""

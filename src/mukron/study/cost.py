@@ -1,6 +1,6 @@
-"""What training a network takes: memory by count, before anything is built, and a step measured.
+"""The cost of training a network: its memory, counted before anything is built, and a measured step.
 
-Nothing is measured in this process: a step's peak of memory is that of a process of its own, as in the benchmarks.
+A step is measured in a separate process, as in the benchmarks, so that its peak memory is not mixed with other memory.
 """
 
 from __future__ import annotations
@@ -37,24 +37,24 @@ from mukron.theory import get_method
 from mukron.train import RunConfig, base_width_of, build, device_of
 from mukron.train.randomness import own_random_numbers
 
-SMALL_LR = 1e-6  # the numbers must stay finite; their values do not matter
-TRIED = 8  # samples, to see that the network takes them
-LONG = 20.0  # seconds of steps after which no more are made
-TIME_LIMIT = 300.0  # seconds for one method's steps, with all that surrounds them
+SMALL_LR = 1e-6  # the weights must stay finite; their values do not matter
+TRIED = 8  # samples of a test run through the network
+ENOUGH_SECONDS = 20.0  # no further steps are measured after this time
+TIME_LIMIT = 300.0  # seconds for the process that measures one method
 UNITS = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"))
 MEASURE = "from mukron.study.cost import measure_here; measure_here()"
 
 
 @dataclass(frozen=True)
-class Sizes:
-    """What training holds, in bytes, counted without building anything."""
+class TrainingMemory:
+    """The memory that training needs, in bytes, counted without building the network."""
 
-    parameters: int  # their number
+    parameters: int  # the number of parameters
     weights: int
     gradients: int
-    moments: int  # momentum, or Adam's two
-    factors: int  # of the curvature and their inverses, in the form that the optimizer takes for this batch
-    work: int  # roughly: activations, and copies within a step
+    moments: int  # momentum, or Adam's two moments
+    factors: int  # curvature factors and their inverses, in the form that the optimizer uses for this batch size
+    work: int  # an estimate of activations and temporary copies within a step
 
     @property
     def total(self) -> int:
@@ -63,11 +63,11 @@ class Sizes:
 
 @dataclass(frozen=True)
 class StepCost:
-    """One method's step, in a process of its own."""
+    """The measured cost of one method's step."""
 
     method: str
     seconds: float
-    memory: float  # bytes at the peak, above what torch itself takes
+    memory: float  # peak memory in bytes, beyond what torch itself uses
     layers: Table | None = None  # the optimizer's ``plan()``, for a second-order one
 
     def row(self, base: StepCost) -> tuple[str, ...]:
@@ -76,16 +76,16 @@ class StepCost:
         return (self.method, shown, f"{time_:.2f}", bytes_(self.memory), f"{memory:.2f}")
 
 
-# What memory it takes.
+# Memory.
 
 
 def _positions(config: RunConfig, dataset: Dataset) -> Mapping[str, int]:
-    """By layer, how many positions of a sample share its weight. For this the network runs, at its base width."""
-    found: Counter[str] = Counter()
+    """How many positions of a sample share each layer's weight, counted in a forward pass at the base width."""
+    positions: Counter[str] = Counter()
 
     def counter(name: str, known: MatrixLayer) -> Callable[[nn.Module, tuple[Any, ...]], None]:
         def count(module: nn.Module, inputs: tuple[Any, ...]) -> None:
-            found[name] += known.inputs(inputs[0]).shape[2]
+            positions[name] += known.inputs(inputs[0]).shape[2]
 
         return count
 
@@ -96,7 +96,7 @@ def _positions(config: RunConfig, dataset: Dataset) -> Mapping[str, int]:
             known.module.register_forward_pre_hook(counter(name, known))
         x = dataset.prepare(dataset.train.inputs[:TRIED], config.weights_dtype)
         built.try_out(x, dataset.classes)
-    return found
+    return positions
 
 
 def _layers(config: RunConfig, model: nn.Module) -> dict[str, MatrixLayer]:
@@ -106,12 +106,12 @@ def _layers(config: RunConfig, model: nn.Module) -> dict[str, MatrixLayer]:
     return {
         name: known
         for name, known in named.items()
-        if isinstance(known, MatrixLayer) and not any(f"{name}.".startswith(f"{each}.") for each in exclude)
+        if isinstance(known, MatrixLayer) and not any(f"{name}.".startswith(f"{layer}.") for layer in exclude)
     }
 
 
-def sizes_of(config: RunConfig, network: nn.Module, dataset: Dataset, batch: int) -> Sizes:
-    """network: the config's, which may be on the meta device."""
+def training_memory(config: RunConfig, network: nn.Module, dataset: Dataset, batch: int) -> TrainingMemory:
+    """Count the memory that training takes; ``network`` is the config's, and may be on the meta device."""
     positions, spec = _positions(config, dataset), config.spec
     options = spec.all_options(config.method_options)
     numbers = sum(parameter.numel() for parameter in network.parameters())
@@ -124,39 +124,40 @@ def sizes_of(config: RunConfig, network: nn.Module, dataset: Dataset, batch: int
     moments = spec.moments(config)
     size = config.weights_dtype.itemsize
     work = 2 * numbers + factors + 4 * activations
-    return Sizes(numbers, *(size * each for each in (numbers, numbers, moments * numbers, factors, work)))
+    return TrainingMemory(numbers, *(size * count for count in (numbers, numbers, moments * numbers, factors, work)))
 
 
 def available_memory(device: str) -> int:
-    """Bytes that are free on the device."""
+    """Return the number of free bytes on the device."""
     if torch.device(device).type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
         return 2**10 * next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
-    except OSError:  # no Linux: half of what there is
+    except OSError:  # not Linux: half of the total memory
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
 
 
-# What a step takes, measured.
+# Measured steps.
 
 
 class MeasuringError(Exception):
-    """No number came back; says why."""
+    """A step could not be measured; the message says why."""
 
 
 def measured(config: RunConfig, dataset: Dataset, batch: int, steps: int) -> tuple[StepCost, ...]:
-    """The method's step and SGD's, on one batch of the run's data."""
-    few = Split(dataset.train.inputs[:batch].clone(), dataset.train.targets[:batch].clone())  # no view of them all
+    """Measure a step of the method and one of SGD, on one batch of the run's data."""
+    # clones, since a view would pickle the whole data set
+    few = Split(dataset.train.inputs[:batch].clone(), dataset.train.targets[:batch].clone())
     data = replace(dataset, train=few, test=few).to("cpu")
-    own = config.replace(lr=SMALL_LR, compile=False)
-    sgd = own.replace(method="sgd", method_options={}, damping=None, kl_clip=None)
-    cost = _elsewhere(sgd, data, steps)  # the quick one first: if it fails, so does the other
-    return (cost,) if config.method == "sgd" else (_elsewhere(own, data, steps), cost)
+    measured_config = config.replace(lr=SMALL_LR, compile=False)
+    sgd = measured_config.replace(method="sgd", method_options={}, damping=None, kl_clip=None)
+    cost = _measure_in_process(sgd, data, steps)  # first, since it is faster: if it fails, so does the method
+    return (cost,) if config.method == "sgd" else (_measure_in_process(measured_config, data, steps), cost)
 
 
-def _elsewhere(config: RunConfig, dataset: Dataset, steps: int) -> StepCost:
-    """Measured in a process of its own, which finds the same modules."""
+def _measure_in_process(config: RunConfig, dataset: Dataset, steps: int) -> StepCost:
+    """Measure in a separate process, with the same module search path."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command, work = [sys.executable, "-c", MEASURE], pickle.dumps((config, dataset, steps))
     what = f"a step of {get_method(config.method).title} at width {config.width:g}"
@@ -169,40 +170,41 @@ def _elsewhere(config: RunConfig, dataset: Dataset, steps: int) -> StepCost:
     if done.returncode == -signal.SIGKILL:
         raise MeasuringError(f"{what} was killed, most likely as memory ran out")
     if done.returncode:
-        said = done.stderr.decode(errors="replace").strip().splitlines()
-        raise MeasuringError(f"{what} failed: {said[-1] if said else f'exit code {done.returncode}'}")
-    found = json.loads(done.stdout.splitlines()[-1])  # a network may print lines of its own
-    layers = None if found["layers"] is None else Table(*map(_frozen, found["layers"].values()))
-    return StepCost(found["method"], found["seconds"], found["memory"], layers)
+        lines = done.stderr.decode(errors="replace").strip().splitlines()
+        raise MeasuringError(f"{what} failed: {lines[-1] if lines else f'exit code {done.returncode}'}")
+    cost = json.loads(done.stdout.splitlines()[-1])  # the network may print lines before it
+    layers = None if cost["layers"] is None else Table(*map(_frozen, cost["layers"].values()))
+    return StepCost(cost["method"], cost["seconds"], cost["memory"], layers)
 
 
 def measure_here() -> None:
-    """The process that measures: a config, its data and the number of steps come in, the cost goes out."""
+    """Measure a step: read a config, its data and the number of steps from stdin, print the cost as JSON."""
     config, dataset, steps = pickle.load(sys.stdin.buffer)
-    with suppress(OSError):  # if memory runs out in spite of all, this process goes, no other
+    with suppress(OSError):  # if memory runs out, the system kills this process first
         Path("/proc/self/oom_score_adj").write_text("1000")
     device = device_of(config)
     if device.type == "cuda":
-        torch.cuda.set_device(device.index or 0)  # whose peak is read below
+        torch.cuda.set_device(device.index or 0)  # its peak memory is read below
     dataset = dataset.to(device)
     few = min(TRIED, len(dataset.train))
-    make_steps(config.replace(width=base_width_of(config)), dataset.subset(few), 1)  # what libraries load on first use
+    # warm-up, since libraries load on first use
+    make_steps(config.replace(width=base_width_of(config)), dataset.subset(few), 1)
     gc.collect()
     before = reset_peak(device.type)
     times, optimizer = make_steps(config, dataset, steps)
     memory = 2**20 * (peak(device.type) - before)
     usual, every = statistics.median(times[1:] or times), config.method_options.get("inverse_every", 1)
-    seconds = usual if every == 1 else (times[0] + (every - 1) * usual) / every  # the first one made inverses
+    seconds = usual if every == 1 else (times[0] + (every - 1) * usual) / every  # only the first step computed inverses
     layers = optimizer.plan() if isinstance(optimizer, SecondOrder) else None
     print(json.dumps(asdict(StepCost(get_method(config.method).title, seconds, memory, layers))))
 
 
 def make_steps(config: RunConfig, dataset: Dataset, steps: int) -> tuple[list[float], Optimizer]:
-    """Train on all samples at once. The seconds of the first step, which warms up, and of some more."""
+    """Take steps on all samples in one batch; return the seconds of every step and the optimizer."""
     built = build(config, dataset)
     x, y = dataset.prepare(dataset.train.inputs, config.weights_dtype), dataset.train.targets
     times: list[float] = []
-    while len(times) <= steps and sum(times) < LONG:
+    while len(times) <= steps and sum(times) < ENOUGH_SECONDS:
         start = time.perf_counter()
         built.optimizer.zero_grad()
         loss = built.loss(built.outputs(x), y)
@@ -219,11 +221,11 @@ def make_steps(config: RunConfig, dataset: Dataset, steps: int) -> tuple[list[fl
 
 
 def _frozen(value: Any) -> Any:
-    """A table's parts as they were before JSON."""
+    """Turn the lists of JSON back into the tuples of a table."""
     return tuple(map(_frozen, value)) if isinstance(value, list) else value
 
 
 def bytes_(number: float) -> str:
-    """For people."""
+    """Format a number of bytes with its unit."""
     size, unit = next(pair for pair in UNITS if number >= pair[0] or pair is UNITS[-1])
     return f"{number / size:.3g} {unit}"

@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mukron.study.errors import StudyError
-from mukron.study.points import FINISHED, PRUNED, Result, lowest_is_best
+from mukron.study.points import PRUNED, Result, lowest_is_best
+from mukron.train.records import FINISHED
 
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
@@ -24,13 +25,14 @@ NOT_METRICS = {"epoch", "step", "lr", "seconds"}
 class Measure:
     """The metric, and the **cost** that is fitted and compared: low is best.
 
-    The cost of a loss is its logarithm, since a seed or a setting multiplies a loss rather than adds to it: noise is
-    then alike along the curve, and its steep side does not outweigh the other. An accuracy is taken as it is.
+    The cost of a loss is its logarithm, since the effects of seeds and settings on a loss are multiplicative: the noise
+    then has the same size along the curve, and its steep side does not dominate a fit. The cost of an accuracy is its
+    negative.
     """
 
     name: str
     lowest: bool  # whether low is best
-    log: bool
+    log: bool  # whether the cost is a logarithm
 
     @classmethod
     def of(cls, results: Sequence[Result], metric: str) -> Measure:
@@ -43,7 +45,7 @@ class Measure:
         return cls(metric, lowest, lowest and positive)
 
     def read(self, result: Result) -> float:
-        """The metric at the end of the run; not a number if it diverged."""
+        """The metric at the end of the run; NaN if it diverged."""
         value = result.value(self.name) if result.status == FINISHED else None
         return math.nan if value is None or not math.isfinite(value) else float(value)
 
@@ -59,10 +61,10 @@ class Curve:
     """The metric over the settings of one axis, at one width."""
 
     settings: Array  # ascending
-    values: Array  # settings x seeds; not a number where a seed diverged, all of that row
+    values: Array  # settings x seeds; a row is NaN if any of its seeds diverged
     measure: Measure
     runs: tuple[tuple[Result, ...], ...] = ()  # by setting
-    missing: int = 0  # runs that do not exist; their values are filled in
+    missing: int = 0  # runs that do not exist, whose values are imputed
     left_out: int = 0  # runs with seeds that most settings do not have
 
     @property
@@ -98,7 +100,7 @@ class Curve:
 
 
 def lowest(costs: Array) -> NDArray[np.intp]:
-    """The index of every row's lowest cost; the middle one of equals, as where all settings reach an accuracy of 1."""
+    """The index of every row's lowest cost; of equal ones (as where all settings reach an accuracy of 1) the middle."""
     equal = costs <= np.nanmin(costs, 1, keepdims=True)
     middle: NDArray[np.intp] = (equal.cumsum(1) >= (equal.sum(1, keepdims=True) + 1) // 2).argmax(1)
     return middle
@@ -157,10 +159,10 @@ def _curve(settings: Mapping[float, tuple[Result, ...]], measure: Measure) -> Cu
 
 
 def _complete(values: Array, log: bool) -> tuple[Array, int, int]:
-    """Keep the seeds that most settings have, and fill in missing runs as setting + seed.
+    """Keep the seeds that most settings have, and impute missing runs by an additive model, setting + seed.
 
     Returns:
-        The values, the number of runs that were filled in, and the number of runs that were left out.
+        The values, the number of runs that were imputed, and the number of runs that were left out.
     """
     there = ~np.isnan(values)
     common = there.sum(0) > len(values) / 2

@@ -1,4 +1,4 @@
-"""What a study asks: which points there are, and which one is next."""
+"""The design of a study: which points it consists of, and which one is trained next."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from mukron.study.search import PRUNERS, SAMPLERS, propose
 from mukron.study.store import ENDED, LOST, RUNNING, WORKER_DIED, Entry
 from mukron.train import RunConfig
 
-RETRIES = 10  # proposals that were tried before
+RETRIES = 10  # new proposals after one that repeats a setting
 LARGEST_SEED = 2**31
-TRIES = 3  # workers that a point may kill before it is left alone
+TRIES = 3  # worker deaths after which a point is no longer tried
 Setting = tuple[float, float | None]  # learning rate and damping
 Slice = tuple[str, float]  # scheme and width
 
@@ -57,17 +57,17 @@ class Search:
 
 @dataclass(frozen=True, init=False)
 class Design:
-    """What a study asks: widths x schemes x learning rates x dampings x seeds of one run.
+    """The runs of a study: widths x schemes x learning rates x dampings x seeds.
 
     Args:
         config: The run. Its width, learning rate, damping, scheme and seed are replaced by those of the study. The
             default is ``RunConfig()``, an MLP on digits.
-        widths: The widths to compare; at least two are needed to tell whether settings transfer.
-        lr: The learning rates to try; of a search the lowest and the highest. One number is not tuned.
-        damping: The dampings to try, as multiples of each scheme's number; likewise. 1 leaves it as it is.
+        widths: The widths to compare; at least two are needed to determine whether settings transfer.
+        lr: The learning rates to try; for a search, the lowest and the highest. A single number is kept fixed.
+        damping: The dampings to try, as multiples of the scheme's own damping number; given like ``lr``.
         schemes: Parametrizations with their damping rules, as in "mup" or "sp/heuristic:1e-3". The default is
             ``usual_schemes``: common practice and muP.
-        seeds: How many seeds, or which.
+        seeds: The number of seeds, or the seeds themselves.
         search: Propose settings by a sampler instead of a grid.
         metric: The column of a run's rows that decides which setting is best.
 
@@ -82,7 +82,7 @@ class Design:
 
     config: RunConfig
     widths: tuple[float, ...]
-    schemes: tuple[str, ...]  # as ``read_scheme`` writes them
+    schemes: tuple[str, ...]  # in the spelling of ``read_scheme``
     lr: tuple[float, ...]
     damping: tuple[float, ...]
     seeds: tuple[int, ...]
@@ -118,7 +118,7 @@ class Design:
         self._check(dampings)
 
     def _check(self, dampings: Mapping[str, float | None]) -> None:
-        """Refuse what cannot be a study, before anything is run.
+        """Raise an error if the study is not possible, before anything is run.
 
         Args:
             dampings: The schemes and their damping numbers.
@@ -143,7 +143,7 @@ class Design:
 
     @property
     def slices(self) -> list[Slice]:
-        """Schemes and widths: at each of them the settings are tuned."""
+        """The pairs of scheme and width; settings are tuned for every pair."""
         return [(scheme, width) for width in self.widths for scheme in self.schemes]
 
     @property
@@ -159,7 +159,7 @@ class Design:
             yield Point(scheme, width, lr, self._rho(scheme, damping), self.seeds[0])
 
     def points(self, entries: Sequence[Entry]) -> Iterator[Point]:
-        """The runs in their order: all of the first seed, narrow ones first, so that half a study shows something.
+        """The runs in order: by seed, then by width, so that an incomplete study already has results at every width.
 
         Args:
             entries: The stored trials.
@@ -182,7 +182,7 @@ class Design:
     def stack(self, entries: Sequence[Entry], since: int = 0) -> list[Point]:
         """The next point of a grid and all others of its width that could be trained at once with it.
 
-        A point whose worker died comes alone: it may have been the one that killed the worker.
+        A point whose worker died is trained on its own: it may be the one that killed the worker.
 
         Args:
             entries: The stored trials.
@@ -201,20 +201,20 @@ class Design:
         died = _deaths(entries, since)
         return (point for point in self.points(entries) if point not in taken and died[point] < deaths)
 
-    def standing(self, entries: Sequence[Entry]) -> dict[str, list[Entry]]:
+    def by_state(self, entries: Sequence[Entry]) -> dict[str, list[Entry]]:
         """The trials of this design by their state, the latest one of each point.
 
         Args:
             entries: The stored trials.
         """
         wanted = set(self.points(entries))
-        by_state: dict[str, list[Entry]] = {ENDED: [], RUNNING: [], LOST: []}
+        trials: dict[str, list[Entry]] = {ENDED: [], RUNNING: [], LOST: []}
         for entry in {entry.point: entry for entry in entries if entry.point in wanted}.values():
-            by_state[entry.state].append(entry)
-        return by_state
+            trials[entry.state].append(entry)
+        return trials
 
     def deadly(self, entries: Sequence[Entry], since: int) -> list[Point]:
-        """Points whose workers died too often, and that have not been trained since.
+        """Points that are given up because their workers died too often.
 
         Args:
             entries: The stored trials.
@@ -224,9 +224,9 @@ class Design:
         return [point for point, deaths in _deaths(entries, since).items() if deaths >= TRIES and point in missing]
 
     def asked(self, point: Point) -> bool:
-        """Whether a stored point belongs to this study: what is not tuned has the value that it has here.
+        """Whether a stored point belongs to this study: settings that are not tuned have the same values.
 
-        A study of the damping and one of the learning rate may share a storage; each is judged by its points alone.
+        A study of the damping and one of the learning rate may share a storage; neither uses the other's points.
 
         Args:
             point: A stored point.
@@ -272,7 +272,7 @@ class Design:
         return all(low <= (getattr(point, axis) or low) <= high for axis, (low, high) in ranges.items())
 
     def _proposal(self, search: Search, entries: Sequence[Entry]) -> Point | None:
-        """A new setting for the slice with the fewest, so that all widths advance alike; None if all have enough."""
+        """A new setting for the slice that has the fewest, so that all widths advance evenly; None if all are done."""
         tried = self._tried(entries)
         for scheme, width in sorted(self.slices, key=lambda where: len(tried.get(where, ()))):
             known = tried.get((scheme, width), ())
@@ -283,7 +283,7 @@ class Design:
                 for entry in entries
                 if (entry.point.scheme, entry.point.width) == (scheme, width) and self._within(entry.point)
             ]
-            for again in range(RETRIES):  # a narrow range has few numbers, and the sampler may repeat one
+            for again in range(RETRIES):  # in a narrow range the sampler may repeat a setting
                 lr, damping = propose(search.sampler, self.ranges(scheme), history, self.metric, again)
                 setting = _plain(lr), self._rho(scheme, 1.0) if damping is None else _plain(damping)
                 if setting not in known:
@@ -338,7 +338,7 @@ def _damping_number(scheme: str, method: str) -> float | None:
 
 
 def _read_schemes(schemes: str | Sequence[str] | None, method: str) -> dict[str, float | None]:
-    """Schemes in their one spelling, with their damping numbers."""
+    """Schemes in their canonical spelling, with their damping numbers."""
     if schemes is None:
         schemes = usual_schemes(method)
     dampings = dict(read_scheme(scheme, method) for scheme in ((schemes,) if isinstance(schemes, str) else schemes))
@@ -363,5 +363,5 @@ def _numbers(name: str, values: float | Sequence[float]) -> list[float]:
 
 
 def _plain(number: float) -> float:
-    """The number that a person would write: 0.1 * 3 and 0.3 are one point."""
+    """Round off the last digits, so that 0.1 * 3 and 0.3 are the same point."""
     return float(f"{float(number):.15g}")

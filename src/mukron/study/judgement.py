@@ -1,4 +1,4 @@
-"""One scheme on one axis: where its best settings lie, what carrying the narrowest width's costs, and the verdict."""
+"""The judgement of one scheme on one axis: its optima, the regret of the narrowest width's optimum, and the verdict."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from mukron.study.points import PRUNED, Result
 TRANSFERS, MOVES, CANNOT_TELL = "transfers", "does not transfer", "cannot tell"
 REMEDY = {"lr": "lower learning rates", "damping": "higher damping"}
 
-MATTERS = 1 / 8  # per doubling: over 256-fold width the best setting then moves by 2, a step of the usual grid
-RULED_OUT = 0.25  # half-way to 1/2, the step in which wrong exponents come: to transfer is to exclude that much
-NOISES = 3.0  # a regret that many times the seed noise is no luck
-RELEVANT = 0.05  # of the loss, or of what an accuracy lacks: below it nobody would tune again
-LEAST_LACK = 0.1  # an accuracy above 0.9 lacks that much: half a point is relevant then, less is not
+MATTERS = 1 / 8  # drift per doubling; over a 256-fold width it moves the best setting by a factor of 2, one grid step
+RULED_OUT = 0.25  # a drift to exclude: half of 1/2, the smallest error of a wrong exponent
+NOISES = 3.0  # a regret above this multiple of the seed noise is significant
+RELEVANT = 0.05  # a regret is relevant above this share of the loss, or of the error rate of an accuracy
+LEAST_ERROR_RATE = 0.1  # a smaller error rate counts as this one, so that a regret below 0.005 is not relevant
 
 
 @dataclass(frozen=True)
@@ -28,18 +28,18 @@ class Regret:
     """How much worse a width is at the narrowest width's best setting than at its own best setting."""
 
     width: float
-    setting: float  # the narrowest width's best of those that were run
-    own: float  # this width's best of those that were run
-    loss: float  # difference of the metric's means, positive is worse; infinite: it diverges there
+    setting: float  # the narrowest width's best setting that was run
+    own: float  # this width's best setting that was run
+    loss: float  # difference of the metric's means, positive is worse; infinite if training diverges
     noise: float | None  # standard deviation over seeds
     units: float | None  # loss / noise
     used: float | None = None  # the setting that was run nearest to ``setting``, where that was not run itself
-    large: bool = False  # larger than noise and chance explain, and relevant
+    large: bool = False  # significant and relevant
 
 
 @dataclass(frozen=True)
 class Wider:
-    """The metric by width at the narrowest width's best setting, at one time of training."""
+    """The metric by width at the narrowest width's best setting, at one epoch."""
 
     when: str  # "early" or "late"
     epoch: int
@@ -98,7 +98,7 @@ def _verdict(
 
 
 def uncertain(moved: Interval) -> bool:
-    """Whether the drift may be as large as a wrong exponent would make it."""
+    """Whether the interval of the drift includes that of a wrong exponent."""
     return moved.low <= -RULED_OUT or moved.high >= RULED_OUT
 
 
@@ -130,10 +130,10 @@ def _large(curve: Curve, there: int, loss: float, units: float | None) -> bool:
     if math.isinf(loss):
         return True
     best = float(curve.values[curve.best].mean())
-    lacks = abs(best) if curve.measure.lowest else max(1.0 - best, LEAST_LACK)
-    if units is None or units <= NOISES or loss <= RELEVANT * lacks:
+    scale = abs(best) if curve.measure.lowest else max(1.0 - best, LEAST_ERROR_RATE)
+    if units is None or units <= NOISES or loss <= RELEVANT * scale:
         return False
-    # Two or three seeds may agree by chance: the difference, seed by seed, must be beyond Student's interval too.
+    # Two or three seeds may agree by chance: the paired difference must also be significant by Student's t-test.
     costs = curve.measure.cost(curve.values)
     pairs = costs[there] - costs[curve.best]
     error = float(pairs.std(ddof=1)) / math.sqrt(curve.seeds)
@@ -186,7 +186,7 @@ def _mean(runs: Sequence[Result], measure: Measure, epoch: int, trained: bool) -
 def _is_worse(
     one: tuple[float, float, float | None], other: tuple[float, float, float | None], measure: Measure
 ) -> bool:
-    """Whether the other is worse than the one by more than two standard errors; with one seed, worse at all."""
+    """Whether ``other`` is worse than ``one`` by more than two standard errors; with one seed, by any amount."""
     (_, mean, error), (_, other_mean, other_error) = one, other
     if math.isinf(other_mean):
         return not math.isinf(mean)
@@ -194,7 +194,7 @@ def _is_worse(
     return (other_mean - mean if measure.lowest else mean - other_mean) > allowed
 
 
-# In words.
+# The reasons as text.
 
 
 def _reasons(
@@ -280,7 +280,7 @@ def _widths(widths: Sequence[float]) -> str:
 
 
 def setting_text(setting: float) -> str:
-    """A setting for people, powers of two as such: 0.015625 -> "2^-6"."""
+    """Format a setting, with powers of two as powers: 0.015625 -> "2^-6"."""
     power = math.log2(setting)
     if power and math.isclose(power, round(power), abs_tol=1e-6):
         return f"2^{round(power)}"

@@ -16,11 +16,11 @@ from mukron.study.curves import AXES, Array, Curve, Mask, lowest
 
 CONFIDENCE = 0.95
 DRAWS = 400  # of the bootstrap: its standard error is then known to 4%
-NEAR = 1.0  # a parabola is fitted to the settings within a factor of 2, and at least to the nearest on either side
-CELL = 0.35  # in steps, the error of what is known to a step: above 12^-1/2, as widths with close optima err alike
-SHAPE = 0.27  # the same for a parabola, on the most lopsided of curves that are no wall: measured, see the tests
-WALL = 5.0  # times steeper at one step than the other side at two: a parabola then only says which step it is
-ROUNDING = 1e-9
+NEAR = 1.0  # in log2: the parabola is fitted to settings within a factor of 2, and at least to the two neighbours
+CELL = 0.35  # error, in grid steps, of an optimum known to one step: above 12^-1/2, as errors of widths correlate
+SHAPE = 0.27  # the same for a parabola fitted to the most asymmetric curves without a wall, as measured in the tests
+WALL = 5.0  # a side this many times steeper than the other is a wall; a parabola then gives only the nearest step
+EPSILON = 1e-9  # differences up to this size are rounding errors
 
 
 @dataclass(frozen=True)
@@ -41,17 +41,17 @@ class Optimum:
 
     width: float
     best: Interval  # log2 of the setting, from a local parabola, with its bootstrap interval over seeds
-    measured: float  # the best of the settings that were run (not its logarithm)
-    value: float  # the metric's mean over seeds there
-    noise: float | None  # the metric's standard deviation over seeds there; None: one seed
-    notes: tuple[str, ...] = ()  # in words: at the edge of the grid, next to runs that diverged, flat, ...
+    measured: float  # the best setting that was run (not its logarithm)
+    value: float  # the metric's mean over seeds at ``measured``
+    noise: float | None  # the metric's standard deviation over seeds at ``measured``; None: one seed
+    notes: tuple[str, ...] = ()  # remarks: at the edge of the grid, next to runs that diverged, flat, ...
     seeds: int = 1
-    error: float = 0.0  # of best.value: standard error over seeds
-    grid: float = 0.0  # of best.value: standard error as the grid is coarse
+    error: float = 0.0  # standard error of best.value over seeds
+    grid: float = 0.0  # standard error of best.value from the coarseness of the grid
 
     @property
     def open(self) -> bool:
-        """Whether it may lie beyond the settings that were run."""
+        """Whether the optimum may lie beyond the settings that were run."""
         return math.isinf(self.best.low) or math.isinf(self.best.high)
 
 
@@ -78,9 +78,9 @@ def locate(curve: Curve, width: float, axis: str) -> Optimum:
 
 
 def place(costs: Array, x: Array) -> Array:
-    """Where every row of costs is lowest: by a parabola around its lowest cost, or there if it is the first or last.
+    """The minimum of every row of costs, by a parabola around its lowest cost; at the first or last setting, that one.
 
-    Settings that diverged (not a number) are never the lowest. Next to it they count as the worst measured cost.
+    Settings that diverged (NaN) are never the lowest. Next to the lowest they count as the worst measured cost.
     """
     best, diverged = lowest(costs), np.isnan(costs[0])
     places = x[best]
@@ -92,7 +92,7 @@ def place(costs: Array, x: Array) -> Array:
         near = x[inside] - x[number]
         # cost ~ a + b t + c t^2, lowest at t = -b / 2c
         _, b, c = np.linalg.pinv(np.vander(near, 3, increasing=True)) @ costs[rows][:, inside].T
-        bent = c > ROUNDING * np.abs(costs[rows]).max(1)
+        bent = c > EPSILON * np.abs(costs[rows]).max(1)
         places[rows] += np.clip(np.where(bent, -b / (2 * np.where(bent, c, 1.0)), 0.0), near[0], near[-1])
     return places
 
@@ -102,17 +102,17 @@ def _filled(costs: Array) -> Array:
 
 
 def _window(x: Array, diverged: Mask, number: int) -> slice:
-    """The settings to fit to: the nearest on either side, and more that are near, up to the first that diverged."""
+    """The settings to fit to: both neighbours, and all within ``NEAR``, up to the first that diverged."""
     first, last = max(number - 1, 0), min(number + 1, len(x) - 1)
-    while first > 0 and not diverged[first] and x[number] - x[first - 1] <= NEAR + ROUNDING:
+    while first > 0 and not diverged[first] and x[number] - x[first - 1] <= NEAR + EPSILON:
         first -= 1
-    while last < len(x) - 1 and not diverged[last] and x[last + 1] - x[number] <= NEAR + ROUNDING:
+    while last < len(x) - 1 and not diverged[last] and x[last + 1] - x[number] <= NEAR + EPSILON:
         last += 1
     return slice(first, last + 1)
 
 
 def _bootstrap(curve: Curve) -> float:
-    """The optimum's standard error: over draws of as many seeds, whose variance is (n - 1) / n of the true one."""
+    """The standard error of the optimum by a bootstrap over seeds, whose variance is (n - 1) / n of the true one."""
     seeds = curve.seeds
     drawn = np.random.default_rng(0).integers(seeds, size=(DRAWS, seeds))
     places = place(curve.measure.cost(curve.values[:, drawn].mean(2)).T, curve.x)
@@ -120,11 +120,11 @@ def _bootstrap(curve: Curve) -> float:
 
 
 def _grid_error(costs: Array, x: Array, best: int) -> float:
-    """How far the grid may mislead, as a standard error.
+    """The error of the optimum from the coarseness of the grid, as a standard error.
 
-    Three points of a curve that is steeper on one side give a parabola whose lowest point is off by some part of a
-    step, and by another part if the grid lies a little further. A parabola's second differences are alike at all
-    points: the more they differ beside the best one, the larger that error.
+    If a curve is steeper on one side, the minimum of a parabola through three points is off by a fraction of a step,
+    which depends on the position of the grid. The second differences of a true parabola are equal at all points: the
+    more they differ next to the best setting, the larger that error.
     """
     inside = _window(x, np.isnan(costs), best)
     gap = float(np.diff(x[inside]).mean()) if len(x) > 1 else NEAR
@@ -137,7 +137,7 @@ def _grid_error(costs: Array, x: Array, best: int) -> float:
 
 
 def _wall(costs: Array, best: int) -> bool:
-    """Whether the curve rises at once on one side: as next to runs that diverged, but for a number being there."""
+    """Whether the curve rises steeply on one side, as it does next to runs that diverged."""
     rises = _filled(costs) - costs[best]
     left, right = rises[max(best - 2, 0) : best], rises[best + 1 : best + 3]
     return bool(right[0] > WALL * left[0] or left[-1] > WALL * right[-1])
@@ -149,21 +149,22 @@ def _bend(costs: Array, x: Array, number: int) -> float:
 
 
 def _worse(curve: Curve) -> Mask:
-    """The settings that are worse than the best one by more than noise, those that diverged among them."""
+    """The settings that are worse than the best one by more than noise, including those that diverged."""
     worse, alive = curve.diverged, ~curve.diverged
     costs = curve.measure.cost(curve.values[alive])
     excess = costs.mean(1) - curve.measure.cost(curve.values[curve.best]).mean()
     settings, seeds = costs.shape
-    error = np.zeros(settings)  # one seed: there is no noise to go by
+    error = np.zeros(settings)  # with one seed the noise is unknown
     if seeds > 1 and settings > 1:
         rest = costs - costs.mean(1, keepdims=True)
-        rest -= np.median(rest, 0)  # what a seed adds at all settings is no noise between them
+        rest -= np.median(rest, 0)  # an effect of the seed on all settings is not noise between them
         variances = (rest**2).sum(1) / (seeds - 1) * settings / (settings - 1)
-        usual = variances[excess <= np.median(excess)].mean()  # settings near divergence are noisier by far
+        usual = variances[excess <= np.median(excess)].mean()  # settings near divergence are much noisier
         error = np.sqrt((usual + np.maximum(usual, variances)) / seeds)
-        chance = (1 - CONFIDENCE) / (settings * (settings - 1))  # the best may be any, by luck: all pairs count
+        # Any setting may be the best by chance: the level is corrected for all pairs.
+        chance = (1 - CONFIDENCE) / (settings * (settings - 1))
         error *= student_quantile(1 - chance, (settings - 1) * (seeds - 1))
-    worse[alive] = excess > error + ROUNDING
+    worse[alive] = excess > error + EPSILON
     return worse
 
 
@@ -172,9 +173,9 @@ def _flat(curve: Curve, worse: Mask) -> bool:
 
 
 def _range(curve: Curve, value: float, error: float, grid: float, worse: Mask) -> tuple[float, float]:
-    """Where the optimum may lie, infinite where it may be beyond the settings that were run."""
+    """The interval of the optimum; infinite where it may lie beyond the settings that were run."""
     x, best, seeds = curve.x, curve.best, curve.seeds
-    # If the curve has one valley, the optimum lies between the nearest settings that are worse.
+    # If the curve has a single minimum, the optimum lies between the nearest settings that are worse.
     low = x[worse & (x < x[best])].max(initial=-np.inf)
     high = x[worse & (x > x[best])].min(initial=np.inf)
     if _flat(curve, worse):
@@ -185,8 +186,8 @@ def _range(curve: Curve, value: float, error: float, grid: float, worse: Mask) -
     else:
         reach = math.hypot(student_quantile((1 + CONFIDENCE) / 2, seeds - 1) * error, 2 * grid)
         low, high = max(low, value - reach), min(high, value + reach)
-    low = -math.inf if value <= x[0] + ROUNDING and not curve.diverged[0] else min(low, value)
-    high = math.inf if value >= x[-1] - ROUNDING and not curve.diverged[-1] else max(high, value)
+    low = -math.inf if value <= x[0] + EPSILON and not curve.diverged[0] else min(low, value)
+    high = math.inf if value >= x[-1] - EPSILON and not curve.diverged[-1] else max(high, value)
     return float(low), float(high)
 
 
@@ -218,10 +219,10 @@ def _runs(count: int) -> str:
 def drift(optima: Sequence[Optimum]) -> Interval | None:
     """The slope of log2 of the best setting in log2 of the width, by least squares; None with fewer than two widths.
 
-    Its error has two parts. Noise: the variance of the optima over seeds and their distance from the line, pooled by
-    their degrees of freedom, with Student's quantile. The few seeds of one width say too little, those of all widths
-    together do not; with one seed there is the line alone, which takes three widths. Grid: the error of a coarse grid
-    does not shrink with more seeds, and optima with equal errors stay on a line.
+    Its error has two parts. Noise: the variance of the optima over seeds and their residuals from the line, pooled by
+    their degrees of freedom, with Student's quantile. One width has too few seeds for an estimate, so those of all
+    widths are pooled; with one seed only the residuals are left, which takes three widths. Grid: the error of a coarse
+    grid does not shrink with more seeds, and does not show as residuals if it is the same at all widths.
     """
     if len(optima) < 2:
         return None
@@ -239,7 +240,7 @@ def drift(optima: Sequence[Optimum]) -> Interval | None:
         grid = 2 * math.hypot(*(weight * optimum.grid for weight, optimum in zip(weights, optima, strict=True)))
         low = high = math.hypot(noise, grid)
     for weight, optimum in zip(weights, optima, strict=True):  # an optimum beyond the grid is bounded on one side only
-        if abs(weight) > ROUNDING:
+        if abs(weight) > EPSILON:
             low = math.inf if math.isinf(optimum.best.low if weight > 0 else optimum.best.high) else low
             high = math.inf if math.isinf(optimum.best.high if weight > 0 else optimum.best.low) else high
     return Interval(slope, slope - low, slope + high)

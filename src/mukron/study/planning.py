@@ -1,7 +1,7 @@
 """From settings tuned at a narrow width to a wide network: its settings, the cost of a step, and the code.
 
-Nothing as large as the wide network is built here: it is planned on the meta device, and its step is measured in
-another process, once it is known to fit.
+The wide network is not built in this process: it is planned on the meta device, and if its memory suffices, its step is
+measured in another process.
 """
 
 from __future__ import annotations
@@ -17,7 +17,15 @@ from mukron.data import Dataset
 from mukron.models import get_model
 from mukron.params import Parametrization, base_shapes, build_without_memory, parametrize
 from mukron.params.storage import Data, stamp
-from mukron.study.cost import MeasuringError, Sizes, StepCost, available_memory, bytes_, measured, sizes_of
+from mukron.study.cost import (
+    MeasuringError,
+    StepCost,
+    TrainingMemory,
+    available_memory,
+    bytes_,
+    measured,
+    training_memory,
+)
 from mukron.study.errors import StudyError
 from mukron.study.script import script
 from mukron.table import Table
@@ -36,13 +44,13 @@ RULES = {  # what a damping number means
 
 
 @dataclass(frozen=True)
-class Setting:
-    """One parameter of the wide network."""
+class ParameterSettings:
+    """The settings of one parameter of the wide network."""
 
     name: str
     role: str
     shape: tuple[int, ...]
-    std: float | None  # of its initial values; 0: all equal
+    std: float | None  # of its initial values; 0: all are equal; None: they are left as drawn
     lr: float  # the tuned learning rate times its multiplier
     damping: Mapping[str, float]  # by factor: the damping as a multiple of that at the base width
 
@@ -56,12 +64,12 @@ class WidePlan:
     parametrization: Parametrization
     network_options: Mapping[str, Any]  # keyword arguments of the network, apart from its width
     batch: int
-    sizes: Sizes
+    memory: TrainingMemory
     steps: tuple[StepCost, ...]  # the method's and SGD's; none if not measured
     not_measured: str = ""  # why not
 
     @property
-    def settings(self) -> tuple[Setting, ...]:
+    def settings(self) -> tuple[ParameterSettings, ...]:
         config, options = self.config, self.config.method_options
         fallback = options.get("fallback", "sgd")
         fallback_lr = config.lr if options.get("fallback_lr") is None else options["fallback_lr"]
@@ -73,11 +81,11 @@ class WidePlan:
             falls_back = config.spec.layerwise and (plan.fallback or excluded)
             lr = fallback_lr * fallback_scales[name].lr if falls_back else config.lr * rates[name].lr
             damping = {} if falls_back else dict(scales[name].damping)
-            settings.append(Setting(name, plan.role.value, plan.shape, plan.std, lr, damping))
+            settings.append(ParameterSettings(name, plan.role.value, plan.shape, plan.std, lr, damping))
         return tuple(settings)
 
     def layers(self) -> Table:
-        """For every parameter: role, shape, initial std, learning rate, and the multiple of its damping."""
+        """Tabulate the role, shape, initial std, learning rate and damping multiple of every parameter."""
         config, method = self.config, get_method(self.config.method)
         factors = [factor.name for factor in method.damped]
         rows = tuple(
@@ -94,15 +102,15 @@ class WidePlan:
         return Table(title, columns, rows, tuple(_meaning(config)))
 
     def cost(self) -> Table:
-        """Time and peak memory of a step beside SGD's; where it was not measured, its memory by count."""
-        sizes, where = self.sizes, f"width {self.config.width:g}, batch {self.batch}, {self.config.device}"
-        held = bytes_(sizes.weights + sizes.gradients + sizes.moments)
-        count = f"{sizes.parameters:,} parameters; weights, gradients and moments take {held}."
+        """Tabulate time and peak memory of a step and of SGD's; where not measured, the counted memory."""
+        memory, where = self.memory, f"width {self.config.width:g}, batch {self.batch}, {self.config.device}"
+        held = bytes_(memory.weights + memory.gradients + memory.moments)
+        count = f"{memory.parameters:,} parameters; weights, gradients and moments take {held}."
         if self.steps:
             columns = ("method", "time", "x SGD", "peak memory", "x SGD")
             rows = tuple(step.row(self.steps[-1]) for step in self.steps)
             return Table(f"A step, {where}", columns, rows, (count, self._how_measured()))
-        parts = {**asdict(sizes), "total": sizes.total}
+        parts = {**asdict(memory), "total": memory.total}
         counted = tuple((name, bytes_(size)) for name, size in parts.items() if name != "parameters")
         why = f"Counted, not measured, and without its time: {self.not_measured}."
         return Table(f"Memory of a step, {where}", ("what", "memory"), counted, (count, why))
@@ -115,7 +123,7 @@ class WidePlan:
 
     @property
     def by_layer(self) -> Table | None:
-        """The cost of every layer, as the optimizer's ``plan()`` has it after a step; None if no step was measured."""
+        """The cost of every layer, from the optimizer's ``plan()`` after a step; None if no step was measured."""
         return self.steps[0].layers if self.steps else None
 
     def code(self) -> str:
@@ -128,7 +136,7 @@ class WidePlan:
             "config": self.config.to_dict(),
             "layers": [asdict(setting) for setting in self.settings],
             "batch": self.batch,
-            "bytes": {**asdict(self.sizes), "total": self.sizes.total},
+            "bytes": {**asdict(self.memory), "total": self.memory.total},
             "steps": [asdict(step) for step in self.steps],
             "not_measured": self.not_measured,
             "code": self.code(),
@@ -174,16 +182,16 @@ def plan_for(
     network = build_without_memory(factory, config.width)
     shapes = base_shapes(factory, base, roles=dict(config.roles))
     parametrization = parametrize(network, shapes, config.scheme, output_exponent=config.output_exponent)
-    sizes = sizes_of(config, network, dataset, batch)
+    memory = training_memory(config, network, dataset, batch)
     options = dict(config.model_options)
     if ":" not in config.model:
         options = {**get_model(config.model).options(dataset.input_shape, dataset.classes), **options}
-    plan = WidePlan(tuned, config, parametrization, options, batch, sizes, ())
+    plan = WidePlan(tuned, config, parametrization, options, batch, memory, ())
     if not steps:
         return replace(plan, not_measured="it was not asked for")
     free = available_memory(config.device)
-    if sizes.total > free:
-        why = f"it takes about {bytes_(sizes.total)}, and {bytes_(free)} are free here; plan it on a larger machine"
+    if memory.total > free:
+        why = f"it takes about {bytes_(memory.total)}, and {bytes_(free)} are free here; plan it on a larger machine"
         return replace(plan, not_measured=why)
     try:
         return replace(plan, steps=measured(config, dataset, batch, steps))
@@ -192,7 +200,7 @@ def plan_for(
 
 
 def _meaning(config: RunConfig) -> list[str]:
-    """Notes on the numbers in the table of layers."""
+    """Return notes on the numbers in the table of layers."""
     notes = []
     if config.damping is not None:
         moves = isinstance(config.damping, BREAK_MUP)

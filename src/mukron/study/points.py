@@ -1,4 +1,4 @@
-"""What a study consists of: points, every one of them trained once, and their results.
+"""The points of a study, which are trained once, and their results.
 
 A **scheme** of a study is written SCHEME or SCHEME/DAMPING, as in "sp/heuristic:1e-3": a parametrization and the rule
 that turns a damping number into a layer's damping.
@@ -14,10 +14,10 @@ from typing import Any
 from mukron.damping import Rule
 from mukron.study.errors import StudyError
 from mukron.theory import get_scheme
-from mukron.train import RunConfig, records
+from mukron.train import RunConfig
 from mukron.train.records import EpochRow
 
-FINISHED, DIVERGED, PRUNED = records.FINISHED, records.DIVERGED, "pruned"
+PRUNED = "pruned"  # the status of a run that was given up
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Point:
         width: The network's width.
         lr: The learning rate, as tuned at the base width.
         damping: The number of the scheme's rule; None for methods without damping.
-        seed: The seed of everything that is drawn.
+        seed: The seed of all random numbers.
 
     Example:
         >>> Point("mup/rescaled:1", width=128, lr=0.02, damping=0.5, seed=0).config(RunConfig()).damping.text()
@@ -56,6 +56,9 @@ class Point:
         if self.damping is not None:
             damping = dataclasses.replace(Rule.parse(rule), rho=self.damping)  # type: ignore[type-var]
         return config.replace(scheme=scheme, width=self.width, lr=self.lr, damping=damping, seed=self.seed)
+
+
+POINT_FIELDS = tuple(field.name for field in dataclasses.fields(Point))  # the fields of a run that a study varies
 
 
 @dataclass(frozen=True)
@@ -106,12 +109,12 @@ class Result:
         Args:
             data: What ``to_dict`` returned.
         """
-        point = Point(*(data[field.name] for field in dataclasses.fields(Point)))
+        point = Point(*(data[name] for name in POINT_FIELDS))
         return cls(point, data["status"], data["rows"], data["reason"], data["seconds"])
 
 
 def read_scheme(text: str, method: str) -> tuple[str, float | None]:
-    """A scheme in its one spelling, and its damping number: "sp/heuristic" -> "sp/heuristic:0.001", 0.001."""
+    """A scheme in its canonical spelling, and its damping number: "sp/heuristic" -> "sp/heuristic:0.001", 0.001."""
     name, _, rule = text.strip().partition("/")
     damping: Any = rule or None
     try:

@@ -1,4 +1,4 @@
-"""How far a study is, and how long the rest of it takes."""
+"""The progress of a study: the trials that have ended, and the estimated time for the others."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mukron.study.design import Design
-from mukron.study.points import DIVERGED
 from mukron.study.store import ENDED, RUNNING, Entry
+from mukron.train.records import DIVERGED
 
-FEWEST = 3  # trials from which the duration of the others is estimated
+FEWEST_TRIALS = 3  # trials from which the duration of the others is estimated
 
 
 @dataclass(frozen=True)
 class StudyProgress:
-    """Where a study stands.
+    """The progress of a study.
 
     Attributes:
         done: Trials that have ended.
         total: Trials of the whole study.
-        running: Trials under way, those of other commands and machines included.
+        running: Trials that are running, including those of other commands and machines.
         diverged: Trials that have ended because they diverged.
         seconds_left: The estimated time until the study is done; None while too few trials have ended.
 
@@ -38,9 +38,9 @@ class StudyProgress:
 
 
 def progress_of(design: Design, entries: Sequence[Entry], workers: int) -> StudyProgress:
-    """Where the study stands, given all trials of its storage and the number of processes of this command."""
-    standing = design.standing(entries)
-    ended, running = standing[ENDED], standing[RUNNING]
+    """Return the progress, given all trials of the storage and the number of processes of this command."""
+    by_state = design.by_state(entries)
+    ended, running = by_state[ENDED], by_state[RUNNING]
     diverged = sum(entry.result is not None and entry.result.status == DIVERGED for entry in ended)
     left = _seconds_of_work_left(design, ended, running)
     side_by_side = max(1.0, sum(1 / entry.together for entry in running), workers)
@@ -54,7 +54,7 @@ def _seconds_of_work_left(design: Design, ended: Sequence[Entry], running: Seque
     A width at which nothing has ended takes the duration of the nearest one times a power of the ratio of widths. The
     power is fitted to the durations so far and kept between 0 and 2.
     """
-    if len(ended) < FEWEST:
+    if len(ended) < FEWEST_TRIALS:
         return None
     durations: dict[float, list[float]] = {}
     for entry in ended:

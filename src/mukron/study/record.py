@@ -12,9 +12,10 @@ from dataclasses import dataclass, field, replace
 from mukron.params.storage import Data, check_stamp, damaged, read_json, stamp, write_json
 from mukron.study.certificate import Certificate
 from mukron.study.errors import StudyError
-from mukron.study.points import FINISHED, Point, Result, label, lowest_is_best
+from mukron.study.points import Point, Result, label, lowest_is_best
 from mukron.table import Table
 from mukron.train import RunConfig
+from mukron.train.records import FINISHED
 
 KIND, VERSION = "study", 1
 

@@ -1,4 +1,4 @@
-"""A run as a Python script, for a loop of the user's own."""
+"""A run as a Python script with its own training loop."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from mukron.models import get_model
 from mukron.theory import MUP, get_method
 from mukron.train import RunConfig
 
-LINE = 100
+LINE = 100  # characters
 
 
 def script(config: RunConfig, network_options: Mapping[str, Any]) -> str:
     """The code that builds the config's network, plan and optimizer as a run does, and trains it on a ``loader``.
 
-    network_options: the network's keyword arguments beside its width.
+    network_options: the network's keyword arguments, apart from its width.
     """
     title = f"{get_method(config.method).title} at width {config.width:g}, settings of base width {config.base_width:g}"
     imports, definition = _network(config, network_options)
@@ -33,7 +33,7 @@ def script(config: RunConfig, network_options: Mapping[str, Any]) -> str:
 
 
 def _network(config: RunConfig, options: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-    """How ``network``, a function of the width, is imported, and defined where it has options."""
+    """The imports of ``network``, a function of the width, and its definition if the network has options."""
     module, _, name = config.model.partition(":")
     if not name:
         module, name = "mukron.models", get_model(config.model).factory.__name__
@@ -83,7 +83,7 @@ def _optimizer(config: RunConfig) -> str:
 
 
 def _own_imports(config: RunConfig) -> list[str]:
-    """Of the optimizer and the types of its settings, where they are not this library's or torch's."""
+    """The imports of the optimizer and of its settings' types, if these are not exported by mukron or torch."""
     spec = config.spec
     kinds: list[type] = [type(value) for value in spec.keywords(config).values() if is_dataclass(value)]
     kinds += [spec.optimizer] if spec.layerwise else []
@@ -132,7 +132,7 @@ def _loop(config: RunConfig) -> list[str]:
 
 
 def _loss(config: RunConfig) -> list[str]:
-    """From x and y to the loss, as a run has it."""
+    """The lines that compute the loss from x and y."""
     network = "compiled" if config.compile else "model"
     lines = [f"output = {network}(x)"]
     if config.dtype == "bfloat16":
@@ -153,31 +153,34 @@ def _keywords(values: Mapping[str, Any]) -> list[str]:
 
 
 def _literal(value: Any) -> str:
-    """JSON data as Python writes it; what a config keeps frozen, as a plain dict; settings by their types."""
+    """A value as Python source: mappings as plain dicts, settings as calls of their types."""
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{_literal(name)}: {_literal(each)}" for name, each in value.items()) + "}"
+        return "{" + ", ".join(f"{_literal(name)}: {_literal(item)}" for name, item in value.items()) + "}"
     if isinstance(value, tuple):
         return f"({', '.join(map(_literal, value))}{',' if len(value) == 1 else ''})"
     if isinstance(value, Rule):
         return _rule(value)
     if is_dataclass(value):
-        settings = (f"{each.name}={_literal(getattr(value, each.name))}" for each in fields(value))
+        settings = (f"{field.name}={_literal(getattr(value, field.name))}" for field in fields(value))
         return f"{_named(type(value))}({', '.join(settings)})"
     return json.dumps(str(value)) if isinstance(value, (str, Fraction)) else repr(value)
 
 
 def _rule(rule: Rule) -> str:
-    """With its numbers, and those that have a default only where they are others."""
-    numbers = {each.name: (getattr(rule, each.name), each.default) for each in fields(rule)}  # type: ignore[arg-type]
+    """A damping rule as Python source, without numbers that have their default value."""
+    numbers = {
+        field.name: (getattr(rule, field.name), field.default)
+        for field in fields(rule)  # type: ignore[arg-type]
+    }
     needed = [repr(number) for number, default in numbers.values() if default is MISSING]
     named = [f"{name}={number}" for name, (number, default) in numbers.items() if default not in (MISSING, number)]
     return f"mukron.{type(rule).__name__}({', '.join(needed + named)})"
 
 
 def _call(function: str, arguments: list[str], indent: int = 0) -> str:
-    """On one line, or one argument a line."""
+    """A call on one line, or with one argument per line if it is too long."""
     margin = " " * indent
     line = f"{margin}{function}({', '.join(arguments)})"
     if len(line) <= LINE:
         return line
-    return "\n".join([f"{margin}{function}(", *(f"{margin}    {each}," for each in arguments), f"{margin})"])
+    return "\n".join([f"{margin}{function}(", *(f"{margin}    {argument}," for argument in arguments), f"{margin})"])

@@ -1,4 +1,4 @@
-"""The next setting to try, by a sampler of Optuna's."""
+"""The next setting to try, proposed by a sampler of Optuna."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from mukron.study.points import FINISHED, lowest_is_best
+from mukron.study.points import lowest_is_best
+from mukron.train.records import FINISHED
 
 if TYPE_CHECKING:
     from mukron.study.store import Entry
@@ -21,16 +22,15 @@ def propose(
 ) -> tuple[float, float | None]:
     """Propose a learning rate and a damping, given one width's trials so far.
 
-    The sampler is created anew for every proposal and told of all trials, so any worker on any machine can ask it.
-    Settings that are being trained count as poor ones, so that workers spread out; those that diverged count as the
-    worst.
+    Every proposal creates a sampler and adds all trials to it, so it needs no state and works on any machine. Settings
+    that are being trained count as poor, so that workers try different ones; settings that diverged count as the worst.
 
     Args:
         sampler: "tpe" or "random".
         ranges: The lowest and highest value of every setting.
         history: The trials so far.
-        metric: What is best.
-        again: Another number draws another proposal from the same history.
+        metric: The metric that decides which setting is best.
+        again: The number of the attempt; another number gives another proposal for the same history.
 
     Returns:
         The learning rate, and the damping where it has a range.
@@ -58,7 +58,7 @@ def propose(
 
 
 def pruner(name: str, epochs: int) -> Any:
-    """The pruner of Optuna's by this name, for runs of so many epochs."""
+    """Return Optuna's pruner of this name, for runs with this number of epochs."""
     import optuna
 
     if name == "median":
@@ -82,7 +82,7 @@ def _named(setting: tuple[float, float | None]) -> dict[str, float]:
 
 
 def _ending(entries: Sequence[Entry], metric: str) -> dict[str, Any]:
-    """How Optuna is told of a setting: with its mean over seeds, as running, or as given up."""
+    """The state of a setting's trial in Optuna: complete with its mean over seeds, running, or pruned."""
     from optuna.trial import TrialState
 
     results = [entry.result for entry in entries if entry.result is not None]

@@ -1,14 +1,14 @@
-"""Where a study lives: an Optuna storage, SQLite in a file or PostgreSQL for several machines.
+"""The storage of a study: an Optuna storage, SQLite in a file or PostgreSQL for several machines.
 
-A point of the study is a trial of Optuna's. Which point is next is decided under a lock that all workers share, so
+A point of the study is a trial in Optuna. The next point is chosen under a lock that all workers share, so
 every point is trained once, however many workers there are:
 
     lock -> fail trials without heartbeats -> which points have no trial? -> create a trial for the first -> unlock
 
-A worker that trains many points at once takes the first few.
+A worker that trains many points at once creates several trials.
 
 A worker that was killed leaves a trial without heartbeats, which fails after ``GRACE`` seconds. Its point then has no
-trial, and another worker takes it. There is no queue that could be out of date.
+trial, and another worker trains it. There is no queue that could be out of date.
 """
 
 from __future__ import annotations
@@ -26,19 +26,18 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from mukron.study.errors import StudyError
-from mukron.study.points import FINISHED, Point, Result, lowest_is_best
-from mukron.train import RunConfig, records
-from mukron.train.records import EpochRow
+from mukron.study.points import POINT_FIELDS, Point, Result, lowest_is_best
+from mukron.train import RunConfig
+from mukron.train.records import FINISHED, EpochRow
 from mukron.workers.locks import locked
 
 P = ParamSpec("P")
 T = TypeVar("T")
-PATIENCE = 60  # seconds that a database may be unreachable
-BEAT, GRACE = 15, 60  # seconds between two heartbeats of a trial, and without one after which it counts as lost
+RETRY_SECONDS = 60  # how long to retry while a database is unreachable
+BEAT, GRACE = 15, 60  # seconds between two heartbeats of a trial; seconds without one after which it is lost
 RUNNING, ENDED, LOST = "running", "ended", "lost"
-OF_A_POINT = ("scheme", "width", "lr", "damping", "seed")  # fields of a run that the study varies
-NOT_COMPARED = (*OF_A_POINT, "device")  # fields that may differ between runs of one study; workers choose the device
-WORKER_DIED, INTERRUPTED = "its worker died", records.INTERRUPTED
+NOT_COMPARED = (*POINT_FIELDS, "device")  # fields that may differ between runs of one study; workers choose the device
+WORKER_DIED = "its worker died"
 
 
 @dataclass(frozen=True)
@@ -47,16 +46,16 @@ class Entry:
 
     number: int
     point: Point
-    state: str  # "running", "ended", or "lost": its worker died, an error came, or Ctrl-C
+    state: str  # "running", "ended", or "lost": by its worker's death, an error or Ctrl-C
     result: Result | None = None
     reason: str = ""  # why it was lost
-    seconds: float = 0.0  # wall-clock time of the whole trial; of a stack, its share
-    together: int = 1  # trials of the stack that it was trained in
+    seconds: float = 0.0  # wall-clock time of the trial; of a stack, divided by its size
+    together: int = 1  # the number of trials that were trained together in a stack
 
 
 @dataclass(frozen=True)
-class Claim:
-    """A point that this worker, and no other, trains."""
+class ClaimedPoint:
+    """A point that this worker has claimed, so that no other worker trains it."""
 
     point: Point
     trial: Any  # Optuna's
@@ -68,11 +67,11 @@ class _UnreachableError(StudyError):
 
 
 def _patient(act: Callable[P, T]) -> Callable[P, T]:
-    """Try a method of a store again for a while, so that a database that restarts does not end the study."""
+    """Retry a method of a store for ``RETRY_SECONDS``, so that a restart of the database does not end the study."""
 
     @wraps(act)
     def with_retries(*args: P.args, **kwargs: P.kwargs) -> T:
-        url, end = args[0].url, time.monotonic() + PATIENCE  # type: ignore[attr-defined]
+        url, end = args[0].url, time.monotonic() + RETRY_SECONDS  # type: ignore[attr-defined]
         while True:
             try:
                 with _storage_errors(url):
@@ -102,7 +101,7 @@ class Store:
         self._ended: dict[int, Entry] = {}
 
     def _open(self, config: RunConfig, metric: str) -> None:
-        """Store what is trained, or compare it with what is stored; start over where nothing was trained yet."""
+        """Store the config and metric, or compare them with the stored ones; replace these if nothing was trained."""
         optuna = _optuna()
         states = optuna.trial.TrialState
         direction = "minimize" if lowest_is_best(metric) else "maximize"
@@ -112,7 +111,7 @@ class Store:
         different = {} if stored is None else self._differences(stored["config"], config)
         if stored is not None and (different or stored["metric"] != metric):
             trained = (states.COMPLETE, states.PRUNED, states.RUNNING)
-            if not self.study.get_trials(deepcopy=False, states=trained):  # left by a request that was wrong
+            if not self.study.get_trials(deepcopy=False, states=trained):  # left by an invalid request
                 optuna.delete_study(study_name=self.name, storage=self._rdb)
                 self.study, stored, different = optuna.create_study(**wanted), None, {}
         if different:
@@ -129,7 +128,7 @@ class Store:
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
-        """Hold the study's lock: one worker at a time, on any machine. A lock goes with its process."""
+        """Hold the study's lock, which one worker on any machine has at a time; it is released if its process dies."""
         from sqlalchemy import make_url, text
 
         if self.url.startswith("sqlite"):
@@ -137,7 +136,7 @@ class Store:
                 yield
             return
         with self._locks.begin() as connection:
-            connection.execute(text("SET LOCAL idle_in_transaction_session_timeout = '60s'"))  # of a machine that died
+            connection.execute(text("SET LOCAL idle_in_transaction_session_timeout = '60s'"))  # if a machine dies
             connection.execute(text("SELECT pg_advisory_xact_lock(hashtext(:name))"), {"name": f"mukron {self.name}"})
             yield
 
@@ -174,9 +173,9 @@ class Store:
         self._ended[trial.number] = entry
         return entry
 
-    # What a worker does.
+    # Operations of a worker.
 
-    def claim(self, choose: Callable[[Sequence[Entry]], Point | None]) -> Claim | None:
+    def claim(self, choose: Callable[[Sequence[Entry]], Point | None]) -> ClaimedPoint | None:
         """Claim the point that ``choose`` returns, given all trials; None if it returns none."""
 
         def choose_one(entries: Sequence[Entry]) -> list[Point]:
@@ -186,14 +185,14 @@ class Store:
         return next(iter(self.claim_many(choose_one)), None)
 
     @_patient
-    def claim_many(self, choose: Callable[[Sequence[Entry]], Sequence[Point]]) -> list[Claim]:
+    def claim_many(self, choose: Callable[[Sequence[Entry]], Sequence[Point]]) -> list[ClaimedPoint]:
         """Claim the points that ``choose`` returns, given all trials."""
         with self.exclusive():
             self._fail_dead_trials()
             points = choose(self.entries())
             return [self._claim(point, len(points)) for point in points]
 
-    def _claim(self, point: Point, together: int) -> Claim:
+    def _claim(self, point: Point, together: int) -> ClaimedPoint:
         optuna = _optuna()
         attributes = {"scheme": point.scheme, "point": asdict(point), "worker": f"{_host()}:{os.getpid()}"}
         template = optuna.trial.create_trial(
@@ -202,26 +201,26 @@ class Store:
             distributions={name: _distribution(optuna, name, value) for name, value in params.items()},
             user_attrs=attributes if together == 1 else {**attributes, "together": together},
         )
-        # The first heartbeat comes before it runs: a worker killed between two of these lines leaves nothing behind.
+        # The first heartbeat comes before the trial runs: a worker killed between these lines leaves no running trial.
         trial_id = self._storage.create_new_trial(self._id, template_trial=template)
         self._rdb.record_heartbeat(trial_id)
         self._storage.set_trial_state_values(trial_id, optuna.trial.TrialState.RUNNING)
-        return Claim(point, optuna.trial.Trial(self.study, trial_id), trial_id)
+        return ClaimedPoint(point, optuna.trial.Trial(self.study, trial_id), trial_id)
 
     def _fail_dead_trials(self) -> None:
-        """Trials whose workers are gone fail."""
+        """Fail the trials whose workers have died."""
         optuna = _optuna()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             optuna.storages.fail_stale_trials(self.study)
         waiting = self.study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.WAITING,))
-        for trial in waiting:  # trials wait only while their worker holds the lock, which is ours now
+        for trial in waiting:  # trials wait only while their worker holds the lock, which this process holds now
             if "point" in trial.user_attrs:
                 self._storage.set_trial_state_values(trial._trial_id, optuna.trial.TrialState.FAIL)
 
     @contextmanager
-    def alive(self, *claims: Claim) -> Iterator[None]:
-        """Record heartbeats of these trials for as long as the block lasts."""
+    def alive(self, *claims: ClaimedPoint) -> Iterator[None]:
+        """Record heartbeats of these trials until the block ends."""
         stop = threading.Event()
 
         def beat() -> None:
@@ -239,17 +238,17 @@ class Store:
             thread.join()
 
     @_patient
-    def report(self, claim: Claim, value: float, epoch: int) -> None:
+    def report(self, claim: ClaimedPoint, value: float, epoch: int) -> None:
         """Report the metric after an epoch, for the dashboard and for pruners."""
         claim.trial.report(value, epoch)
 
     @_patient
-    def fell_behind(self, claim: Claim) -> bool:
-        """Whether the study's pruner would give the trial up."""
+    def fell_behind(self, claim: ClaimedPoint) -> bool:
+        """Whether the study's pruner would prune the trial."""
         return bool(claim.trial.should_prune())
 
-    def end(self, claim: Claim, status: str, rows: Sequence[EpochRow], reason: str, seconds: float) -> None:
-        """Store a run's result. A run that diverged has no value, which Optuna calls pruned."""
+    def end(self, claim: ClaimedPoint, status: str, rows: Sequence[EpochRow], reason: str, seconds: float) -> None:
+        """Store a run's result. A run that diverged has no value and is marked as pruned in Optuna."""
         states = _optuna().trial.TrialState
         result = {"status": status, "reason": reason, "seconds": seconds, "rows": [dict(row) for row in rows]}
         value = rows[-1].get(self.metric) if rows and status == FINISHED else None
@@ -258,7 +257,7 @@ class Store:
             raise StudyError(f"metric {self.metric!r}: runs of this study do not have it; they have {known}")
         self._close(claim, states.COMPLETE if status == FINISHED else states.PRUNED, value, "result", result)
 
-    def give_up(self, claim: Claim, reason: str) -> None:
+    def give_up(self, claim: ClaimedPoint, reason: str) -> None:
         """Fail the trial, so that its point can be claimed again."""
         self._close(claim, _optuna().trial.TrialState.FAIL, None, "reason", reason)
 
@@ -278,16 +277,16 @@ class Store:
         return bool(trials)
 
     @_patient
-    def _close(self, claim: Claim, state: Any, value: float | None, attribute: str, content: Any) -> None:
-        """End the trial, unless it was taken for lost meanwhile: another worker then has the point."""
+    def _close(self, claim: ClaimedPoint, state: Any, value: float | None, attribute: str, content: Any) -> None:
+        """End the trial, unless it was marked as lost meanwhile: another worker then trains the point."""
         with suppress(_optuna().exceptions.UpdateFinishedTrialError):
             self._storage.set_trial_user_attr(claim.trial_id, attribute, content)
             self._storage.set_trial_state_values(claim.trial_id, state, None if value is None else [value])
 
 
 def sqlite_at(path: Path) -> str:
-    """The address of a file, whatever its folders are called."""
-    _optuna()  # without it there is no SQLAlchemy either, and the error says what to install
+    """Return the database address of a file, with special characters in its path escaped."""
+    _optuna()  # reports what to install if Optuna, and with it SQLAlchemy, is missing
     from sqlalchemy import URL, make_url
 
     url = URL.create("sqlite", database=str(path)).render_as_string()
@@ -297,7 +296,7 @@ def sqlite_at(path: Path) -> str:
 
 
 def stored_at(url: str) -> str:
-    """The storage's address without its password, as it may be shown and kept."""
+    """Return the storage's address without its password, for messages and records."""
     from sqlalchemy.engine import make_url
 
     return make_url(url).render_as_string(hide_password=True)
@@ -325,7 +324,7 @@ def _optuna() -> Any:
 
 
 def _checked(url: str) -> str:
-    """The address with the driver that mukron installs: SQLAlchemy's default depends on its version."""
+    """Return the address with the driver that mukron installs: SQLAlchemy's default depends on its version."""
     kind, _, rest = url.partition(":")
     if kind == "postgresql":
         return f"postgresql+psycopg:{rest}"
@@ -347,7 +346,7 @@ def _rdb(url: str, beat: int, grace: int) -> Any:
 
 
 def _quick_commits(engine: Any) -> None:
-    """Use a write-ahead log, which does not block readers, and do not wait for the disk: a trial takes nine commits."""
+    """Use a write-ahead log, which does not block readers, without waiting for the disk: a trial takes nine commits."""
     from sqlalchemy import event
 
     def pragmas(connection: Any, record: Any) -> None:
@@ -360,7 +359,7 @@ def _quick_commits(engine: Any) -> None:
 
 @contextmanager
 def _storage_errors(url: str) -> Iterator[None]:
-    """Errors of the storage as one line that names it."""
+    """Turn errors of the storage into messages of one line that name it."""
     from sqlalchemy.exc import SQLAlchemyError
 
     optuna = _optuna()

@@ -1,4 +1,4 @@
-"""A transfer study: train at several widths, and see whether the settings that are best at one are best at all."""
+"""A transfer study: train at several widths, and determine whether the best settings are the same at all of them."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from mukron.data import Dataset
 from mukron.study.certificate import Certificate, certify
 from mukron.study.design import Design
 from mukron.study.errors import StudyError
-from mukron.study.points import FINISHED, Result
+from mukron.study.points import Result
 from mukron.study.progress import StudyProgress, progress_of
 from mukron.study.record import StudyRecord
 from mukron.study.store import ENDED, NOT_COMPARED, Store, sqlite_at, stored_at
-from mukron.study.work import IDLE, Job, StudyForeman, work
+from mukron.study.work import POLL_INTERVAL, Job, StudyForeman, work
+from mukron.train.records import FINISHED
 from mukron.workers.interrupts import interruptible
 from mukron.workers.machine import describe_machine
 from mukron.workers.progress import Reporter
@@ -26,19 +27,19 @@ DATABASE, RECORD, LOG, RUNS = "study.db", "study.json", "workers.log", "runs"
 
 
 class TransferStudy:
-    """Trains every point of a design once, whatever happens meanwhile, and judges whether settings transfer.
+    """Trains every point of a design once, across interruptions, and judges whether settings transfer.
 
-    The folder keeps the study: its trials (study.db, Optuna's) and its record (study.json). The same study continues
-    there, with more widths, learning rates, seeds or schemes if the design has more. A study that trains something else
-    is refused.
+    The folder holds the study: its trials (study.db, an Optuna storage) and its record (study.json). Running a study
+    again in its folder continues it, also with more widths, learning rates, seeds or schemes. A study that trains
+    something else is refused.
 
     Args:
         design: What is trained.
         folder: Where the study is kept.
-        storage: postgresql://USER:PASSWORD@HOST/DATABASE, to share the trials between machines. The same study joins.
-        name: The study's name in ``storage``. The default is made of the folder's name and of what is trained.
-        keep_runs: Keep every run's records and checkpoints too, so that a stopped trial continues where it was.
-        one_by_one: Do not train many narrow networks at once (``mukron.train.stack_size`` says when that is done).
+        storage: postgresql://USER:PASSWORD@HOST/DATABASE, to share the trials between machines.
+        name: The study's name in ``storage``; derived from the folder's name and the config by default.
+        keep_runs: Keep every run's records and checkpoints too, so that a stopped trial continues from its checkpoint.
+        one_by_one: Do not train many narrow networks at once (see ``mukron.train.stack_size``).
         dataset: The data, if it is loaded already; for one worker.
         data_dir: Where data sets are kept.
         beat: Seconds between two heartbeats of a trial.
@@ -79,7 +80,7 @@ class TransferStudy:
         self._store: Store | None = None
 
     def _shared_name(self) -> str:
-        """The name in a storage that holds other studies too."""
+        """The name in a storage that may hold other studies."""
         return f"{self.folder.resolve().name}-{self.design.config.key(without=NOT_COMPARED)}"
 
     @property
@@ -107,17 +108,17 @@ class TransferStudy:
         )
 
     def job(self) -> Job:
-        """The task of a worker that begins now."""
+        """The task of a worker that starts now."""
         return self._job(since=len(self.store.entries()))
 
     def run(
         self, workers: int = 1, progress: Callable[[StudyProgress], None] | None = None, command: str = ""
     ) -> StudyRecord:
-        """Train what is not trained yet. Ctrl-C stops it after the steps under way; what has ended is kept.
+        """Train the points that are not trained yet. Ctrl-C stops after the current steps; results so far are kept.
 
         Args:
             workers: Processes on this machine, which share its cores. One worker is this process.
-            progress: Called now and then with where the study stands.
+            progress: Called at intervals with the study's progress.
             command: The command that ran the study, for its record.
 
         Returns:
@@ -125,7 +126,7 @@ class TransferStudy:
 
         Raises:
             StudyError: The request is wrong, or points are missing since their workers died every time.
-            RuntimeError: A worker broke.
+            RuntimeError: A worker failed with an error.
             KeyboardInterrupt: The study was stopped. Run it again to continue.
         """
         if workers < 1:
@@ -165,7 +166,7 @@ class TransferStudy:
             raise StudyError(f"metric {metric!r}: the runs here do not have it; they have {', '.join(rows[0])}")
 
     def _reporter(self, workers: int, progress: Callable[[StudyProgress], None] | None) -> Reporter[StudyProgress]:
-        return Reporter(progress, lambda: progress_of(self.design, self.store.entries(), workers), IDLE)
+        return Reporter(progress, lambda: progress_of(self.design, self.store.entries(), workers), POLL_INTERVAL)
 
     # Results.
 

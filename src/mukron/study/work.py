@@ -18,20 +18,20 @@ from mukron.study.design import Design
 from mukron.study.errors import StudyError
 from mukron.study.points import PRUNED, Point
 from mukron.study.search import pruner
-from mukron.study.store import ENDED, INTERRUPTED, RUNNING, Claim, Entry, Store
+from mukron.study.store import ENDED, RUNNING, ClaimedPoint, Entry, Store
 from mukron.train import Progress, Run, StackProgress, dataset_of, stack_size, train, train_stack
-from mukron.train.records import EpochRow
+from mukron.train.records import INTERRUPTED, EpochRow
 from mukron.workers.foreman import Foreman
 from mukron.workers.interrupts import Stopped
-from mukron.workers.worker import Task, Tick, serve
+from mukron.workers.worker import Tick, WorkerTask, serve
 
-IDLE = 0.5  # seconds between two looks at the storage
-QUICK = 1.0  # seconds; epochs that follow faster are not reported to Optuna one by one
+POLL_INTERVAL = 0.5  # seconds between two reads of the storage
+QUICK = 1.0  # seconds; shorter epochs are not all reported to Optuna
 
 
 @dataclass(frozen=True)
 class Job:
-    """What a worker needs to know."""
+    """The task of a worker of a study."""
 
     design: Design
     url: str
@@ -39,8 +39,8 @@ class Job:
     since: int  # trials before this number belong to earlier commands
     data_dir: str | None = None  # where data sets are kept
     runs: str | None = None  # keep every run's records and checkpoints in this folder
-    one_by_one: bool = False  # train no stacks
-    workers: int = 1  # that share the points, as far as is known
+    one_by_one: bool = False  # whether to train points one by one, not as stacks
+    workers: int = 1  # the number of workers of this command, which share the points
     beat: int | None = None
     grace: int | None = None
 
@@ -53,12 +53,12 @@ class Job:
         return {**vars(self), "design": self.design.to_dict()}
 
     @classmethod
-    def from_dict(cls, data: Task) -> Job:
+    def from_dict(cls, data: WorkerTask) -> Job:
         return cls(**{**data, "design": Design.from_dict(data["design"])})
 
 
 class _FellBehindError(Exception):
-    """The pruner gives the run up."""
+    """The pruner stops the run."""
 
 
 # A worker.
@@ -78,9 +78,9 @@ def work(
         job: The study.
         store: Its storage.
         dataset: Its data; None loads it.
-        stopped: Asked between two points, and while one is trained.
+        stopped: Whether to stop; called between two points, and while one is trained.
         tick: Called after every step and every point.
-        wait: Wait for points that other workers train, since those may die. Otherwise such points are left to them.
+        wait: Wait for points that other workers train, since those may die. False leaves such points to them.
 
     Returns:
         True when no point is left, False if the work was stopped.
@@ -90,7 +90,7 @@ def work(
         store.study.pruner = pruner(design.search.pruner, design.config.epochs)
     seen: Sequence[Entry] = store.entries()
     if dataset is None and design.next(seen, job.since) is not None:
-        dataset = dataset_of(design.config, None, job.data_dir)  # once for all points, and before one is claimed
+        dataset = dataset_of(design.config, None, job.data_dir)  # once for all points, before one is claimed
 
     def choose(entries: Sequence[Entry]) -> Sequence[Point]:
         nonlocal seen
@@ -100,13 +100,13 @@ def work(
     while not stopped():
         claims = store.claim_many(choose)
         if claims:
-            with warnings.catch_warnings():  # a study tries small dampings on purpose, and shows what they lead to
+            with warnings.catch_warnings():  # a study tries small dampings on purpose
                 warnings.filterwarnings("ignore", message="layer .* its damping is so small", category=RuntimeWarning)
                 status = _train(job, store, claims, dataset, stopped, tick)
             if status == INTERRUPTED:
                 return False
-        elif wait and design.standing(seen)[RUNNING]:
-            time.sleep(IDLE)
+        elif wait and design.by_state(seen)[RUNNING]:
+            time.sleep(POLL_INTERVAL)
         else:
             return True
         tick()
@@ -114,13 +114,13 @@ def work(
 
 
 def _at_once(job: Job, points: Sequence[Point], dataset: Dataset | None) -> Sequence[Point]:
-    """Of points of one width, those to train now: a stack where that is quicker, otherwise the first one alone.
+    """Choose from points of one width those to train now: a stack where that is faster, otherwise only the first.
 
-    Workers get equal shares, so that none takes all points while others wait.
+    Workers get equal shares, so that none claims all points while others wait.
     """
     if not points or dataset is None or job.one_by_one or job.runs is not None:
         return points[:1]
-    configs = {point.scheme: point.config(job.design.config) for point in points}  # one of every scheme
+    configs = {point.scheme: point.config(job.design.config) for point in points}  # one point of every scheme
     sizes = {scheme: stack_size(config, dataset, job.workers) for scheme, config in configs.items()}
     stackable = [point for point in points if sizes[point.scheme] > 1]
     share = math.ceil(len(stackable) / job.workers)
@@ -130,7 +130,7 @@ def _at_once(job: Job, points: Sequence[Point], dataset: Dataset | None) -> Sequ
 def _train(
     job: Job,
     store: Store,
-    claims: Sequence[Claim],
+    claims: Sequence[ClaimedPoint],
     dataset: Dataset | None,
     stopped: Stopped,
     tick: Tick,
@@ -138,7 +138,7 @@ def _train(
     """Train the points that were claimed and store their results; return INTERRUPTED if they were stopped."""
     if len(claims) == 1:
         return _train_one(job, store, claims[0], dataset, stopped, tick)
-    listening = False  # whether the stack itself handles Ctrl-C by now
+    listening = False  # whether the stack handles Ctrl-C already
 
     def on_progress(at: StackProgress) -> None:
         nonlocal listening
@@ -162,7 +162,7 @@ def _train(
     return INTERRUPTED if any(run.status == INTERRUPTED for run in runs) else ENDED
 
 
-def _store_result(store: Store, claim: Claim, run: Run) -> None:
+def _store_result(store: Store, claim: ClaimedPoint, run: Run) -> None:
     if run.status == INTERRUPTED:
         store.give_up(claim, INTERRUPTED)
     else:
@@ -172,7 +172,7 @@ def _store_result(store: Store, claim: Claim, run: Run) -> None:
 def _train_one(
     job: Job,
     store: Store,
-    claim: Claim,
+    claim: ClaimedPoint,
     dataset: Dataset | None,
     stopped: Stopped,
     tick: Tick,
@@ -181,7 +181,7 @@ def _train_one(
     prune = job.design.search is not None and job.design.search.pruner != "none"
     rows: list[EpochRow] = []
     began = reported = time.monotonic()
-    listening = False  # whether the run itself handles Ctrl-C by now
+    listening = False  # whether the run handles Ctrl-C already
 
     def on_progress(at: Progress) -> None:
         nonlocal reported, listening
@@ -212,8 +212,8 @@ def _train_one(
 
 
 @contextmanager
-def _given_up_on_error(store: Store, *claims: Claim) -> Iterator[None]:
-    """Free the claimed points if an error comes; points that have ended by then stay as they are."""
+def _given_up_on_error(store: Store, *claims: ClaimedPoint) -> Iterator[None]:
+    """Give up the claimed points if an error is raised; results that are already stored are kept."""
     try:
         yield
     except BaseException as error:
@@ -228,10 +228,10 @@ def _given_up_on_error(store: Store, *claims: Claim) -> Iterator[None]:
 
 
 class StudyForeman(Foreman):
-    """Has a job done by several processes.
+    """Runs a job in several processes.
 
-    A worker that was killed gives its points back at once and is replaced: a point that kills its workers is left
-    alone after a few (``Design.next``), so this ends.
+    The points of a worker that was killed are given up at once, and the worker is replaced. This ends, since a point
+    that kills its workers is no longer tried after a few of them (``Design.next``).
     """
 
     worker = "a worker of the study"
@@ -260,6 +260,6 @@ def main(file: str) -> int:
     return serve(file, _work_on_task)
 
 
-def _work_on_task(task: Task, stopped: Stopped, tick: Tick) -> bool:
+def _work_on_task(task: WorkerTask, stopped: Stopped, tick: Tick) -> bool:
     job = Job.from_dict(task)
     return work(job, job.store(), None, stopped, tick)

@@ -237,16 +237,17 @@ class Family:
 
 
 ONE = Fraction(1)
-SGD = Method("sgd", "SGD")
-ADAM = Method("adam", "Adam", ((V, ONE / 2),))
-KFAC = Method("kfac", "K-FAC", ((A, ONE), (B, ONE)))
-FOOF = Method("foof", "FOOF", ((A, ONE),))
-FOOF_MIRROR = Method("foof-mirror", "FOOF's mirror", ((B, ONE),))
-SHAMPOO = shampoo()
-GAUSS_NEWTON = Method("gauss-newton", "Gauss-Newton", ((K, ONE),))
-
 METHODS: dict[str, Method] = {
-    method.name: method for method in (SGD, ADAM, KFAC, FOOF, FOOF_MIRROR, SHAMPOO, GAUSS_NEWTON)
+    method.name: method
+    for method in (
+        Method("sgd", "SGD"),
+        Method("adam", "Adam", ((V, ONE / 2),)),
+        Method("kfac", "K-FAC", ((A, ONE), (B, ONE))),
+        Method("foof", "FOOF", ((A, ONE),)),
+        Method("foof-mirror", "FOOF's mirror", ((B, ONE),)),
+        shampoo(),
+        Method("gauss-newton", "Gauss-Newton", ((K, ONE),)),
+    )
 }
 FAMILIES: dict[str, Family] = {
     "shampoo": Family("shampoo", ("e",), shampoo),

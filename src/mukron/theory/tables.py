@@ -11,7 +11,7 @@ from mukron.theory.roles import Role
 from mukron.theory.schemes import MUP, Scheme, get_scheme
 from mukron.theory.solve import Exponents, solve
 
-MEANING = {
+ROLE_MEANINGS = {
     Role.INPUT: "finite -> infinite (first layer, embedding)",
     Role.HIDDEN: "infinite -> infinite",
     Role.OUTPUT: "infinite -> finite (head)",
@@ -47,7 +47,7 @@ def method_table(method: Method | str, scheme: Scheme | str = MUP) -> Table:
         std = Power(fan_in=-exponents.b)
         numbers = [exponents.b, exponents.c.total, *(exponents.d[name].total for name in statistics)]
         multipliers = [std, -exponents.c, *(-exponents.d[name] for name in statistics)]
-        rows.append((str(role), *map(str, numbers), *map(str, multipliers), MEANING[role]))
+        rows.append((str(role), *map(str, numbers), *map(str, multipliers), ROLE_MEANINGS[role]))
     columns = (
         *("role", "b", "c", *(f"d_{name}" for name in statistics)),
         *("initial std x", "learning rate x", *(f"rho_{name} x" for name in statistics), "what it is"),

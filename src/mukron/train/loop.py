@@ -1,10 +1,10 @@
 """The training loop.
 
-Read downwards:  batches -> forward -> is it still a run? -> backward -> clip -> step -> row -> checkpoint.
+Read downwards:  batches -> forward -> check the loss -> backward -> clip -> step -> row -> checkpoint.
 
-Everything that the loop knows between two steps is in ``State``, and all of it is in a checkpoint. What a step draws
-comes from the seed and the number of the epoch or step, or from generators that are saved too. So a run that was
-killed continues as if nothing had happened.
+Everything that the loop knows between two steps is in ``LoopState``, and a checkpoint saves all of it. The random
+numbers of a step come from the seed and the number of the epoch or step, or from generators whose states are saved
+too. So a run that was killed continues with the same numbers as one that was not.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ from mukron.train.surroundings import precision, repeatable, tensorboard_writer
 from mukron.train.word_probe import WordProbe
 from mukron.workers.interrupts import interruptible
 
-PROBED = 64  # samples that probes see
-EVALUATED = 1024  # samples at a time
-TOO_LARGE = 1e4  # times the first loss, or 1 if that is smaller
+PROBED = 64  # samples that probes measure on
+EVALUATED = 1024  # samples in one forward pass of an evaluation
+TOO_LARGE = 1e4  # a run diverged if its loss exceeds this multiple of the first loss, or of 1 if that is smaller
 
 
 @dataclass
-class State:
-    """All that the loop remembers beside the network, the optimizer and the random streams."""
+class LoopState:
+    """Everything that the loop keeps besides the network, the optimizer and the random streams."""
 
-    epoch: int = 0  # finished ones
-    batch: int = 0  # finished ones of the epoch under way
+    epoch: int = 0  # epochs completed
+    batch: int = 0  # batches completed in the current epoch
     step: int = 0
-    loss: float = 0.0  # sums over the epoch under way
+    loss: float = 0.0  # this and the next two are sums over the current epoch
     correct: int = 0
     seen: int = 0
     first_loss: float | None = None
@@ -80,20 +80,20 @@ def train(
     """Train what the config describes.
 
     In a folder the run is recorded, and continues where it was stopped or killed. The last samples of an epoch that do
-    not fill a batch are left out (others each epoch, as the order changes). Ctrl-C ends the run after its step, with
+    not fill a batch are left out; every epoch has another order. Ctrl-C ends the run after the current step, with
     status "interrupted". Global random streams are left as they were.
 
     Args:
         config: The run.
-        folder: Where the run is recorded; None keeps nothing on disk. A run that has ended there is not run again but
-            read; another config is refused. The same config with more epochs continues, unless the schedule depends on
-            the end (cosine, linear).
-        dataset: The config's data, whole, if it is loaded already.
-        data_dir: Where data sets are kept; None: the usual folder.
-        resume: False deletes what the folder holds and begins anew.
-        observe: Functions called at the end of every epoch with a ``Moment``, whose numbers join the epoch's row.
+        folder: Where the run is recorded; None keeps nothing on disk. If a run with this config has ended there, its
+            record is returned; a run with another config is refused. The same config with more epochs continues, unless
+            the schedule depends on the number of epochs (cosine, linear).
+        dataset: The whole data set of the config, if it is loaded already.
+        data_dir: Where data sets are kept; None for the default folder.
+        resume: False deletes the run in the folder and starts a new one.
+        observe: Functions called with a ``Moment`` at the end of every epoch; their numbers are added to its row.
         progress: Called after every step and every epoch.
-        tensorboard: Write TensorBoard's event files too.
+        tensorboard: Also write TensorBoard event files.
         checkpoint_every: Epochs between two checkpoints; one is also written at the end and on Ctrl-C.
 
     Returns:
@@ -135,7 +135,7 @@ def train(
 
 
 def batches(samples: int, batch: int, seed: int, epoch: int) -> list[Tensor]:
-    """The samples of an epoch's batches, in an order that is a matter of seed and epoch alone; a rest is dropped."""
+    """Return the sample indices of an epoch's batches, shuffled by seed and epoch; an incomplete batch is dropped."""
     if samples == batch:
         return [torch.arange(samples)]
     generator = torch.Generator().manual_seed(seed_for(seed, ORDER, epoch))
@@ -144,7 +144,7 @@ def batches(samples: int, batch: int, seed: int, epoch: int) -> list[Tensor]:
 
 
 def trouble_with(loss: float | None, first: float | None, what: str) -> str:
-    """Why a run with this loss, after that one at first, cannot come to anything; "" if it can."""
+    """Return why a run with this loss counts as diverged, given its first loss; "" if it does not."""
     if loss is None or not math.isfinite(loss):
         if first is None:
             return f"the {what} is not finite before anything is learned; check the data"
@@ -155,11 +155,11 @@ def trouble_with(loss: float | None, first: float | None, what: str) -> str:
 
 
 class DivergedError(Exception):
-    """The run cannot go on; says why."""
+    """The run has diverged; the message says why."""
 
 
 class Loop:
-    """One run under way."""
+    """One training run."""
 
     def __init__(
         self,
@@ -181,8 +181,8 @@ class Loop:
         self.schedule = Schedule.parse(config.schedule)
         if ":" in config.model:
             self.built.try_out(self._prepared(dataset.train.inputs[:PROBED]), dataset.classes)
-        self.probes = self._probes(data_dir)  # before a checkpoint is loaded: they know the beginning
-        self.state = State()
+        self.probes = self._probes(data_dir)  # before a checkpoint is loaded: they compare with the initial weights
+        self.state = LoopState()
 
     def _probes(self, data_dir: str | Path | None) -> dict[str, Probe]:
         model, optimizer = self.built.model, self.built.optimizer
@@ -216,7 +216,7 @@ class Loop:
         return run
 
     def _epoch(self, interrupted: Callable[[], bool]) -> None:
-        """One epoch, or what is left of it, or what the user lets it be."""
+        """Train the remaining batches of an epoch and record its row; return early on Ctrl-C."""
         state = self.state
         self.built.model.train()
         for samples in batches(len(self.dataset.train), self.batch, self.config.seed, state.epoch)[state.batch :]:
@@ -260,13 +260,13 @@ class Loop:
         return self.schedule.factor(step, self.steps_per_epoch, self.config.epochs, self.config.warmup)
 
     def _set_rates(self) -> None:
-        """Every group's learning rate as it began with it, times what the schedule says."""
+        """Set every group's learning rate to its initial one times the factor of the schedule."""
         factor = self._factor(self.state.step)
         for group, lr in zip(self.built.optimizer.param_groups, self.rates, strict=True):
             group["lr"] = lr * factor
 
     def _move(self) -> None:
-        """The optimizer's step. One that it skips is no ill, many in a row are."""
+        """Take the optimizer's step. Single skipped steps are tolerated; ``PATIENCE`` in a row count as divergence."""
         optimizer, state = self.built.optimizer, self.state
         before = getattr(optimizer, "skipped", 0)
         try:
@@ -281,7 +281,7 @@ class Loop:
             raise DivergedError(f"{PATIENCE} steps in a row were skipped, since gradients or curvature were not finite")
 
     def _check(self, loss: float | None, what: str) -> None:
-        """Whether this is still a run that can come to something."""
+        """Raise ``DivergedError`` if the loss shows that the run has diverged."""
         if trouble := trouble_with(loss, self.state.first_loss, what):
             raise DivergedError(trouble)
         if self.state.first_loss is None:
@@ -296,7 +296,7 @@ class Loop:
             **{"epoch": epoch, "step": state.step, "lr": config.lr * self._factor(state.step - 1)},
             **{"train_loss": state.loss / state.seen, "train_accuracy": state.correct / state.seen},
         }
-        with own_random_numbers(self.device):  # looking on changes nothing
+        with own_random_numbers(self.device):  # recording does not change the random numbers of training
             if len(self.dataset.test) and (epoch % config.evaluate_every == 0 or epoch == config.epochs):
                 row["test_loss"], row["test_accuracy"] = self.evaluate()
             if epoch % config.record_every == 0 or epoch == config.epochs:
@@ -310,7 +310,7 @@ class Loop:
 
     @torch.no_grad()
     def evaluate(self) -> tuple[float, float]:
-        """Loss and accuracy on the test samples."""
+        """Return loss and accuracy on the test samples."""
         test, model = self.dataset.test, self.built.model
         loss, correct = 0.0, 0
         model.eval()
@@ -360,7 +360,7 @@ class Loop:
         self.files.save(checkpoint, self.state.rows)
 
     def load(self, checkpoint: Mapping[str, Any] | None) -> None:
-        """Stand where the checkpoint was made; None is the beginning."""
+        """Restore the state of a checkpoint; None leaves the initial state."""
         if checkpoint is None:
             return
         try:
@@ -370,7 +370,7 @@ class Loop:
                 if isinstance(probe, Spectra):
                     probe.load(checkpoint["probes"][name])
             restore_random_states(checkpoint["random"], self.device)
-            self.state = State(**checkpoint["state"])
+            self.state = LoopState(**checkpoint["state"])
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
             raise RunError(
                 f"the checkpoint does not fit what {self.config.model!r} builds now: {' '.join(str(error).split())}; "

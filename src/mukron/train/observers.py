@@ -12,7 +12,7 @@ from mukron.train.config import RunConfig
 from mukron.train.errors import RunError
 from mukron.train.records import EpochRow
 
-COLUMNS = {"epoch", "step", "lr", "train_loss", "train_accuracy", "test_loss", "test_accuracy", "seconds"}  # a row's
+EPOCH_COLUMNS = {"epoch", "step", "lr", "train_loss", "train_accuracy", "test_loss", "test_accuracy", "seconds"}
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ Observer = Callable[[Moment], Mapping[str, float]]
 
 def observed(observer: Observer, moment: Moment) -> dict[str, float]:
     """Return an observer's numbers, which may not replace those of the row. The network is left as it was."""
-    taken = COLUMNS.union(moment.row)
+    taken = EPOCH_COLUMNS.union(moment.row)
     with moment.built.untouched():
         numbers: Any = observer(moment)
     name = getattr(observer, "__name__", repr(observer))

@@ -27,7 +27,7 @@ from mukron.workers.machine import cores
 from mukron.workers.worker import Tick
 
 POLL = 0.1  # seconds between two looks at the processes
-SHOWN = 2000  # characters of the log that an error repeats
+LOG_TAIL = 2000  # characters of the log that an error repeats
 Process = subprocess.Popen[bytes]
 
 
@@ -150,5 +150,5 @@ class Foreman(ABC):
     def _failure(self, codes: set[int], log_size: int) -> Exception:
         text = self.log.read_bytes()[log_size:].decode(errors="replace").strip()
         if BROKEN in codes:
-            return RuntimeError(f"{self.worker} broke; {self.log} has all it said:\n{text[-SHOWN:]}")
+            return RuntimeError(f"{self.worker} broke; {self.log} has all it said:\n{text[-LOG_TAIL:]}")
         return self.refusal(text.rpartition("\nerror: ")[2].removeprefix("error: "))

@@ -16,10 +16,10 @@ from mukron.workers.exits import BROKEN, DONE, STOPPED, WRONG_REQUEST
 from mukron.workers.interrupts import Stopped, interruptible
 
 Tick = Callable[[], None]  # called by the work now and then
-Task = dict[str, Any]  # as JSON has it
+WorkerTask = dict[str, Any]  # JSON data
 
 
-def serve(file: str, work: Callable[[Task, Stopped, Tick], bool]) -> int:
+def serve(file: str, work: Callable[[WorkerTask, Stopped, Tick], bool]) -> int:
     """Do the work of a foreman's file, with modules from where he imports them.
 
     Args:

@@ -18,7 +18,7 @@ from mukron.train.loop import EVALUATED
 # is 5 to 6 times as quick as its runs one by one at 2^18, 2 to 3 times at 2^21, 1.2 to 2.3 times at 2^24, no quicker
 # at 2^28. On a GPU idle time is what is won, up to where one run's products fill it.
 GAINS = {"cpu": 2**25, "cuda": 2**30}
-LARGEST = {"cpu": 32, "cuda": 64}  # on a CPU 64 at once were no quicker than 32
+LARGEST_STACK = {"cpu": 32, "cuda": 64}  # on a CPU 64 at once were no quicker than 32
 MEMORY = 2**30  # bytes, on a CPU
 
 
@@ -88,4 +88,4 @@ def stack_size(config: RunConfig, dataset: Dataset, workers: int = 1) -> int:
     factors = 8 * sum(min(batch, d) ** 2 for d in sizes) if config.spec.captures else 0
     memory = (weights + values + factors) * config.weights_dtype.itemsize
     free = MEMORY if device.type == "cpu" else torch.cuda.mem_get_info(device)[0] // 2
-    return max(1, min(LARGEST[device.type], free // workers // memory))
+    return max(1, min(LARGEST_STACK[device.type], free // workers // memory))
