@@ -67,6 +67,7 @@ def follow(model, optimizer, scheduler=None, steps=STEPS, buffers=None, first=LR
     return rates
 
 
+@pytest.mark.filterwarnings("ignore:The epoch parameter in `scheduler.step")  # of torch 2.6's own SequentialLR
 @pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES)
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
 def test_a_scheduler_moves_both(method, schedule):

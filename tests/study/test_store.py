@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 import textwrap
@@ -29,6 +30,14 @@ def store(tmp_path):
     return Store(url_of(tmp_path), "study", TINY, "train_loss", beat=1, grace=2)
 
 
+@pytest.fixture
+def optuna_storage(store, tmp_path):
+    """The store's database, opened by Optuna itself."""
+    storage = optuna.storages.RDBStorage(url_of(tmp_path))
+    yield storage
+    storage.engine.dispose()  # Optuna does not close its connections
+
+
 def first_free(entries):
     taken = {entry.point for entry in entries if entry.state != LOST}
     return next((point for point in POINTS if point not in taken), None)
@@ -49,10 +58,10 @@ def test_a_point_is_claimed_once_and_ends_with_its_numbers(store):
     assert store.claim(first_free).point == POINTS[2]  # free again, and the only one
 
 
-def test_it_is_a_study_of_optunas_as_it_is(store, tmp_path):
+def test_it_is_a_study_of_optunas_as_it_is(store, optuna_storage):
     store.end(store.claim(first_free), "finished", ROWS, "", 1.5)
     store.end(store.claim(first_free), "diverged", [], "", 1.5)
-    study = optuna.load_study(study_name="study", storage=url_of(tmp_path))
+    study = optuna.load_study(study_name="study", storage=optuna_storage)
     assert study.direction == optuna.study.StudyDirection.MINIMIZE
     assert [trial.state.name for trial in study.trials] == ["COMPLETE", "PRUNED"]
     assert study.best_value == 0.5
@@ -60,14 +69,14 @@ def test_it_is_a_study_of_optunas_as_it_is(store, tmp_path):
     assert study.trials[0].user_attrs["scheme"] == "mup"
 
 
-def test_the_dashboard_opens_it(store, tmp_path):
+def test_the_dashboard_opens_it(store, optuna_storage):
     import json
     from wsgiref.util import setup_testing_defaults
 
     from optuna_dashboard import wsgi
 
     store.end(store.claim(first_free), "finished", ROWS, "", 1.5)
-    app, answers = wsgi(url_of(tmp_path)), []
+    app, answers = wsgi(optuna_storage), []
     for path in ("/api/studies", "/api/studies/1"):
         environ = {"PATH_INFO": path, "REQUEST_METHOD": "GET"}
         setup_testing_defaults(environ)
@@ -163,10 +172,12 @@ def test_a_storage_that_cannot_be_used_is_told_so_without_its_password(url, said
     assert "secret" not in str(raised.value)
 
 
+@pytest.mark.filterwarnings("ignore:unclosed database:ResourceWarning")  # which Optuna leaves where it cannot start
 def test_a_database_of_something_else_is_told_so(tmp_path):
     (tmp_path / "study.db").write_text("These are not the tables you are looking for. " * 20)
     with pytest.raises(StudyError, match="not a database"):
         Store(url_of(tmp_path), "study", TINY, "train_loss")
+    gc.collect()  # the warning comes here, not in another test
 
 
 def test_a_metric_that_runs_do_not_have_is_told(tmp_path):

@@ -69,8 +69,10 @@ class Reference:
     """
 
     def __init__(self, model: nn.Module, x: Tensor, y: Tensor) -> None:
-        with torch.no_grad():  # an optimizer draws Monte Carlo targets in the model's own precision
-            self.sampling_probabilities = copy.deepcopy(model)(x).float().softmax(1)
+        with torch.no_grad():
+            f = copy.deepcopy(model)(x)
+        # An optimizer draws Monte Carlo targets in the model's precision, float32 at least; the draws depend on it.
+        self.sampling_probabilities = f.to(torch.promote_types(f.dtype, torch.float32)).softmax(1)
         self.model, self.y = copy.deepcopy(model).double(), y
         self.layers: dict[str, CapturedLayer] = {}
         for name, module in self.model.named_modules():
