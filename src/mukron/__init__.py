@@ -12,7 +12,20 @@ if TYPE_CHECKING:
     from mukron.damping import Constant, Fixed, Heuristic, MaxEigenvalue, Rescaled
     from mukron.linalg import Cholesky, Eigh, Newton, Tracked
     from mukron.memory import EMA, Batch, Sum, Window
-    from mukron.optim import FOOF, KFAC, AdamStep, GaussNewton, GradientMomentum, HeavyBall, SGDStep, Shampoo
+    from mukron.optim import (
+        FOOF,
+        KFAC,
+        RMS,
+        AdamStep,
+        GaussNewton,
+        GradientMomentum,
+        Graft,
+        HeavyBall,
+        KLClip,
+        SGDStep,
+        Shampoo,
+        Spectral,
+    )
     from mukron.params import BaseShapes, Parametrization, ParametrizationError, base_shapes, parametrize
 
 # Loaded when first used, so that ``import mukron.theory`` needs no torch.
@@ -22,6 +35,7 @@ _LAZY = {
     **dict.fromkeys(("Cholesky", "Eigh", "Newton", "Tracked"), "mukron.linalg"),
     **dict.fromkeys(("AdamStep", "GradientMomentum", "HeavyBall", "SGDStep"), "mukron.optim"),
     **dict.fromkeys(("Constant", "Fixed", "Heuristic", "MaxEigenvalue", "Rescaled"), "mukron.damping"),
+    **dict.fromkeys(("RMS", "Graft", "KLClip", "Spectral"), "mukron.optim"),
     **dict.fromkeys(("FOOF", "KFAC", "GaussNewton", "Shampoo"), "mukron.optim"),
     **dict.fromkeys(("BaseShapes", "Parametrization", "ParametrizationError"), "mukron.params"),
     **dict.fromkeys(("base_shapes", "parametrize"), "mukron.params"),
@@ -31,6 +45,7 @@ __all__ = [
     "EMA",
     "FOOF",
     "KFAC",
+    "RMS",
     "AdamStep",
     "BaseShapes",
     "Batch",
@@ -42,8 +57,10 @@ __all__ = [
     "Fixed",
     "GaussNewton",
     "GradientMomentum",
+    "Graft",
     "HeavyBall",
     "Heuristic",
+    "KLClip",
     "MaxEigenvalue",
     "MonteCarlo",
     "Newton",
@@ -52,6 +69,7 @@ __all__ = [
     "Rescaled",
     "SGDStep",
     "Shampoo",
+    "Spectral",
     "Sum",
     "Tracked",
     "Window",

@@ -85,7 +85,7 @@ def test_it_is_deterministic(make, model):
     assert same(model, other)
 
 
-@pytest.mark.parametrize("options", [{}, {"momentum": 0.9}, {"fallback": "adamw"}, {"graft": "adam"}])
+@pytest.mark.parametrize("options", [{}, {"momentum": 0.9}, {"fallback": "adamw"}, {"trust": "graft:adam"}])
 def test_a_run_continues_bit_for_bit(make, model, options):
     """From a saved state, a copy and a pickle, at any step of the intervals, as the run that was not interrupted.
 
@@ -312,9 +312,9 @@ def test_kl_clip(make, model):
     free, clipped, loose = model, copy.deepcopy(model), copy.deepcopy(model)
     before = values(free)
     train(free, make(free, exclude=("norm",)), steps=1)
-    train(loose, make(loose, kl_clip=1e9), steps=1)
+    train(loose, make(loose, trust=mukron.KLClip(1e9)), steps=1)
     assert all(torch.allclose(a, b) for a, b in zip(values(free), values(loose), strict=True))
-    train(clipped, make(clipped, kl_clip=1e-6), steps=1)
+    train(clipped, make(clipped, trust=mukron.KLClip(1e-6)), steps=1)
     names = [name for name, _ in model.named_parameters()]
     moves = {
         name: (new - old, old_free - old)
@@ -337,7 +337,7 @@ def test_grafting(make, model, graft):
     free, grafted = model, copy.deepcopy(model)
     before = values(free)
     train(free, make(free), steps=1)
-    train(grafted, make(grafted, graft=graft), steps=1)
+    train(grafted, make(grafted, trust=f"graft:{graft}"), steps=1)
     for (name, parameter), start, own in zip(grafted.named_parameters(), before, values(free), strict=True):
         if "norm" in name:
             continue

@@ -36,7 +36,7 @@ def test_learning_rates_follow_the_method(method):
     for name, _ in model.named_parameters():
         expected = plan.scales("sgd")[name].lr if name.startswith("norm") else scales[name].lr
         assert optimizer.rate(name) == pytest.approx(0.1 * expected)
-    grafted = method(model, plan, lr=0.1, graft="sgd")
+    grafted = method(model, plan, lr=0.1, trust="graft:sgd")
     assert grafted.rate("head.weight") == pytest.approx(0.1 * plan.scales("sgd")["head.weight"].lr)
     other = method(model, plan, lr=0.1, fallback="adamw", fallback_lr=0.01)
     assert other.rate("norm.weight") == pytest.approx(0.01 * plan.scales("adamw")["norm.weight"].lr)

@@ -315,7 +315,7 @@ def test_no_warning_where_the_gradient_was_merely_clipped(make, largest):
         (lambda: KFAC(Net(8), likelihood="poisson"), "unknown likelihood 'poisson'"),
         (lambda: KFAC(Net(8), sharing="both"), "unknown sharing 'both'; known: 'expand', 'reduce'"),
         (lambda: KFAC(Net(8), form="sparse"), "unknown form 'sparse'"),
-        (lambda: KFAC(Net(8), kl_clip=0.0), "kl_clip must be positive"),
+        (lambda: KFAC(Net(8), trust="kl:0"), "kappa must be a positive number"),
         (lambda: KFAC(Net(8), factor_every=0), "factor_every counts steps"),
         (lambda: KFAC(nn.LayerNorm(3)), "nothing to precondition: no Linear, Conv or Embedding"),
         (lambda: KFAC(Net(8), exclude=("first", "hidden", "head")), "nothing to precondition.*not in exclude="),

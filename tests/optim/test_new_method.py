@@ -63,14 +63,13 @@ def define() -> type[SecondOrder]:
             *,
             beta=0.9,
             deadband=0.0,
-            kl_clip=None,
-            graft=None,
+            trust=None,
             fallback="sgd",
             exclude=(),
             **options,
         ):
             self.deadband = deadband
-            shared = StepOptions(kl_clip=kl_clip, graft=graft, fallback=fallback, exclude=exclude)
+            shared = StepOptions(trust=trust, fallback=fallback, exclude=exclude)
             super().__init__(model, parametrization, lr, momentum=GradientMomentum(beta), options=shared, **options)
 
         def measure(self, layer, statistics, step):

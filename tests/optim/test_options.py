@@ -80,8 +80,8 @@ PAIRS = {
     "gauss-newton, momentum": (GaussNewton, {"momentum": 0.9}, lambda: {"momentum": mukron.HeavyBall(0.9)}),
     "adamw": (KFAC, {"fallback": "adamw"}, lambda: {"fallback": mukron.AdamStep()}),
     "sgd": (KFAC, {"fallback": "sgd"}, lambda: {"fallback": mukron.SGDStep()}),
-    "graft, adam": (KFAC, {"graft": "adam"}, lambda: {"graft": mukron.AdamStep()}),
-    "graft, sgd": (Shampoo, {"graft": "sgd"}, lambda: {"graft": mukron.SGDStep()}),
+    "graft, adam": (KFAC, {"trust": "graft:adam"}, lambda: {"trust": mukron.Graft(mukron.AdamStep())}),
+    "graft, sgd": (Shampoo, {"trust": "graft:sgd"}, lambda: {"trust": mukron.Graft("sgd")}),
     "ema": (KFAC, {"memory": "ema:0.9"}, lambda: {"memory": EMA(0.9)}),
     "batch": (Shampoo, {"memory": "batch"}, lambda: {"memory": Batch()}),
     "sum": (KFAC, {"memory": "sum"}, lambda: {"memory": Sum()}),
@@ -123,7 +123,7 @@ def test_the_grafts_betas_and_eps():
     """Every parameter moves by the length of Adam's step with the same numbers, in K-FAC's direction."""
     betas, eps, lr = (0.8, 0.9), 1e-2, 0.05
     model = mlp()
-    optimizer = KFAC(model, lr=lr, graft=mukron.AdamStep(betas=betas, eps=eps))
+    optimizer = KFAC(model, lr=lr, trust=mukron.Graft(mukron.AdamStep(betas=betas, eps=eps)))
     copies = [parameter.detach().clone().requires_grad_() for parameter in model.parameters()]
     theirs = torch.optim.Adam(copies, lr=lr, betas=betas, eps=eps)
     for x, y in BATCHES:
@@ -305,7 +305,8 @@ UNKNOWN = {
     "shampoo's solver": (Shampoo, {"solver": "lu"}, ("eigh", "newton", "tracked")),
     "fisher": (KFAC, {"fisher": "true"}, ("mc", "exact", "empirical")),
     "fallback": (KFAC, {"fallback": "rmsprop"}, ("sgd", "adamw")),
-    "graft": (KFAC, {"graft": "rmsprop"}, ("sgd", "adam")),
+    "trust": (KFAC, {"trust": "trust-region"}, ("spectral", "kl", "graft", "rms", "none")),
+    "graft": (KFAC, {"trust": "graft:rmsprop"}, ("sgd", "adam")),
     "memory": (KFAC, {"memory": "mean:0.9"}, ("batch", "ema", "sum", "window")),
 }
 

@@ -26,6 +26,7 @@ from transactions import (
     METHODS,
     MOMENTUM,
     OPTIONS,
+    TRUST,
     WIDTH,
     backward,
     bad_step,
@@ -44,9 +45,9 @@ from transactions import (
 import mukron
 
 STATEFUL = [
-    (method, {"cause": "nan-bias-gradient", "fallback": fallback, "graft": graft, "momentum": momentum})
+    (method, {"cause": "nan-bias-gradient", "fallback": fallback, "trust": trust, "momentum": momentum})
     for method in METHODS
-    for fallback, graft, momentum in itertools.product(("sgd", "adamw"), (None, "sgd", "adam"), MOMENTUM)
+    for fallback, trust, momentum in itertools.product(("sgd", "adamw"), TRUST, MOMENTUM)
 ]
 COVERING = {method: covering(method) for method in METHODS}
 PAIRWISE = [(method, case) for method, (cases, _) in COVERING.items() for case in cases]
@@ -94,7 +95,7 @@ def check_skipped(method, case, then=2, **options):
 
 
 @pytest.mark.parametrize(("method", "case"), STATEFUL, ids=ids(STATEFUL))
-def test_skipped_step_with_every_fallback_graft_and_momentum(method, case):
+def test_skipped_step_with_every_fallback_trust_and_momentum(method, case):
     memory = {} if method == "gauss-newton" else {"memory": "ema"}
     check_skipped(method, {**case, **memory, "after": 1}, then=1)
 
@@ -138,9 +139,9 @@ TYPED = {
     "shampoo,momentum=HeavyBall": ("shampoo", {"momentum": 0.9}, lambda: {"momentum": mukron.HeavyBall(0.9)}),
     "kfac,fallback=AdamStep": ("kfac", {"fallback": "adamw"}, lambda: {"fallback": mukron.AdamStep()}),
     "kfac,fallback=SGDStep": ("kfac", {"fallback": "sgd"}, lambda: {"fallback": mukron.SGDStep()}),
-    "shampoo,graft=AdamStep": ("shampoo", {"graft": "adam"}, lambda: {"graft": mukron.AdamStep()}),
-    "shampoo,graft=SGDStep": ("shampoo", {"graft": "sgd"}, lambda: {"graft": mukron.SGDStep()}),
-    "gauss-newton,graft=AdamStep": ("gauss-newton", {"graft": "adam"}, lambda: {"graft": mukron.AdamStep()}),
+    "shampoo,graft=AdamStep": ("shampoo", {"trust": "graft:adam"}, lambda: {"trust": mukron.Graft()}),
+    "shampoo,graft=SGDStep": ("shampoo", {"trust": "graft:sgd"}, lambda: {"trust": mukron.Graft("sgd")}),
+    "gauss-newton,graft=AdamStep": ("gauss-newton", {"trust": "graft:adam"}, lambda: {"trust": mukron.Graft()}),
     "kfac,fisher=MonteCarlo": ("kfac", {"fisher": "mc"}, lambda: {"fisher": mukron.MonteCarlo(draws=1)}),
     "kfac,fisher=Empirical": ("kfac", {"fisher": "empirical"}, lambda: {"fisher": mukron.Empirical(reduction="mean")}),
     "kfac,fisher=Exact": ("kfac", {"fisher": "exact"}, lambda: {"fisher": mukron.Exact()}),
@@ -177,7 +178,8 @@ FULL = {
     "gauss-newton": {},
 }
 FULL = {
-    method: {**case, "fallback": "adamw", "graft": "adam", "momentum": "heavy-ball"} for method, case in FULL.items()
+    method: {**case, "fallback": "adamw", "trust": "graft:adam", "momentum": "heavy-ball"}
+    for method, case in FULL.items()
 }
 
 
@@ -389,9 +391,9 @@ FACTORIZATIONS = {
     "gauss-newton": ("gauss-newton", {}, "cholesky_ex"),
 }
 RESCUED = [  # momentum without a graft: test_momentum_is_applied_once_in_a_rescued_step
-    *((*each, "adamw", "adam", momentum) for *each, momentum in itertools.product(FACTORIZATIONS, HOW, MOMENTUM)),
+    *((*each, "adamw", "graft:adam", momentum) for *each, momentum in itertools.product(FACTORIZATIONS, HOW, MOMENTUM)),
     *((factorization, "once", "adamw", None, "heavy-ball") for factorization in FACTORIZATIONS),
-    *((factorization, "float32", "sgd", "adam", "heavy-ball") for factorization in FACTORIZATIONS),
+    *((factorization, "float32", "sgd", "graft:adam", "heavy-ball") for factorization in FACTORIZATIONS),
 ]
 
 
@@ -411,14 +413,14 @@ def rescued(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("factorization", "how", "fallback", "graft", "momentum"),
+    ("factorization", "how", "fallback", "trust", "momentum"),
     RESCUED,
-    ids=[f"{f},{how},fallback={fb},graft={g},momentum={m}" for f, how, fb, g, m in RESCUED],
+    ids=[f"{f},{how},fallback={fb},trust={g},momentum={m}" for f, how, fb, g, m in RESCUED],
 )
-def test_rescued_step_counts_once(rescued, factorization, how, fallback, graft, momentum):
+def test_rescued_step_counts_once(rescued, factorization, how, fallback, trust, momentum):
     """Beside the same step without a failure: the same counts and moments, and the same weights at the same damping."""
     method, case, name = FACTORIZATIONS[factorization]
-    case = {**case, "fallback": fallback, "graft": graft, "momentum": momentum}
+    case = {**case, "fallback": fallback, "trust": trust, "momentum": momentum}
     first, second, third = batches(case, 3)
     runs = [build(method, case) for _ in range(2)]
     for run in runs:
@@ -445,7 +447,7 @@ def test_rescued_step_counts_once(rescued, factorization, how, fallback, graft, 
 def test_step_with_the_last_inverses_counts_once(rescued, factorization):
     """Nothing can be factorized, and the inverses of the step before are used: everything else goes on as ever."""
     method, case, name = FACTORIZATIONS[factorization]
-    case = {**case, "fallback": "adamw", "graft": "adam", "momentum": "heavy-ball"}
+    case = {**case, "fallback": "adamw", "trust": "graft:adam", "momentum": "heavy-ball"}
     first, second, third = batches(case, 3)
     run, clean = build(method, case), build(method, case)
     train(*run, first)
@@ -503,7 +505,7 @@ def test_momentum_is_applied_once_in_a_rescued_step(rescued, factorization, how,
 def test_first_step_that_cannot_be_factorized_raises_and_changes_nothing(monkeypatch, factorization, momentum):
     """There is no earlier inverse to keep. The error leaves everything as it was."""
     method, case, name = FACTORIZATIONS[factorization]
-    case = {**case, "fallback": "adamw", "graft": "adam", "momentum": momentum}
+    case = {**case, "fallback": "adamw", "trust": "graft:adam", "momentum": momentum}
     run, clean = build(method, case), build(method, case)
     before = snapshot(*run)
     (data,) = batches(case, 1)
@@ -520,7 +522,7 @@ def test_first_step_that_cannot_be_factorized_raises_and_changes_nothing(monkeyp
 def test_failed_factorization_in_a_bad_step_is_not_rescued(monkeypatch, factorization):
     """A bad batch is skipped, without a warning and without a change, even if a factorization fails beside it."""
     method, case, name = FACTORIZATIONS[factorization]
-    case = {**case, "fallback": "adamw", "graft": "adam", "momentum": "heavy-ball"}
+    case = {**case, "fallback": "adamw", "trust": "graft:adam", "momentum": "heavy-ball"}
     run, clean = build(method, case), build(method, case)
     first, bad = batches(case, 2)
     train(*run, first)

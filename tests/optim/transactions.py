@@ -59,14 +59,14 @@ CAUSES = (
     "second-moment-overflow",
 )
 
+TRUST = (None, "spectral:0.01", "graft:sgd", "graft:adam", "rms:0.2", "kl:0.001")
 COMMON: dict[str, tuple[Any, ...]] = {
     "cause": CAUSES,
     "after": (2, 0, 1),  # good steps before the bad batch: at a refresh, at the very first step, between two refreshes
     "model": ("mlp", "embedding", "conv"),
     "fallback": ("sgd", "adamw"),
-    "graft": (None, "sgd", "adam"),
+    "trust": TRUST,
     "momentum": tuple(MOMENTUM),
-    "kl_clip": (None, 1e-3),
     "decay": tuple(DECAY),
     "plan": (False, True),  # with a Parametrization
     "dtype": ("float32", "float64"),
@@ -214,7 +214,7 @@ def build(method: str, case: Mapping[str, Any], **options: Any) -> tuple[nn.Modu
         with torch.no_grad():
             model.first.weight[:, 0] = 0  # of a feature that is zero in every good batch
     options = {
-        **{name: case[name] for name in ("fallback", "graft", "kl_clip", "solver", "fused", "fisher") if name in case},
+        **{name: case[name] for name in ("fallback", "trust", "solver", "fused", "fisher") if name in case},
         **MOMENTUM[case.get("momentum", "none")](),
         **DECAY[case.get("decay", "none")],
         **EVERY[case.get("every", "1/1")],

@@ -97,7 +97,7 @@ def test_smoothing_clipping_and_averages_are_those_of_the_paper():
     curve = RECIPES["training_curve-right"].experiment(Scale.PAPER).parts["muP"].config
     assert (curve.label_smoothing > 0, curve.method_options["memory"]) == (True, "ema:0.5")
     imagenet = RECIPES["k-fac-mup-lr"].experiment(Scale.PAPER).parts["muP"].config
-    assert (imagenet.label_smoothing > 0, imagenet.kl_clip is not None) == (True, True)
+    assert (imagenet.label_smoothing > 0, imagenet.method_options["trust"]) == (True, "kl:0.001")
     assert imagenet.method_options["memory"] == "ema:0.95"  # tau = 0.05 of the newest
     words = RECIPES["training_curve-left"].experiment(Scale.PAPER).parts["SP"].config
     assert words.method_options["memory"] == "ema:0.9"

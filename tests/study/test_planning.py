@@ -25,7 +25,7 @@ def tuned(**fields) -> RunConfig:
 RUNS = {
     "kfac": {"loss": "mse", "damping": "rescaled:0.5", "seed": 3},
     "kfac, scheduled and clipped": {"schedule": "cosine", "warmup": 1.0, "clip_norm": 0.1, "label_smoothing": 0.1},
-    "kfac, warming up to the end": {"warmup": 3.0, "damping": "fixed:1,0.1", "kl_clip": 0.01},
+    "kfac, warming up to the end": {"warmup": 3.0, "damping": "fixed:1,0.1", "method_options": {"trust": "kl:0.01"}},
     "kfac, own network": {
         **OWN,
         "method_options": {"memory": "ema:0.9", "inverse_every": 2, "fallback_lr": 0.1, "exclude": ["blocks.1.up"]},
@@ -37,7 +37,7 @@ RUNS = {
         **OWN,
         "method": "shampoo",
         "output_exponent": "zero",
-        "method_options": {"graft": "adam"},
+        "method_options": {"trust": "graft:adam"},
     },
     "gauss-newton": {"method": "gauss-newton", "samples": 8, "model_options": {"activation": "tanh"}},
     "sgd": {"method": "sgd", "weight_decay": 0.01, "method_options": {"nesterov": True}, "loss": "mse"},

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from mukron import EMA, FOOF, KFAC, AdamStep, Exact, GaussNewton, Heuristic, Rescaled, Shampoo
+from mukron import EMA, FOOF, KFAC, AdamStep, Exact, GaussNewton, Heuristic, KLClip, Rescaled, Shampoo
 from mukron.data import Split, as_dataset, load
 from mukron.models import CNN
 from mukron.train import RunConfig, RunError, build, dataset_of, factory_of, loss_of, train
@@ -65,7 +65,7 @@ def test_methods():
     assert kfac.param_groups[0]["damping_rule"] == Rescaled(1.0).plain()
     assert optimizer().capture_options.likelihood == "categorical"
     assert optimizer(damping=Heuristic(0.1)).param_groups[0]["damping_rule"] == Heuristic(0.1).plain()
-    assert optimizer(kl_clip=0.5).options.kl_clip == 0.5
+    assert optimizer(method_options={"trust": "kl:0.5"}).options.trust == KLClip(0.5)
     foof = optimizer(method="foof", momentum=0.5, weight_decay=0.1, lr=3.0)
     assert isinstance(foof, FOOF)
     assert [foof.param_groups[0][name] for name in ("momentum", "weight_decay", "lr")] == [0.5, 0.1, 3.0]

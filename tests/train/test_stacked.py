@@ -208,7 +208,7 @@ def test_configs_that_do_not_fit_one_stack_are_refused():
         ({"record": ["features"]}, "record="),
         ({"augment": ["crop"]}, "augment="),
         ({"clip_norm": 1.0}, "clip_norm=1.0"),
-        ({"kl_clip": 1.0}, "kl_clip=1.0"),
+        ({"method_options": {"trust": "kl:1"}}, "trust='kl:1'"),
         ({"compile": True}, "compile=True"),
         ({"dtype": "bfloat16"}, "float32 or float64"),
     ],

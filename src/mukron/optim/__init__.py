@@ -5,23 +5,39 @@ from mukron.optim.foof import FOOF
 from mukron.optim.gauss_newton import GaussNewton
 from mukron.optim.kfac import KFAC
 from mukron.optim.optimizer import SecondOrder
-from mukron.optim.options import AdamStep, GradientMomentum, HeavyBall, SGDStep, StepOptions
+from mukron.optim.options import (
+    RMS,
+    AdamStep,
+    GradientMomentum,
+    Graft,
+    HeavyBall,
+    KLClip,
+    SGDStep,
+    Spectral,
+    StepOptions,
+    Trust,
+)
 from mukron.optim.shampoo import Shampoo
 from mukron.optim.spec import SPECS, MethodSpec, register, spec_of
 
 __all__ = [
     "FOOF",
     "KFAC",
+    "RMS",
     "SPECS",
     "AdamStep",
     "GaussNewton",
     "GradientMomentum",
+    "Graft",
     "HeavyBall",
+    "KLClip",
     "MethodSpec",
     "SGDStep",
     "SecondOrder",
     "Shampoo",
+    "Spectral",
     "StepOptions",
+    "Trust",
     "register",
     "spec_of",
 ]

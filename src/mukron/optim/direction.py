@@ -1,4 +1,4 @@
-"""From a gradient to the direction of a step: gradient -> (momentum before) -> precondition -> trust (graft, clip).
+"""From a gradient to the direction of a step: gradient -> (momentum before) -> precondition -> trust.
 
     G    the gradient of one block as matrices [groups, d_out, d_in], or as D^T H
     P    prepared operators, one a side: W <- W - eta P_out G P_in
@@ -29,10 +29,11 @@ from mukron.linalg import (
     invert,
     probe,
     products_of,
+    spectral_norm,
 )
-from mukron.optim.options import AdamStep, StepRule
+from mukron.optim.options import RMS, AdamStep, Graft, KLClip, Spectral, StepRule
 from mukron.optim.table import LayerEntry, ParameterEntry
-from mukron.optim.update import Move
+from mukron.optim.update import Move, times
 
 if TYPE_CHECKING:
     from mukron.optim.optimizer import SecondOrder
@@ -46,9 +47,8 @@ OUT_SIDE, IN_SIDE = ("B", "L"), ("A", "R", "K")  # factors of the layer's output
 def directions(optimizer: SecondOrder, step: Transaction) -> dict[str, Move]:
     """What to subtract from every parameter that has a gradient, by name, before its learning rate."""
     moves: dict[str, Move] = {}
-    products: list[tuple[float, Tensor]] = []
-    graft, kl_clip = optimizer.options.graft, optimizer.options.kl_clip
-    plain = graft is None and kl_clip is None
+    gains: list[Tensor] = []  # eta^2 <move, gradient>
+    options = optimizer.options
     for layer in step.ready:
         with products_of(True) if layer.layer.tf32 else nullcontext():
             for block, entry in layer.blocks.items():
@@ -57,32 +57,69 @@ def directions(optimizer: SecondOrder, step: Transaction) -> dict[str, Move]:
                     continue  # without a gradient, or without curvature yet
                 step.rates[entry.name] = rate = base_rate(entry) * entry.scale
                 G = block_gradient(step, layer, block, entry, raw)
-                move = optimizer.precondition(layer, block, G, step)
-                if isinstance(move, LowRank) and plain and not entry.group["nesterov"]:
+                started = optimizer.steps >= options.start
+                move = optimizer.precondition(layer, block, G, step) if started else G
+                move = bounded(step, layer, block, raw, G, move)
+                if isinstance(options.trust, KLClip):
+                    move = dense(move)
+                    gains.append(rate**2 * (move * dense(G)).sum().double())
+                if isinstance(move, LowRank) and not entry.group["nesterov"]:
                     parameter = entry.parameter
                     if parameter.is_contiguous() and parameter.dtype == move.D.dtype:
                         moves[entry.name] = move  # it is added straight to its weight or buffer
                         continue
-                matrix = move.matrix() if isinstance(move, LowRank) else move
-                if graft is not None:
-                    other = _by_rule(step, graft, entry, layer.layer.values(block, dense(raw)), dense(G))
-                    matrix = matrix * (other.norm() / matrix.norm().clamp_min(1e-30))
-                if kl_clip is not None:
-                    products.append((rate**2, (matrix * dense(G)).sum()))
-                moves[entry.name] = layer.layer.values(block, matrix)
-    if kl_clip is not None and products:
-        # nu = min(1, sqrt(kappa / sum of eta^2 <direction, gradient>))  (Grosse and Martens 2016)
-        total = torch.stack([rate * product.double() for rate, product in products]).sum()
-        nu = (kl_clip / total.clamp_min(1e-30)).sqrt().clamp_max(1.0)
+                moves[entry.name] = layer.layer.values(block, dense(move))
+    if isinstance(options.trust, KLClip) and gains:
+        # nu = min(1, sqrt(kappa / sum of eta^2 <move, gradient>))
+        nu = (options.trust.kappa / torch.stack(gains).sum().clamp_min(1e-30)).sqrt().clamp_max(1.0)
         moves = {name: nu.to(move.dtype) * move for name, move in moves.items() if isinstance(move, Tensor)}
     for entry in optimizer.entries.values():
         if not entry.preconditioned and entry.parameter.grad is not None:
             step.rates[entry.name] = base_rate(entry) * entry.scale
             G = averaged = plain_gradient(entry)
-            if momentum_on_gradient(entry) and not isinstance(optimizer.options.fallback, AdamStep):
+            if momentum_on_gradient(entry) and not isinstance(options.fallback, AdamStep):
                 averaged = _averaged(step, entry, G)
-            moves[entry.name] = _by_rule(step, optimizer.options.fallback, entry, G, averaged)
+            moves[entry.name] = _by_rule(step, options.fallback, entry, G, averaged)
     return moves
+
+
+# Trust.
+
+
+def bounded(step: Transaction, layer: LayerEntry, block: str, raw: Move, G: Move, move: Move) -> Move:
+    """A layer's move within its trust. ``KLClip`` is of all layers together, and not for here.
+
+    raw: the gradient; G: what was preconditioned, the gradient or its average.
+    """
+    trust, entry = step.optimizer.options.trust, layer.blocks[block]
+    if isinstance(trust, Spectral):
+        return _within_spectral_norm(step, trust, layer, block, move)
+    if isinstance(trust, RMS):
+        return _of_length(dense(move), trust.size * entry.parameter.numel() ** 0.5)
+    if isinstance(trust, Graft):
+        own = _by_rule(step, trust.step_rule, entry, layer.layer.values(block, dense(raw)), dense(G))
+        started = step.optimizer.steps >= step.optimizer.options.start
+        return _of_length(dense(move), own.norm()) if started else layer.layer.block(block, own)
+    return move
+
+
+def _of_length(move: Tensor, length: Tensor | float) -> Tensor:
+    scaled: Tensor = move * (length / move.norm().clamp_min(1e-30))
+    return scaled
+
+
+def _within_spectral_norm(step: Transaction, trust: Spectral, layer: LayerEntry, block: str, move: Move) -> Move:
+    """The move, if need be shortened so that its largest singular value is size (d_out / d_in)^1/2."""
+    entry = layer.blocks[block]
+    d_out, d_in = (move.D.shape[-1], move.H.shape[-1]) if isinstance(move, LowRank) else move.shape[-2:]
+    if layer.layer.one_hot and block == WEIGHT:  # an input picks the row of one token
+        move, d_in = dense(move), 1
+        largest = torch.linalg.vector_norm(move, dim=-2, keepdim=True)
+    else:
+        largest, vector = spectral_norm(move, step.state_of(entry.parameter).get("power_vector"))
+        step.stage(entry.parameter, power_vector=vector)
+    limit = trust.size * (d_out / d_in) ** 0.5 / entry.scale
+    return times(move, (limit / largest.clamp_min(1e-30)).clamp_max(1.0))
 
 
 def base_rate(entry: ParameterEntry) -> float:

@@ -31,8 +31,11 @@ ARGUMENTS = {
     "solver": 'How factors are inverted: "cholesky" or ``Cholesky()``, "eigh" or ``Eigh()``, "newton" or ``Newton()``.',
     "factor_every": "Steps from one measurement of the factors to the next.",
     "inverse_every": "Steps from one preparation of the inverses to the next; a multiple of ``factor_every``.",
-    "kl_clip": "Shorten the step so that the predicted change of the output distribution stays below this.",
-    "graft": 'Take each layer\'s step length from another rule: "sgd" or ``SGDStep()``, "adam" or ``AdamStep()``.',
+    "refresh_warmup": "Steps at the start, at each of which factors and inverses are made, whatever the intervals say.",
+    "start": "The step from which on gradients are preconditioned. Before it factors are measured, and a step is the "
+    "gradient within ``trust``, or the step of the rule that is grafted.",
+    "trust": "How far a layer may move in a step: ``Spectral(size)``, ``KLClip(kappa)``, ``Graft(rule)`` or "
+    '``RMS(size)``, or text such as "kl:1e-3". None: the plain step, of any length.',
     "fallback": 'The rule for all other parameters: "sgd" or ``SGDStep()``, "adamw" or ``AdamStep(betas, eps)``.',
     "fallback_lr": "Learning rate of the fallback rule at the start; it follows ``lr`` when a scheduler moves that. "
     "None: ``lr``.",

@@ -11,10 +11,9 @@ from torch import Tensor, nn
 from mukron.damping import Rule
 from mukron.linalg import Solver
 from mukron.memory import Memory
-from mukron.optim import sizes
-from mukron.optim.docs import describe
+from mukron.optim import docs, sizes
 from mukron.optim.kfac import KFAC, OF_THE_FISHER
-from mukron.optim.options import Momentum, StepRule
+from mukron.optim.options import Momentum, StepRule, Trust
 from mukron.optim.run_options import FISHER, without
 from mukron.optim.spec import register, with_momentum
 from mukron.params import Parametrization
@@ -35,7 +34,7 @@ from mukron.theory import METHODS
         state_size=sizes.input_factor,
     )
 )
-@describe
+@docs.describe
 class FOOF(KFAC):
     """K-FAC without B: W <- W - lr G (A + rho_A)^-1. It has no Fisher, so no extra backward pass.
 
@@ -64,8 +63,9 @@ class FOOF(KFAC):
         solver: str | Solver = "cholesky",
         factor_every: int = 1,
         inverse_every: int = 1,
-        kl_clip: float | None = None,
-        graft: str | StepRule | None = None,
+        refresh_warmup: int = 0,
+        start: int = 0,
+        trust: str | Trust | None = None,
         fallback: str | StepRule = "sgd",
         fallback_lr: float | None = None,
         momentum: float | Momentum = 0.0,

@@ -15,7 +15,7 @@ from mukron.linalg import KernelFactor, LowRank
 from mukron.optim import sizes
 from mukron.optim.docs import describe
 from mukron.optim.optimizer import SecondOrder
-from mukron.optim.options import Momentum, StepOptions, StepRule
+from mukron.optim.options import Momentum, StepOptions, StepRule, Trust
 from mukron.optim.run_options import EVERY_LAYER
 from mukron.optim.spec import MethodSpec, register
 from mukron.optim.table import LayerEntry
@@ -67,8 +67,7 @@ class GaussNewton(SecondOrder):
         output: Callable[[Any], Tensor] | None = None,
         reduction: str = "mean",
         grad_scaler: torch.amp.GradScaler | None = None,
-        kl_clip: float | None = None,
-        graft: str | StepRule | None = None,
+        trust: str | Trust | None = None,
         fallback: str | StepRule = "sgd",
         fallback_lr: float | None = None,
         momentum: float | Momentum = 0.0,
@@ -92,7 +91,7 @@ class GaussNewton(SecondOrder):
             maximize=maximize,
             fallback_lr=fallback_lr,
             params=params,
-            options=StepOptions(kl_clip=kl_clip, graft=graft, fallback=fallback, exclude=exclude),  # type: ignore[arg-type]
+            options=StepOptions(trust=Trust.of(trust), fallback=fallback, exclude=exclude),  # type: ignore[arg-type]
             capture_options=CaptureOptions(inputs=False, signals=False, jacobian=True, fisher=self.loss, output=output),
         )
 

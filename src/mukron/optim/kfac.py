@@ -25,7 +25,7 @@ from mukron.optim import sizes
 from mukron.optim.direction import OUT_SIDE, apply
 from mukron.optim.docs import describe
 from mukron.optim.optimizer import SecondOrder
-from mukron.optim.options import Momentum, StepOptions, StepRule, check_one_of
+from mukron.optim.options import Momentum, StepOptions, StepRule, Trust, check_one_of
 from mukron.optim.run_options import EVERY_LAYER, FISHER, INTERVALS, KRONECKER
 from mukron.optim.spec import MethodSpec, register, with_fisher
 from mukron.optim.table import LayerEntry
@@ -94,8 +94,9 @@ class KFAC(SecondOrder):
         solver: str | Solver = "cholesky",
         factor_every: int = 1,
         inverse_every: int = 1,
-        kl_clip: float | None = None,
-        graft: str | StepRule | None = None,
+        refresh_warmup: int = 0,
+        start: int = 0,
+        trust: str | Trust | None = None,
         fallback: str | StepRule = "sgd",
         fallback_lr: float | None = None,
         momentum: float | Momentum = 0.0,
@@ -116,8 +117,9 @@ class KFAC(SecondOrder):
             factor_every=factor_every,
             inverse_every=inverse_every,
             solver=Solver.of(solver, (Cholesky, Eigh, Newton)),
-            kl_clip=kl_clip,
-            graft=graft,  # type: ignore[arg-type]
+            refresh_warmup=refresh_warmup,
+            start=start,
+            trust=Trust.of(trust),
             fallback=fallback,  # type: ignore[arg-type]
             exclude=exclude,
             seed=seed,

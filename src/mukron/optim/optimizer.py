@@ -181,7 +181,7 @@ class SecondOrder(Optimizer):
 
     def _listen(self) -> None:
         """Build the tables of parameters and layers anew, and put hooks on those layers."""
-        options, rates = self.options, self.method if self.options.graft is None else self.options.graft.name
+        options, rates = self.options, (self.options.trust and self.options.trust.rates) or self.method
         self.entries, self.layers = build_tables(
             self.model, self.param_groups, options.exclude, self.parametrization, self.method,
             (rates, options.fallback.name),

@@ -6,7 +6,7 @@ import difflib
 import inspect
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -129,6 +129,187 @@ def step_rule(name: str, rule: Any, known: tuple[str, ...]) -> StepRule:
 
 
 @dataclass(frozen=True)
+class Trust:
+    """A bound on how far a layer moves in a step; ``optim/direction`` applies it.
+
+    A preconditioner divides by curvature that it has measured. Where it has measured little (a direction that no batch
+    has shown yet, a layer behind a gate at zero, a model that fits its data) the quotient can be of any size. Every
+    kind of bound scales with the width in a way that muP knows:
+
+        Spectral  the largest singular value of a move is at most size (d_out / d_in)^1/2: muP's own condition
+        KLClip    the predicted change of the output distribution does not depend on the width
+        Graft     the length is that of another rule's step, whose learning-rate multipliers are used
+        RMS       the length is that of a sign step, and so are the multipliers: Adam's
+
+    Example:
+        >>> Trust.of("spectral:0.5")
+        Spectral(size=0.5)
+    """
+
+    kinds: ClassVar[dict[str, type[Trust]]] = {}
+    name: ClassVar[str]
+
+    def __init_subclass__(cls) -> None:
+        Trust.kinds[cls.name] = cls
+
+    @property
+    def rates(self) -> str | None:
+        """The method whose learning-rate multipliers apply; None: the optimizer's own."""
+        return None
+
+    @property
+    def text(self) -> str:
+        """As ``Trust.of`` reads it."""
+        raise NotImplementedError
+
+    @staticmethod
+    def of(trust: Trust | str | None) -> Trust | None:
+        """Make a bound from its text: "spectral", "spectral:0.5", "kl:1e-3", "graft:adam", "rms:0.2" or "none".
+
+        Args:
+            trust: The text, or a value, which is returned as it is. None: no bound.
+        """
+        if trust is None or isinstance(trust, Trust):
+            return trust
+        name, colon, value = str(trust).strip().lower().partition(":")
+        if name == "none" and not colon:
+            return None
+        if name not in Trust.kinds:
+            raise ValueError(f"unknown trust {trust!r}; known: {', '.join(Trust.kinds)}, none")
+        kind = Trust.kinds[name]
+        try:
+            return kind(*([value] if kind is Graft else [float(value)]) if colon else ())
+        except ValueError as error:
+            raise ValueError(f"trust {trust!r}: {error}") from error
+
+
+@dataclass(frozen=True)
+class Spectral(Trust):
+    """The largest singular value of a layer's move is at most ``size`` (d_out / d_in)^1/2, times the learning rate.
+
+    A weight of that size maps inputs whose entries are of order one to outputs of order one, at every width. A learning
+    rate of 0.02 then moves no layer by more than 2% of that size in a step. A move that is shorter stays as it is. The
+    singular value is estimated by power iteration, kept warm from step to step. Biases are bounded by the root mean
+    square of their entries, embeddings token by token.
+
+    Attributes:
+        size: The largest size of a move before the learning rate.
+
+    Example:
+        >>> Spectral().text
+        'spectral:1'
+    """
+
+    name = "spectral"
+    size: float = 1.0
+
+    def __post_init__(self) -> None:
+        _check_positive("size", self.size)
+
+    @property
+    def text(self) -> str:
+        """As ``Trust.of`` reads it."""
+        return f"{self.name}:{self.size:.12g}"
+
+
+@dataclass(frozen=True)
+class KLClip(Trust):
+    """The whole step is shortened so that the predicted change of the output distribution is at most kappa.
+
+    nu = min(1, sqrt(kappa / sum of eta^2 <direction, gradient>))  (Grosse and Martens 2016).
+
+    Attributes:
+        kappa: The largest predicted change.
+
+    Example:
+        >>> KLClip(1e-3).text
+        'kl:0.001'
+    """
+
+    name = "kl"
+    kappa: float = 1e-3
+
+    def __post_init__(self) -> None:
+        _check_positive("kappa", self.kappa)
+
+    @property
+    def text(self) -> str:
+        """As ``Trust.of`` reads it."""
+        return f"{self.name}:{self.kappa:.12g}"
+
+
+@dataclass(frozen=True)
+class Graft(Trust):
+    """A layer's move has the length of another rule's step, and the direction of the method's own.
+
+    Attributes:
+        rule: "sgd" or ``SGDStep()``, "adam" or ``AdamStep(betas, eps)``.
+
+    Example:
+        >>> Graft("adam")
+        Graft(rule=AdamStep(betas=(0.9, 0.999), eps=1e-08))
+    """
+
+    name = "graft"
+    rule: StepRule | str = "adam"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rule", step_rule("graft", self.rule, GRAFTS))
+
+    @property
+    def step_rule(self) -> StepRule:
+        """The rule as a value."""
+        return step_rule("graft", self.rule, GRAFTS)
+
+    @property
+    def rates(self) -> str | None:
+        """The rule's own."""
+        return self.step_rule.name
+
+    @property
+    def text(self) -> str:
+        """As ``Trust.of`` reads it, for a rule with its usual numbers."""
+        return f"{self.name}:{'adam' if isinstance(self.rule, AdamStep) else 'sgd'}"
+
+
+@dataclass(frozen=True)
+class RMS(Trust):
+    """The root mean square of the entries of a layer's move is ``size``, whatever the curvature says of its length.
+
+    Its law is Adam's as long as the rank of moves does not grow with the width. With more tokens than features it does,
+    and the best learning rate drifts; ``Spectral`` has no such ambiguity.
+
+    Attributes:
+        size: The root mean square before the learning rate.
+
+    Example:
+        >>> RMS().text
+        'rms:0.2'
+    """
+
+    name = "rms"
+    size: float = 0.2
+
+    def __post_init__(self) -> None:
+        _check_positive("size", self.size)
+
+    @property
+    def rates(self) -> str | None:
+        """Adam's."""
+        return "adamw"
+
+    @property
+    def text(self) -> str:
+        """As ``Trust.of`` reads it."""
+        return f"{self.name}:{self.size:.12g}"
+
+
+def _check_positive(name: str, value: float) -> None:
+    if not 0 < value < float("inf"):
+        raise ValueError(f"{name} must be a positive number, got {value}")
+
+
+@dataclass(frozen=True)
 class StepOptions:
     """What is the same for all parameter groups.
 
@@ -137,8 +318,9 @@ class StepOptions:
         factor_every: Steps from one measurement of the factors to the next.
         inverse_every: Steps from one preparation of the inverses to the next.
         solver: How factors are inverted.
-        kl_clip: Largest predicted change of the output distribution; None: no limit.
-        graft: The rule that sets the length of each layer's step; None: its own.
+        refresh_warmup: Steps at the start, at each of which factors and inverses are made.
+        start: The step from which on gradients are preconditioned; before it factors are measured.
+        trust: The bound on a layer's move; None: no bound.
         fallback: The rule for parameters that are not preconditioned.
         exclude: Layers that are left to the fallback rule.
         seed: Of the drawn targets.
@@ -152,8 +334,9 @@ class StepOptions:
     factor_every: int = 1
     inverse_every: int = 1
     solver: Solver = field(default_factory=Cholesky)
-    kl_clip: float | None = None
-    graft: StepRule | None = None
+    refresh_warmup: int = 0
+    start: int = 0
+    trust: Trust | None = None
     fallback: StepRule = field(default_factory=SGDStep)
     exclude: tuple[str, ...] = ()
     seed: int = 0
@@ -167,12 +350,11 @@ class StepOptions:
                 f"inverse_every={self.inverse_every} must be a multiple of factor_every={self.factor_every}: an "
                 "inverse is made when its factors are fresh"
             )
-        if self.kl_clip is not None and not self.kl_clip > 0:
-            raise ValueError(f"kl_clip must be positive, got {self.kl_clip}")
+        for name in ("refresh_warmup", "start"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} counts steps: at least 0, got {getattr(self, name)}")
         object.__setattr__(self, "memory", Memory.of(self.memory))
         object.__setattr__(self, "fallback", step_rule("fallback", self.fallback, FALLBACKS))
-        if self.graft is not None:
-            object.__setattr__(self, "graft", step_rule("graft", self.graft, GRAFTS))
         if isinstance(self.exclude, str):
             raise ValueError(f'exclude takes several names: exclude=("{self.exclude}",)')
         object.__setattr__(self, "exclude", tuple(self.exclude))

@@ -13,7 +13,7 @@ from typing import Any
 from mukron import readers as read
 from mukron.curvature import FORMS, Fisher
 from mukron.memory import Batch, Memory, Window, parse_memory
-from mukron.optim.options import FALLBACKS, GRAFTS
+from mukron.optim.options import FALLBACKS, Trust
 from mukron.readers import Parser, Reader
 
 INVERSE_SOLVERS = ("cholesky", "eigh", "newton")  # roots have others: ``mukron.optim.shampoo``
@@ -72,7 +72,9 @@ EVERY_LAYER = (  # of all methods that work layer by layer
     Option(
         "decoupled", read.flag, "apply weight decay to the weights, not to the gradient (default: true)", stacks=(True,)
     ),
-    Option("graft", read.optional(read.one_of(GRAFTS)), "take the length of a step of sgd or adam", stacks=(None,)),
+    Option.typed(
+        "trust", Trust.of, "how far a step may go: none, spectral:SIZE, kl:KAPPA, graft:RULE, rms:SIZE", (None,)
+    ),
     Option(
         "fallback",
         read.one_of(FALLBACKS),
@@ -87,6 +89,10 @@ INTERVALS = (
     Option(
         "inverse_every", read.whole(1), "steps from one inversion to the next, a multiple of factor_every", stacks=(1,)
     ),
+    Option(
+        "refresh_warmup", read.whole(0), "steps at the start, each of which makes factors and inverses", stacks=(0,)
+    ),
+    Option("start", read.whole(0), "the step from which on gradients are preconditioned", stacks=(0,)),
 )
 KRONECKER = (  # of methods that divide by A and B
     Option.typed("memory", parse_memory, "what factors remember: batch, sum, ema:DECAY or window:BATCHES", (Batch(),)),

@@ -33,11 +33,11 @@ from mukron.optim import sizes
 from mukron.optim.direction import apply, momentum_on_gradient
 from mukron.optim.docs import describe
 from mukron.optim.optimizer import SecondOrder
-from mukron.optim.options import Momentum, StepOptions, StepRule
+from mukron.optim.options import Momentum, StepOptions, StepRule, Trust
 from mukron.optim.run_options import EVERY_LAYER, FUSED, INTERVALS, Option, memory_in_matrices
 from mukron.optim.spec import MethodSpec, register
 from mukron.optim.table import LayerEntry
-from mukron.optim.transaction import Blocks, Transaction
+from mukron.optim.transaction import Blocks, Transaction, measures
 from mukron.optim.units import gradients_to_square, unit_of
 from mukron.optim.update import Move, times
 from mukron.params import Parametrization
@@ -115,8 +115,9 @@ class Shampoo(SecondOrder):
         max_size: int = 8192,
         factor_every: int = 1,
         inverse_every: int = 1,
-        kl_clip: float | None = None,
-        graft: str | StepRule | None = None,
+        refresh_warmup: int = 0,
+        start: int = 0,
+        trust: str | Trust | None = None,
         fallback: str | StepRule = "sgd",
         fallback_lr: float | None = None,
         momentum: float | Momentum = 0.0,
@@ -139,8 +140,9 @@ class Shampoo(SecondOrder):
             factor_every=factor_every,
             inverse_every=inverse_every,
             solver=solver,
-            kl_clip=kl_clip,
-            graft=graft,  # type: ignore[arg-type]
+            refresh_warmup=refresh_warmup,
+            start=start,
+            trust=Trust.of(trust),
             fallback=fallback,  # type: ignore[arg-type]
             exclude=exclude,
         )
@@ -225,7 +227,7 @@ class Shampoo(SecondOrder):
     def _precondition(self, layer: LayerEntry, block: str, G: Move, step: Transaction) -> Move:
         sides = step.value(layer, "operators")[block]
         G_turned, bases = step.scratch.get((layer.name, block), (None, {}))
-        fresh = self.steps % self.options.factor_every == 0 and not momentum_on_gradient(layer.blocks[block])
+        fresh = measures(self) and not momentum_on_gradient(layer.blocks[block])
         if G_turned is None or not fresh or any(not sides[name].lies_in(bases[name]) for name in sides):
             return apply(sides, G)
         # the bases that this step's factors were measured in still stand: Q_L C_L (Q_L^T G Q_R) C_R Q_R^T

@@ -61,7 +61,7 @@ def kernel_size(layer: LayerSize, options: Mapping[str, Any]) -> int:
 
 def momentum_and_graft(run: RunFields) -> int:
     """One copy of the weights for momentum, two for a graft onto Adam."""
-    return (run.momentum > 0) + 2 * (run.method_options.get("graft") == "adam")
+    return (run.momentum > 0) + 2 * (run.method_options.get("trust") == "graft:adam")
 
 
 def adams_moments(run: RunFields) -> int:

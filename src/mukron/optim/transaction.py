@@ -121,18 +121,18 @@ class Transaction:
     def measure(self) -> None:
         """This batch's factors of all layers for which this step wants fresh ones, and their damping."""
         optimizer = self.optimizer
-        due = optimizer.steps % optimizer.options.factor_every == 0
+        due, inverting = measures(optimizer), inverts(optimizer)
         self._staged, self._factors, self.traces, self._conditions, self.sizes = {}, {}, {}, {}, {}
         self.rescues = []
         for layer in self.active:
-            self._measure_layer(layer, due)
+            self._measure_layer(layer, due, inverting)
         self.ready = [layer for layer in self.active if self._is_ready(layer, due)]
 
     def _is_ready(self, layer: LayerEntry, due: bool) -> bool:
         known = self.value(layer, "operators") is not None
         return "operators" in self._staged.get(layer.anchor, {}) if due else known
 
-    def _measure_layer(self, layer: LayerEntry, due: bool) -> None:
+    def _measure_layer(self, layer: LayerEntry, due: bool, inverting: bool) -> None:
         optimizer, memory, statistics = self.optimizer, self.optimizer.options.memory, self.statistics.get(layer.name)
         state = self.state_of(layer.anchor)
         new = "operators" not in state
@@ -156,7 +156,7 @@ class Transaction:
                 for name, trace in traces.items():
                     highest[name] = torch.maximum(highest[name].to(trace.dtype), trace) if name in highest else trace
                 stale = block not in state.get("operators", {}) or block in self.units.get(layer.name, {})
-                if factors and (stale or optimizer.steps % optimizer.options.inverse_every == 0):
+                if factors and (stale or inverting):
                     sides = replace(layer.sides.get(block, layer.sides[WEIGHT]), peaks=highest)
                     entry = layer.blocks.get(block) or next(iter(layer.blocks.values()))
                     try:
@@ -305,6 +305,16 @@ def has_values(layer: LayerEntry) -> bool:
     return any(grad is not None and (grad.is_sparse or bool(grad.any())) for grad in grads)
 
 
+def measures(optimizer: SecondOrder) -> bool:
+    """Whether the coming step measures factors: at their interval, and at each of the first steps."""
+    return optimizer.steps < optimizer.options.refresh_warmup or optimizer.steps % optimizer.options.factor_every == 0
+
+
+def inverts(optimizer: SecondOrder) -> bool:
+    """Whether the coming step makes inverses."""
+    return optimizer.steps < optimizer.options.refresh_warmup or optimizer.steps % optimizer.options.inverse_every == 0
+
+
 def wants(optimizer: SecondOrder) -> tuple[bool, frozenset[str]]:
     """Whether the coming step wants fresh factors, and layers in float64."""
     double = set()
@@ -312,7 +322,7 @@ def wants(optimizer: SecondOrder) -> tuple[bool, frozenset[str]]:
         state = optimizer.state.get(layer.anchor, {})
         if state["double"] if "double" in state else ill_conditioned(optimizer, layer):
             double.add(name)
-    return optimizer.waiting or optimizer.steps % optimizer.options.factor_every == 0, frozenset(double)
+    return optimizer.waiting or measures(optimizer), frozenset(double)
 
 
 def ill_conditioned(optimizer: SecondOrder, layer: LayerEntry) -> bool:

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 Move = Tensor | LowRank
 
 
-def times(G: Move, factor: float) -> Move:
-    if factor == 1:
+def times(G: Move, factor: float | Tensor) -> Move:
+    if not isinstance(factor, Tensor) and factor == 1:
         return G
     return LowRank(G.D * factor, G.H) if isinstance(G, LowRank) else G * factor
 

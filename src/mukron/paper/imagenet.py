@@ -18,8 +18,8 @@ def imagenet(scale: Scale) -> RunConfig:
         scale,
         **{"model": "resnet50", "model_options": {"stem": "imagenet"}, "data": "imagenet", "batch": 1024},
         **{"data_options": {"size": 224}, "augment": ("crop", "flip", "cutout"), "epochs": 55, "schedule": "cosine"},
-        **{"loss": "cross-entropy", "label_smoothing": 0.1, "method": "kfac", "kl_clip": 1e-3, "dtype": "tf32"},
-        **{"method_options": {"memory": "ema:0.95"}},
+        **{"loss": "cross-entropy", "label_smoothing": 0.1, "method": "kfac", "dtype": "tf32"},
+        **{"method_options": {"memory": "ema:0.95", "trust": "kl:0.001"}},
     )
     few: dict[str, Any] = {"samples": 512, "test_samples": 500, "epochs": 2, "batch": 128, "data_options": {"size": 64}}
     return config.replace(**few) if scale is Scale.SMALL else config

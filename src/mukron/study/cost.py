@@ -151,7 +151,7 @@ def measured(config: RunConfig, dataset: Dataset, batch: int, steps: int) -> tup
     few = Split(dataset.train.inputs[:batch].clone(), dataset.train.targets[:batch].clone())
     data = replace(dataset, train=few, test=few).to("cpu")
     measured_config = config.replace(lr=SMALL_LR, compile=False)
-    sgd = measured_config.replace(method="sgd", method_options={}, damping=None, kl_clip=None)
+    sgd = measured_config.replace(method="sgd", method_options={}, damping=None)
     cost = _measure_in_process(sgd, data, steps)  # first, since it is faster: if it fails, so does the method
     return (cost,) if config.method == "sgd" else (_measure_in_process(measured_config, data, steps), cost)
 

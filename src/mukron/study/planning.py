@@ -74,7 +74,8 @@ class WidePlan:
         fallback = options.get("fallback", "sgd")
         fallback_lr = config.lr if options.get("fallback_lr") is None else options["fallback_lr"]
         scales, fallback_scales = self.parametrization.scales(config.method), self.parametrization.scales(fallback)
-        rates = self.parametrization.scales(options.get("graft") or config.method)
+        trust = config.spec.all_options(options).get("trust")
+        rates = self.parametrization.scales((trust and trust.rates) or config.method)
         settings = []
         for name, plan in self.parametrization.parameters.items():
             excluded = any(name.startswith(f"{layer}.") for layer in options.get("exclude", ()))

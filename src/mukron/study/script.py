@@ -76,8 +76,7 @@ def _optimizer(config: RunConfig) -> str:
     if not spec.layerwise:
         groups = f"p.param_groups({', '.join([_literal(config.method), *_keywords({'lr': config.lr, **decay})])})"
         return _call(f"optimizer = torch.optim.{spec.optimizer.__name__}", [groups, *_keywords(keywords)])
-    given = {"damping": config.damping, "kl_clip": config.kl_clip}
-    given = {name: value for name, value in given.items() if value is not None}
+    given = {} if config.damping is None else {"damping": config.damping}
     arguments = _keywords({"lr": config.lr, **given, **decay, **keywords})
     return _call(f"optimizer = {_named(spec.optimizer)}", ["model", "p", *arguments])
 

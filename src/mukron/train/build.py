@@ -362,8 +362,7 @@ def optimizer_of(config: RunConfig, model: nn.Module, plan: Parametrization) -> 
         groups = plan.param_groups(config.method, config.lr, weight_decay=config.weight_decay, model=model)
         return make(groups, **keywords)
     _check_exclude(keywords.get("exclude", ()), model)
-    given = {"damping": config.damping, "kl_clip": config.kl_clip}
-    keywords |= {name: value for name, value in given.items() if value is not None}
+    keywords |= {} if config.damping is None else {"damping": config.damping}
     return make(model, plan, config.lr, weight_decay=config.weight_decay, **keywords)
 
 

@@ -69,7 +69,6 @@ class RunConfig:
         momentum: Momentum; for AdamW its beta1.
         weight_decay: A step shrinks each weight by the learning rate times this.
         clip_norm: The largest norm of the whole gradient; None: no limit.
-        kl_clip: Limit of a second-order method's step, as its optimizer takes it; None: no limit.
         epochs: Number of epochs.
         batch: Batch size; None: all samples in one batch.
         seed: Seed of the initial weights, the order of samples, augmentations, dropout and K-FAC's draws.
@@ -109,7 +108,6 @@ class RunConfig:
     momentum: float = 0.9
     weight_decay: float = 0.0
     clip_norm: float | None = None
-    kl_clip: float | None = None
     epochs: int = 20
     batch: int | None = None
     seed: int = 0
@@ -315,7 +313,6 @@ READERS: dict[str, Reader] = {
     "momentum": read.number(below=1),
     "weight_decay": read.number(),
     "clip_norm": read.optional(read.number(above=0)),
-    "kl_clip": read.optional(read.number(above=0)),
     "epochs": read.whole(1),
     "batch": read.optional(read.whole(1)),
     "seed": read.whole(0),
@@ -354,9 +351,8 @@ def _contradictions(config: RunConfig) -> Iterator[str]:
     if config.warmup > config.epochs:
         yield f"warmup={config.warmup:g}: longer than the run's {config.epochs} epochs"
     spec = config.spec
-    for name, has in (("damping", spec.damping is not None), ("kl_clip", spec.layerwise)):
-        if getattr(config, name) is not None and not has:
-            yield f"{name}: {config.method} has none; it is for second-order methods"
+    if config.damping is not None and spec.damping is None:
+        yield f"damping: {config.method} has none; it is for second-order methods"
     if isinstance(config.damping, Heuristic) and {factor.name for factor in spec.method.damped} != {"A", "B"}:
         yield f"damping: the heuristic balances A against B, which {config.method} does not have; it is for kfac alone"
     for name in ("samples", "test_samples", "seed"):
@@ -366,7 +362,7 @@ def _contradictions(config: RunConfig) -> Iterator[str]:
     if options.get("nesterov") and not config.momentum:
         yield "method_options: nesterov=True needs momentum above 0"
     if options.get("fused") and config.clip_norm is not None:
-        yield "method_options: fused=True leaves no gradients to clip; use kl_clip, or drop one of the two"
+        yield "method_options: fused=True leaves no gradients to clip; bound the step by trust, or drop one of the two"
     factors, inverses = options.get("factor_every", 1), options.get("inverse_every", 1)
     if inverses % factors:
         yield f"method_options: inverse_every={inverses} must be a multiple of factor_every={factors}"

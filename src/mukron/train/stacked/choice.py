@@ -36,7 +36,7 @@ def stackable(config: RunConfig) -> str:
         >>> stackable(RunConfig(model="resnet18"))
         "model='resnet18': a stack is of MLPs"
     """
-    for name, plain in (("augment", ()), ("record", ()), ("compile", False), ("clip_norm", None), ("kl_clip", None)):
+    for name, plain in (("augment", ()), ("record", ()), ("compile", False), ("clip_norm", None)):
         if getattr(config, name) != plain:
             return f"{name}={getattr(config, name)!r}: a stack has none"
     if config.model != "mlp":
