@@ -40,11 +40,11 @@ class Counts(NamedTuple):
     changes: int
 
 
-def step_of_an_mlp() -> Callable[[], None]:
+def step_of_an_mlp(**options: Any) -> Callable[[], None]:
     """One training step as a function."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4))
-    optimizer = mukron.KFAC(model, lr=0.1)
+    optimizer = mukron.KFAC(model, lr=0.1, **options)
     x, y = torch.randn(32, 8), torch.randint(4, (32,))
 
     def step() -> None:
@@ -80,9 +80,9 @@ def followed(run: Callable[[], None]) -> list[Visit]:
     return list(seen.values())
 
 
-def path_of_a_step() -> list[Visit]:
+def path_of_a_step(**options: Any) -> list[Visit]:
     """The path of the second step."""
-    step = step_of_an_mlp()
+    step = step_of_an_mlp(**options)
     step()
     return followed(step)
 

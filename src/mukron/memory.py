@@ -8,7 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from mukron.linalg import Factor, State
+from mukron.linalg import Factor, RowsFactor, State
+
+LARGEST_AVERAGED = 2048  # the size of a factor above which an average of rows would cost more than the step
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ class Memory:
 
     @staticmethod
     def of(memory: Memory | str) -> Memory:
-        """Make a memory from its text: "batch", "sum", "ema:0.95" or "window:4".
+        """Make a memory from its text: "batch", "sum", "ema:0.95", "auto" or "window:4".
 
         Args:
             memory: The text, or a memory, which is returned as it is.
@@ -93,6 +95,34 @@ class EMA(Memory):
         """
         new = (1 - self.decay) / (1 - self.decay**updates)
         return 1 - new, new
+
+
+@dataclass(frozen=True)
+class Auto(EMA):
+    """A moving average, except for sides of a layer that are so large that matrices of their size are not formed.
+
+    Where a side is longer than 2048 and has fewer rows a batch, the batch's rows alone are used, in sample space.
+
+    Attributes:
+        decay: Weight of the past, from 0 to below 1.
+
+    Example:
+        >>> Auto()
+        Auto(decay=0.95)
+    """
+
+    averages: ClassVar[bool] = False
+
+    def update(self, kept: State, factor: Factor) -> Factor:
+        """Add this batch's factor to the average, unless the factor is of rows and large.
+
+        Args:
+            kept: The state of this factor; it is changed.
+            factor: This batch's factor.
+        """
+        return (
+            factor if isinstance(factor, RowsFactor) and factor.d > LARGEST_AVERAGED else super().update(kept, factor)
+        )
 
 
 @dataclass(frozen=True)
@@ -146,7 +176,7 @@ def parse_memory(text: str) -> Memory:
     """A memory from text.
 
     Args:
-        text: "batch", "sum", "ema:DECAY" or "window:BATCHES"; the numbers may be left out.
+        text: "batch", "sum", "ema:DECAY", "auto:DECAY" or "window:BATCHES"; the numbers may be left out.
 
     Returns:
         The memory.
@@ -159,9 +189,9 @@ def parse_memory(text: str) -> Memory:
         EMA(decay=0.9)
     """
     name, _, number = str(text).strip().lower().partition(":")
-    kinds: dict[str, type[Memory]] = {"batch": Batch, "sum": Sum, "ema": EMA, "window": Window}
+    kinds: dict[str, type[Memory]] = {"batch": Batch, "sum": Sum, "ema": EMA, "auto": Auto, "window": Window}
     if name not in kinds or (number and name in ("batch", "sum")):
-        raise ValueError(f"unknown memory {text!r}; known: batch, sum, ema:DECAY, window:BATCHES")
+        raise ValueError(f"unknown memory {text!r}; known: batch, sum, ema:DECAY, auto:DECAY, window:BATCHES")
     if not number:
         return kinds[name]()
-    return EMA(float(number)) if name == "ema" else Window(int(number))
+    return kinds[name](int(number) if name == "window" else float(number))  # type: ignore[call-arg]

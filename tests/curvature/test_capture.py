@@ -33,7 +33,7 @@ def backward(model, x=X, y=Y):
 
 def test_a_differentiated_forward_pass_is_listened_to():
     model = Net(8)
-    optimizer = KFAC(model)
+    optimizer = KFAC(model, trust=None)
     loss = F.cross_entropy(model(X), Y)
     assert seen(optimizer) == set()  # not yet: it may never be differentiated
     loss.backward()
@@ -43,7 +43,7 @@ def test_a_differentiated_forward_pass_is_listened_to():
 
 def test_passes_that_leave_no_trace():
     model = Net(8)
-    optimizer = KFAC(model)
+    optimizer = KFAC(model, trust=None)
     with torch.no_grad():
         model(X)
     model.eval()
@@ -60,7 +60,7 @@ def test_passes_that_leave_no_trace():
 @pytest.mark.parametrize("order", ["before the forward pass", "after it"])
 def test_zero_grad_wherever_people_put_it(order):
     model = Net(8)
-    optimizer = KFAC(model)
+    optimizer = KFAC(model, trust=None)
     for _ in range(2):
         if order == "before the forward pass":
             optimizer.zero_grad()
@@ -75,7 +75,7 @@ def test_zero_grad_wherever_people_put_it(order):
 def test_statistics_of_gradients_that_are_thrown_away_go_with_them():
     """As when a GradScaler skips the step."""
     model = Net(8)
-    optimizer = KFAC(model)
+    optimizer = KFAC(model, trust=None)
     backward(model)
     optimizer.zero_grad()
     backward(model)
@@ -98,7 +98,7 @@ def test_in_place_activations_give_the_same_step(fisher):
     plain, inplace = InPlace(False), InPlace(True)
     inplace.load_state_dict(plain.state_dict())
     for model in (plain, inplace):
-        optimizer = KFAC(model, lr=0.1, fisher=fisher)
+        optimizer = KFAC(model, lr=0.1, fisher=fisher, trust=None)
         backward(model)
         optimizer.step()
     for ours, theirs in zip(inplace.parameters(), plain.parameters(), strict=True):
@@ -111,11 +111,11 @@ def test_a_layer_used_twice_is_refused_by_name():
             return self.head(self.hidden(self.hidden(self.first(x))))
 
     model = Twice(8)
-    optimizer = KFAC(model)
+    optimizer = KFAC(model, trust=None)
     with pytest.raises(RuntimeError, match=r'layer "hidden" ran twice.*exclude=\("hidden",\)'):
         model(X)
     optimizer.close()
-    optimizer = KFAC(model, exclude=("hidden",))
+    optimizer = KFAC(model, exclude=("hidden",), trust=None)
     backward(model)
     before = model.hidden.weight.detach().clone()
     optimizer.step()  # by the fallback rule
@@ -124,8 +124,8 @@ def test_a_layer_used_twice_is_refused_by_name():
 
 def test_tied_weights_are_refused_by_name():
     with pytest.raises(ValueError, match=r'tied parameter "token.weight", "head.weight".*exclude='):
-        KFAC(GPT(16))
-    optimizer = KFAC(GPT(16), exclude=("token", "head"), class_dim=-1)
+        KFAC(GPT(16), trust=None)
+    optimizer = KFAC(GPT(16), exclude=("token", "head"), class_dim=-1, trust=None)
     assert not {"token", "head"} & set(optimizer.layers)
 
 
@@ -133,7 +133,9 @@ def test_a_gpt_trains():
     """Sequences, norms, fused attention and a bare parameter: what is not preconditioned takes the fallback rule."""
     torch.manual_seed(0)
     model = GPT(16)
-    optimizer = KFAC(model, lr=0.02, exclude=("token", "head"), class_dim=-1, fallback="adamw", fallback_lr=0.01)
+    optimizer = KFAC(
+        model, lr=0.02, exclude=("token", "head"), class_dim=-1, fallback="adamw", fallback_lr=0.01, trust=None
+    )
     assert {"blocks.0.up", "blocks.1.down"} <= set(optimizer.layers)
     assert not any("out_proj" in name for name in optimizer.layers)
     tokens = torch.randint(VOCABULARY, (8, LENGTH))
@@ -163,12 +165,12 @@ def test_segmentation_and_language_outputs():
     first, last = Dense(False), Dense(True)
     last.load_state_dict(first.state_dict())
     for model, class_dim in ((first, 1), (last, -1)):
-        optimizer = KFAC(model, lr=0.1, class_dim=class_dim, fisher="exact")
+        optimizer = KFAC(model, lr=0.1, class_dim=class_dim, fisher="exact", trust=None)
         logits = model(x) if class_dim == 1 else model(x).transpose(1, 2)
         F.cross_entropy(logits, y).backward()
         optimizer.step()
     assert torch.allclose(first.conv.weight, last.conv.weight, rtol=1e-5)
-    optimizer = KFAC(first)
+    optimizer = KFAC(first, trust=None)
     with pytest.raises(ValueError, match=r"shape \[3, 4, 5\]: say where the classes are"):
         first(x)
     optimizer.close()
@@ -180,11 +182,11 @@ def test_outputs_that_are_not_tensors():
             return {"logits": super().forward(x)}
 
     model = Wrapped(8)
-    optimizer = KFAC(model)
+    optimizer = KFAC(model, trust=None)
     with pytest.raises(TypeError, match="returned a dict, not a tensor; say where its output is"):
         model(X)
     optimizer.close()
-    optimizer = KFAC(model, output=lambda returned: returned["logits"])
+    optimizer = KFAC(model, output=lambda returned: returned["logits"], trust=None)
     F.cross_entropy(model(X)["logits"], Y).backward()
     optimizer.step()
 
@@ -201,7 +203,7 @@ def test_activation_checkpointing(reentrant):
     model = Checkpointed(8)
     plain = Net(8)
     plain.load_state_dict(model.state_dict())
-    optimizer = KFAC(model, lr=0.1, fisher="exact" if not reentrant else "empirical")
+    optimizer = KFAC(model, lr=0.1, fisher="exact" if not reentrant else "empirical", trust=None)
     backward(model)
     if reentrant:
         with pytest.raises(
@@ -210,7 +212,7 @@ def test_activation_checkpointing(reentrant):
             optimizer.step()
         return
     optimizer.step()
-    reference = KFAC(plain, lr=0.1, fisher="exact")
+    reference = KFAC(plain, lr=0.1, fisher="exact", trust=None)
     backward(plain)
     reference.step()
     for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
@@ -226,11 +228,11 @@ def test_compiled_models(first):
     plain.load_state_dict(model.state_dict())
     if first == "model":
         compiled = torch.compile(model, backend="eager")
-        optimizer = KFAC(compiled, lr=0.1, fisher="exact")
+        optimizer = KFAC(compiled, lr=0.1, fisher="exact", trust=None)
     else:
-        optimizer = KFAC(model, lr=0.1, fisher="exact")
+        optimizer = KFAC(model, lr=0.1, fisher="exact", trust=None)
         compiled = torch.compile(model, backend="eager")
-    reference = KFAC(plain, lr=0.1, fisher="exact")
+    reference = KFAC(plain, lr=0.1, fisher="exact", trust=None)
     for _ in range(2):
         for each, network in ((optimizer, compiled), (reference, plain)):
             each.zero_grad()
@@ -242,7 +244,7 @@ def test_compiled_models(first):
 
 def test_running_a_part_of_the_model_is_told():
     model = Net(8)
-    optimizer = KFAC(model)
+    optimizer = KFAC(model, trust=None)
     F.cross_entropy(model.head(F.relu(model.norm(model.hidden(F.relu(model.first(X)))))), Y).backward()
     with pytest.raises(RuntimeError, match=r'layer "first" has a gradient, but no forward pass of the model was seen'):
         optimizer.step()
@@ -254,23 +256,23 @@ def hooks(model) -> int:
 
 def test_hooks_go_with_the_optimizer():
     model = Net(8)
-    optimizer = KFAC(model)
+    optimizer = KFAC(model, trust=None)
     assert hooks(model) == 5  # three layers, and two on the model
     optimizer.close()
     assert hooks(model) == 0
-    optimizer = KFAC(model)
+    optimizer = KFAC(model, trust=None)
     dead = weakref.ref(optimizer)
     del optimizer
     gc.collect()
     assert dead() is None
     assert hooks(model) == 0
-    Shampoo(model)
+    Shampoo(model, trust=None)
     assert hooks(model) == 0  # it listens to nothing
 
 
 def test_copies_of_a_model_do_not_speak_to_its_optimizer():
     model = Net(8)
-    optimizer = KFAC(model)
+    optimizer = KFAC(model, trust=None)
     for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         backward(other)
         assert seen(optimizer) == set()
@@ -279,9 +281,9 @@ def test_copies_of_a_model_do_not_speak_to_its_optimizer():
 def test_two_optimizers_on_parts_of_one_model():
     torch.manual_seed(0)
     model = Net(8)
-    kfac = KFAC(model, lr=0.1, params=list(model.first.parameters()))
-    shampoo = Shampoo(model, lr=0.1, params=[*model.hidden.parameters(), *model.norm.parameters()])
-    rest = GaussNewton(model, lr=0.1, params=list(model.head.parameters()))
+    kfac = KFAC(model, lr=0.1, params=list(model.first.parameters()), trust=None)
+    shampoo = Shampoo(model, lr=0.1, params=[*model.hidden.parameters(), *model.norm.parameters()], trust=None)
+    rest = GaussNewton(model, lr=0.1, params=list(model.head.parameters()), trust=None)
     before = {name: values.detach().clone() for name, values in model.named_parameters()}
     backward(model)
     kfac.step()
@@ -298,7 +300,7 @@ def test_two_optimizers_on_parts_of_one_model():
 def test_data_parallel_wrapper():
     model = Net(8)
     wrapped = nn.DataParallel(model)  # without devices it runs the model itself
-    optimizer = KFAC(wrapped)
+    optimizer = KFAC(wrapped, trust=None)
     backward(wrapped)
     optimizer.step()
     assert set(optimizer.layers) == {"first", "hidden", "head"}
@@ -326,7 +328,7 @@ def test_a_loss_that_is_kept_keeps_no_statistics():
     """People hold the last loss while the next batch runs: its graph stays, what was gathered through it does not."""
     torch.manual_seed(0)
     model = started(conv_net())
-    optimizer = KFAC(model)
+    optimizer = KFAC(model, trust=None)
     loss = F.cross_entropy(model(images()), Y)
     loss.backward(retain_graph=True)
     (this,) = optimizer.capture.passes
@@ -346,7 +348,7 @@ def test_a_forward_pass_that_is_never_differentiated_holds_no_memory(options):
     """Its graph must not be kept alive by what waits in it for a step."""
     torch.manual_seed(0)
     model, kept = started(conv_net()), []
-    optimizer = KFAC(model, **options)
+    optimizer = KFAC(model, **{"trust": None, **options})
     model[1].register_forward_hook(lambda module, inputs, output: kept.append(weakref.ref(output)))
     for _ in range(2):
         assert model(images()).requires_grad
@@ -398,7 +400,7 @@ def test_an_input_that_is_overwritten_after_the_backward_pass_counts_as_it_was(o
     model, x = started(conv_net()), images()
     other = copy.deepcopy(model)
     for each, overwritten in ((model, False), (other, True)):
-        optimizer, buffer = KFAC(each, lr=0.01, **options), x.clone().requires_grad_(leaf)
+        optimizer, buffer = KFAC(each, lr=0.01, **{"trust": None, **options}), x.clone().requires_grad_(leaf)
         F.cross_entropy(each(buffer), Y).backward()
         if overwritten:
             buffer.detach().fill_(3.0)
@@ -417,7 +419,7 @@ def test_one_buffer_for_all_micro_batches(options, net):
     model(batches[0])
     other = copy.deepcopy(model)
     for each, shared in ((model, False), (other, True)):
-        optimizer, buffer = KFAC(each, lr=0.01, **options), torch.empty_like(batches[0])
+        optimizer, buffer = KFAC(each, lr=0.01, **{"trust": None, **options}), torch.empty_like(batches[0])
         for batch in batches:
             x = buffer.copy_(batch) if shared else batch
             (F.cross_entropy(each(x), Y) / 3).backward()
@@ -429,7 +431,7 @@ def test_one_buffer_for_all_micro_batches(options, net):
 
 def test_what_waits_for_the_step_must_not_change():
     model = started(conv_net())
-    optimizer, kept = KFAC(model), []
+    optimizer, kept = KFAC(model, trust=None), []
     model[1].register_forward_hook(lambda module, inputs, output: kept.append(output))
     F.cross_entropy(model(images()), Y).backward()
     with torch.no_grad():
@@ -443,7 +445,7 @@ def test_means_over_positions_do_not_depend_on_portions(portion, monkeypatch):
     torch.manual_seed(0)
     model, x = started(conv_net()), images()
     monkeypatch.setattr(conv, "PORTION", portion)
-    optimizer = KFAC(model, sharing="reduce", form="matrix")
+    optimizer = KFAC(model, sharing="reduce", form="matrix", trust=None)
     F.cross_entropy(model(x), Y).backward()
     found = optimizer.capture.gather()["0"].A.factor().M[0]
     H = F.unfold(x, 3).mean(2)
@@ -458,7 +460,7 @@ def test_torch_may_refuse_to_say_how_precise_products_are(monkeypatch):
 
     monkeypatch.setattr(torch, "get_float32_matmul_precision", refuse)
     model = Net(8)
-    optimizer = KFAC(model)
+    optimizer = KFAC(model, trust=None)
     backward(model)
     optimizer.step()
     assert optimizer.steps == 1

@@ -34,7 +34,7 @@ def sgd(lr: float):
 
 
 def kfac(**options):
-    return lambda model, plan: mukron.KFAC(model, plan, lr=0.01, **options)
+    return lambda model, plan: mukron.KFAC(model, plan, lr=0.01, **{"trust": None, **options})
 
 
 @pytest.fixture(scope="module")

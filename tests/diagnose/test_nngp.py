@@ -51,12 +51,12 @@ def start(width=256, seed=0, dtype=torch.float32, output_exponent: float | str =
 def kfac(model, plan, rho=1.0, likelihood="gaussian", fisher="exact", seed=0):
     lr = one_step_rate(damping=rho, classes=CLASSES, likelihood=likelihood)
     with pytest.warns(UserWarning, match="kernel-regression"):
-        return KFAC(model, plan, lr=lr, damping=rho, likelihood=likelihood, fisher=fisher, seed=seed)
+        return KFAC(model, plan, lr=lr, damping=rho, likelihood=likelihood, fisher=fisher, seed=seed, trust=None)
 
 
 def foof(model, plan, rho=1.0):
     with pytest.warns(UserWarning, match="kernel-regression"):
-        return FOOF(model, plan, lr=1.0, damping=rho)
+        return FOOF(model, plan, lr=1.0, damping=rho, trust=None)
 
 
 def ridge_of(model, x, rho=1.0):
@@ -269,7 +269,7 @@ def test_looking_at_features_does_not_change_a_step_of_kfac():
     for look in (False, True):
         torch.manual_seed(0)
         model = MLP(32, inputs=64)
-        optimizer = KFAC(model, lr=0.01, likelihood="gaussian")
+        optimizer = KFAC(model, lr=0.01, likelihood="gaussian", trust=None)
         half_squares(model(x), y).backward()
         if look:
             feature_kernel(model, x)
@@ -383,7 +383,9 @@ def test_any_other_damping_is_a_ridge_too():
     x, y = digits(dtype=torch.float64)
     model, plan = start(dtype=torch.float64, output_exponent="zero")
     with pytest.warns(UserWarning, match="kernel-regression"):
-        optimizer = KFAC(model, plan, lr=1.5, damping=Fixed(a=0.2, b=0.5), fisher="exact", likelihood="gaussian")
+        optimizer = KFAC(
+            model, plan, lr=1.5, damping=Fixed(a=0.2, b=0.5), fisher="exact", likelihood="gaussian", trust=None
+        )
     ridge = SAMPLES * (0.2 * 256 / BASE) / 256
     assert approach(model, optimizer, x, y, steps=1, ridge=ridge).rows[1].distance < 1e-11
 
@@ -429,7 +431,7 @@ def test_small_output_weights_are_not_zero_ones():
     for exponent in (2, 3):
         model, plan = start(dtype=torch.float64, output_exponent=exponent)
         before = hidden(model)
-        optimizer = KFAC(model, plan, lr=1.0, fisher="exact", likelihood="gaussian")
+        optimizer = KFAC(model, plan, lr=1.0, fisher="exact", likelihood="gaussian", trust=None)
         half_squares(model(x), y).backward()
         optimizer.step()
         moves.append([float((a - b).norm()) for a, b in zip(hidden(model), before, strict=True)])
@@ -443,7 +445,7 @@ def test_from_other_outputs_the_regression_is_to_what_they_lack():
     for weight in list(model.parameters())[:-1]:
         weight.requires_grad_(False)
     optimizer = KFAC(
-        model, plan, lr=2.0, fisher="exact", likelihood="gaussian", params=[model.fc3.weight]
+        model, plan, lr=2.0, fisher="exact", likelihood="gaussian", params=[model.fc3.weight], trust=None
     )  # damping 1: rate 2
     ridge, start_outputs = ridge_of(model, x), model(x).detach()
     _, first, second = approach(model, optimizer, x, y, steps=2, ridge=ridge).rows

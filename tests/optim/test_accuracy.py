@@ -119,7 +119,7 @@ def change(case: str, method: str, rho: float, dtype: torch.dtype, **options) ->
     make, own = METHODS[method]
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        optimizer = make(model, lr=1.0, damping=rho, **own, **setting["options"], **options)
+        optimizer = make(model, lr=1.0, damping=rho, trust=None, **own, **setting["options"], **options)
         for x, y in batches(setting["data"], setting["steps"]):
             model.load_state_dict(start)
             optimizer.zero_grad()
@@ -314,7 +314,7 @@ def test_small_networks_whose_sides_are_both_ill_conditioned(case):
         generator = torch.Generator().manual_seed(0)
         y = torch.randint(3, (samples,), generator=generator)
         x = (torch.randn(samples, 6, generator=generator) + 2).to(dtype)
-        optimizer = method(model, lr=1e-3, **options)
+        optimizer = method(model, lr=1e-3, **{"trust": None, **options})
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             F.cross_entropy(model(x), y).backward()

@@ -16,25 +16,30 @@ from mukron import EMA, FOOF, KFAC, Batch, GaussNewton, Rescaled, Shampoo, Windo
 from networks import INPUTS, Net
 
 MAKERS = {
-    "kfac": lambda model, **options: KFAC(model, **{"lr": 0.05, **options}),
-    "kfac, ema": lambda model, **options: KFAC(model, **{"lr": 0.05, "memory": EMA(0.9), **options}),
-    "kfac, window": lambda model, **options: KFAC(model, **{"lr": 0.05, "memory": Window(2), **options}),
-    "kfac, rarely": lambda model, **options: KFAC(
-        model, **{"lr": 0.05, "factor_every": 2, "inverse_every": 4, **options}
+    "kfac": lambda model, **options: KFAC(model, **{"trust": None, **{"lr": 0.05, **options}}),
+    "kfac, ema": lambda model, **options: KFAC(model, **{"trust": None, **{"lr": 0.05, "memory": EMA(0.9), **options}}),
+    "kfac, window": lambda model, **options: KFAC(
+        model, **{"trust": None, **{"lr": 0.05, "memory": Window(2), **options}}
     ),
-    "foof": lambda model, **options: FOOF(model, **{"lr": 0.05, **options}),
-    "shampoo": lambda model, **options: Shampoo(model, **{"lr": 0.05, "damping": 1e-3, **options}),
+    "kfac, rarely": lambda model, **options: KFAC(
+        model, **{"trust": None, **{"lr": 0.05, "factor_every": 2, "inverse_every": 4, **options}}
+    ),
+    "foof": lambda model, **options: FOOF(model, **{"trust": None, **{"lr": 0.05, **options}}),
+    "shampoo": lambda model, **options: Shampoo(model, **{"trust": None, **{"lr": 0.05, "damping": 1e-3, **options}}),
     "shampoo, newton": lambda model, **options: Shampoo(
-        model, **{"lr": 0.05, "damping": 1e-3, "solver": "newton", **options}
+        model, **{"trust": None, **{"lr": 0.05, "damping": 1e-3, "solver": "newton", **options}}
     ),
     "shampoo, tracked": lambda model, **options: Shampoo(
-        model, **{"lr": 0.05, "damping": 1e-3, "solver": "tracked", **options}
+        model, **{"trust": None, **{"lr": 0.05, "damping": 1e-3, "solver": "tracked", **options}}
     ),
     "shampoo, tracked, rarely": lambda model, **options: Shampoo(
         model,
-        **{"lr": 0.05, "damping": 1e-3, "solver": "tracked", "factor_every": 2, "inverse_every": 4, **options},
+        **{
+            "trust": None,
+            **{"lr": 0.05, "damping": 1e-3, "solver": "tracked", "factor_every": 2, "inverse_every": 4, **options},
+        },
     ),
-    "gauss-newton": lambda model, **options: GaussNewton(model, **{"lr": 0.05, **options}),
+    "gauss-newton": lambda model, **options: GaussNewton(model, **{"trust": None, **{"lr": 0.05, **options}}),
 }
 DATA = torch.Generator().manual_seed(0)
 X, Y = torch.randn(10, INPUTS, generator=DATA), torch.randint(5, (10,), generator=DATA)
@@ -167,12 +172,12 @@ def test_lr_zero_changes_nothing_and_lr_is_linear(make, model):
 
 
 def test_damping_can_be_scheduled(model):
-    optimizer = KFAC(model, lr=0.05, damping=Rescaled(2.0), fisher="exact")
+    optimizer = KFAC(model, lr=0.05, damping=Rescaled(2.0), fisher="exact", trust=None)
     assert optimizer.param_groups[0]["damping"] == 2.0
     other = copy.deepcopy(model)
     optimizer.param_groups[0]["damping"] = 0.5
     train(model, optimizer, steps=1)
-    train(other, KFAC(other, lr=0.05, damping=0.5, fisher="exact"), steps=1)
+    train(other, KFAC(other, lr=0.05, damping=0.5, fisher="exact", trust=None), steps=1)
     assert same(model, other)
 
 
@@ -312,9 +317,9 @@ def test_kl_clip(make, model):
     free, clipped, loose = model, copy.deepcopy(model), copy.deepcopy(model)
     before = values(free)
     train(free, make(free, exclude=("norm",)), steps=1)
-    train(loose, make(loose, trust=mukron.KLClip(1e9)), steps=1)
-    assert all(torch.allclose(a, b) for a, b in zip(values(free), values(loose), strict=True))
-    train(clipped, make(clipped, trust=mukron.KLClip(1e-6)), steps=1)
+    train(loose, make(loose, trust=mukron.KLClip(1e9), fallback="sgd"), steps=1)
+    assert all(torch.allclose(a, b, rtol=1e-4, atol=1e-6) for a, b in zip(values(free), values(loose), strict=True))
+    train(clipped, make(clipped, trust=mukron.KLClip(1e-6), fallback="sgd"), steps=1)
     names = [name for name, _ in model.named_parameters()]
     moves = {
         name: (new - old, old_free - old)
@@ -351,8 +356,8 @@ def test_gradient_clipping_scales_the_step(model):
     """torch's own clipping changes the gradient between backward and step; the step follows it."""
     free, clipped = model, copy.deepcopy(model)
     before = values(free)
-    train(free, KFAC(free, lr=0.05, fisher="exact"), steps=1)
-    optimizer = KFAC(clipped, lr=0.05, fisher="exact")
+    train(free, KFAC(free, lr=0.05, fisher="exact", trust=None), steps=1)
+    optimizer = KFAC(clipped, lr=0.05, fisher="exact", trust=None)
     F.cross_entropy(clipped(X), Y).backward()
     norm = float(nn.utils.clip_grad_norm_(clipped.parameters(), 0.1))
     optimizer.step()
@@ -370,7 +375,7 @@ def test_a_gradient_that_was_changed_is_the_one_that_counts():
     noise, moves = torch.randn(256, 256).double(), []
     for off in (0.0, 1e-9):
         changed = copy.deepcopy(model)
-        optimizer = KFAC(changed, lr=1.0, fisher="exact", form="rows")
+        optimizer = KFAC(changed, lr=1.0, fisher="exact", form="rows", trust=None)
         F.cross_entropy(changed(X.double()), Y).backward()
         noise = noise * changed.hidden.weight.grad.norm() / noise.norm()
         changed.hidden.weight.grad += off * noise
@@ -409,7 +414,7 @@ def test_accumulation_over_micro_batches_is_the_whole_batch(name, fisher):
 def test_intervals():
     """Between updates nothing is listened to, and the last inverse is used."""
     model = Net(8)
-    optimizer = KFAC(model, lr=0.01, factor_every=2, inverse_every=4)
+    optimizer = KFAC(model, lr=0.01, factor_every=2, inverse_every=4, trust=None)
     heard = []
     for _ in range(8):
         optimizer.zero_grad()
@@ -418,4 +423,4 @@ def test_intervals():
         optimizer.step()
     assert heard == [True, False] * 4
     with pytest.raises(ValueError, match="must be a multiple of factor_every"):
-        KFAC(model, factor_every=2, inverse_every=3)
+        KFAC(model, factor_every=2, inverse_every=3, trust=None)

@@ -18,15 +18,15 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS"),  # of the first backward pass in a process
 ]
 METHODS = {
-    "kfac": lambda model: KFAC(model, lr=0.05, momentum=0.9, fisher="exact"),
-    "kfac, mc": lambda model: KFAC(model, lr=0.05, momentum=0.9),
-    "kfac, ema": lambda model: KFAC(model, lr=0.05, memory=EMA(0.9), fisher="exact"),
-    "kfac, window": lambda model: KFAC(model, lr=0.05, memory=Window(2), fisher="exact"),
-    "foof": lambda model: FOOF(model, lr=0.05),
-    "shampoo": lambda model: Shampoo(model, lr=0.05, damping=1e-3),
-    "shampoo, tracked": lambda model: Shampoo(model, lr=0.05, damping=1e-3, solver="tracked"),
-    "shampoo, newton": lambda model: Shampoo(model, lr=0.05, damping=1e-3, solver="newton"),
-    "gauss-newton": lambda model: GaussNewton(model, lr=0.05),
+    "kfac": lambda model: KFAC(model, lr=0.05, momentum=0.9, fisher="exact", trust=None),
+    "kfac, mc": lambda model: KFAC(model, lr=0.05, momentum=0.9, trust=None),
+    "kfac, ema": lambda model: KFAC(model, lr=0.05, memory=EMA(0.9), fisher="exact", trust=None),
+    "kfac, window": lambda model: KFAC(model, lr=0.05, memory=Window(2), fisher="exact", trust=None),
+    "foof": lambda model: FOOF(model, lr=0.05, trust=None),
+    "shampoo": lambda model: Shampoo(model, lr=0.05, damping=1e-3, trust=None),
+    "shampoo, tracked": lambda model: Shampoo(model, lr=0.05, damping=1e-3, solver="tracked", trust=None),
+    "shampoo, newton": lambda model: Shampoo(model, lr=0.05, damping=1e-3, solver="newton", trust=None),
+    "gauss-newton": lambda model: GaussNewton(model, lr=0.05, trust=None),
 }
 DATA = torch.Generator().manual_seed(0)
 X = torch.randn(10, INPUTS, generator=DATA, dtype=torch.float64)
@@ -74,7 +74,7 @@ def test_convolutions_take_the_same_steps_as_on_the_cpu(options):
     there, start = copy.deepcopy(here).cuda(), values(here)
     x, y = torch.randn(4, 3, 12, 11, dtype=torch.float64), torch.randint(5, (4,))
     for model in (here, there):
-        optimizer = KFAC(model, lr=1e-4, momentum=0.9, fisher="exact", **options)
+        optimizer = KFAC(model, lr=1e-4, momentum=0.9, fisher="exact", **{"trust": None, **options})
         for _ in range(3):
             optimizer.zero_grad()
             device = next(model.parameters()).device
@@ -105,7 +105,7 @@ def test_states_move_between_devices(name, way):
 def test_float16_with_a_scaler():
     torch.manual_seed(0)
     model = Net(64).cuda()
-    optimizer = KFAC(model, lr=0.01, momentum=0.9, memory=EMA(0.9))
+    optimizer = KFAC(model, lr=0.01, momentum=0.9, memory=EMA(0.9), trust=None)
     scaler = torch.amp.GradScaler("cuda")
     x, y, losses = X.float().cuda(), Y.cuda(), []
     for _ in range(30):

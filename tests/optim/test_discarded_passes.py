@@ -17,19 +17,19 @@ BATCHES = [(torch.randn(8, 12, generator=DATA), torch.randint(5, (8,), generator
 DISCARDED, GOOD, LATER = BATCHES
 
 METHODS = {
-    "kfac, mc": lambda model: KFAC(model, lr=0.1, fisher="mc"),
-    "kfac, empirical": lambda model: KFAC(model, lr=0.1, fisher="empirical"),
-    "kfac, exact": lambda model: KFAC(model, lr=0.1, fisher="exact"),
-    "kfac, matrix": lambda model: KFAC(model, lr=0.1, form="matrix"),
-    "kfac, ema": lambda model: KFAC(model, lr=0.1, memory=EMA(0.9)),
-    "kfac, window": lambda model: KFAC(model, lr=0.1, memory=Window(2)),
-    "kfac, fused": lambda model: KFAC(model, lr=0.1, fused=True),
-    "kfac, fused, empirical": lambda model: KFAC(model, lr=0.1, fisher="empirical", fused=True),
-    "foof": lambda model: FOOF(model, lr=0.1),
-    "foof, fused": lambda model: FOOF(model, lr=0.1, fused=True),
-    "shampoo": lambda model: Shampoo(model, lr=0.1),
-    "shampoo, fused": lambda model: Shampoo(model, lr=0.1, fused=True),
-    "gauss-newton": lambda model: GaussNewton(model, lr=0.1),
+    "kfac, mc": lambda model: KFAC(model, lr=0.1, fisher="mc", trust=None),
+    "kfac, empirical": lambda model: KFAC(model, lr=0.1, fisher="empirical", trust=None),
+    "kfac, exact": lambda model: KFAC(model, lr=0.1, fisher="exact", trust=None),
+    "kfac, matrix": lambda model: KFAC(model, lr=0.1, form="matrix", trust=None),
+    "kfac, ema": lambda model: KFAC(model, lr=0.1, memory=EMA(0.9), trust=None),
+    "kfac, window": lambda model: KFAC(model, lr=0.1, memory=Window(2), trust=None),
+    "kfac, fused": lambda model: KFAC(model, lr=0.1, fused=True, trust=None),
+    "kfac, fused, empirical": lambda model: KFAC(model, lr=0.1, fisher="empirical", fused=True, trust=None),
+    "foof": lambda model: FOOF(model, lr=0.1, trust=None),
+    "foof, fused": lambda model: FOOF(model, lr=0.1, fused=True, trust=None),
+    "shampoo": lambda model: Shampoo(model, lr=0.1, trust=None),
+    "shampoo, fused": lambda model: Shampoo(model, lr=0.1, fused=True, trust=None),
+    "gauss-newton": lambda model: GaussNewton(model, lr=0.1, trust=None),
 }
 
 
@@ -134,12 +134,12 @@ def test_its_own_zero_grad_discards_draws_too(make):
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 SCALED = {
-    "kfac, mc": lambda model, scaler: KFAC(model, lr=0.1),
-    "kfac, empirical": lambda model, scaler: KFAC(model, lr=0.1, fisher="empirical", grad_scaler=scaler),
-    "kfac, exact": lambda model, scaler: KFAC(model, lr=0.1, fisher="exact"),
-    "foof": lambda model, scaler: FOOF(model, lr=0.1),
-    "shampoo": lambda model, scaler: Shampoo(model, lr=0.1),
-    "gauss-newton": lambda model, scaler: GaussNewton(model, lr=0.1, grad_scaler=scaler),
+    "kfac, mc": lambda model, scaler: KFAC(model, lr=0.1, trust=None),
+    "kfac, empirical": lambda model, scaler: KFAC(model, lr=0.1, fisher="empirical", grad_scaler=scaler, trust=None),
+    "kfac, exact": lambda model, scaler: KFAC(model, lr=0.1, fisher="exact", trust=None),
+    "foof": lambda model, scaler: FOOF(model, lr=0.1, trust=None),
+    "shampoo": lambda model, scaler: Shampoo(model, lr=0.1, trust=None),
+    "gauss-newton": lambda model, scaler: GaussNewton(model, lr=0.1, grad_scaler=scaler, trust=None),
 }
 
 
@@ -186,7 +186,7 @@ def few(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def begun(method, **options):
     model = wide()
-    optimizer = method(model, lr=0.1, **options)
+    optimizer = method(model, lr=0.1, **{"trust": None, **options})
     x, y = few(1)
     F.cross_entropy(model(x), y).backward()
     optimizer.step()
@@ -236,7 +236,7 @@ def test_a_penalty_that_is_differentiated_first_is_no_sign_of_the_old_gradients(
     weights = []
     for discards in (False, True):
         model = wide()
-        optimizer = mukron.KFAC(model, lr=0.1, exclude=("2",), memory="ema:0.9")
+        optimizer = mukron.KFAC(model, lr=0.1, exclude=("2",), memory="ema:0.9", trust=None)
         for seed in (1, 2, 3):
             x, y = few(seed)
             if seed == 2 and not discards:
@@ -265,7 +265,7 @@ def test_an_interrupted_forward_pass_leaves_no_weight_frozen():
 
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(INPUTS, 64), Interrupted(64, 64), nn.Linear(64, 5))
-    optimizer = mukron.KFAC(model, lr=0.1, fused=True)
+    optimizer = mukron.KFAC(model, lr=0.1, fused=True, trust=None)
     for seed in range(4):
         model[1].interrupts = seed == 2
         x, y = few(seed)

@@ -61,7 +61,7 @@ class Disagrees(Alone):
 
 
 def trained(model, exchange):
-    optimizer = KFAC(model, lr=0.05, momentum=0.9)
+    optimizer = KFAC(model, lr=0.05, momentum=0.9, trust=None)
     optimizer.exchange = exchange
     optimizer.zero_grad()
     F.cross_entropy(model(X), Y).backward()

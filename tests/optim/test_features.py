@@ -44,7 +44,7 @@ def changes(method, options, width, seed) -> dict[int, list[float]]:
     torch.manual_seed(seed)
     model = make(width)
     plan = mukron.parametrize(model, mukron.base_shapes(make, width=BASE))
-    optimizer = method(model, plan, **options)
+    optimizer = method(model, plan, **{"trust": None, **options})
     before, found = features(model, x), {}
     for step in range(1, max(STEPS) + 1):
         optimizer.zero_grad()

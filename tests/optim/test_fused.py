@@ -34,7 +34,7 @@ def data(shape, steps=5):
 def trained(model, method, fused, shape=(BATCH, 20), loss=None, passes=1, **options):
     """The model after five steps, and the layers whose weight had no gradient at the last of them."""
     model = copy.deepcopy(model)
-    optimizer = method(model, lr=0.05, fused=fused, **options)
+    optimizer = method(model, lr=0.05, fused=fused, **{"trust": None, **options})
     for x, y in data(shape):
         optimizer.zero_grad()
         for part, wanted in zip(x.chunk(passes), y.chunk(passes), strict=True):
@@ -126,7 +126,7 @@ def test_sequences():
 
 
 def test_a_failing_layer_leaves_its_weight_as_it_was(model):
-    optimizer = KFAC(model, fused=True)
+    optimizer = KFAC(model, fused=True, trust=None)
     for x, y in data((BATCH, 20), steps=2):
         optimizer.zero_grad()
         F.cross_entropy(model(x), y).backward()
@@ -137,7 +137,7 @@ def test_a_failing_layer_leaves_its_weight_as_it_was(model):
 
 
 def test_paused_and_evaluated_passes_are_left_alone(model):
-    optimizer = KFAC(model, fused=True)
+    optimizer = KFAC(model, fused=True, trust=None)
     for x, y in data((BATCH, 20), steps=2):
         optimizer.zero_grad()
         F.cross_entropy(model(x), y).backward()
@@ -151,8 +151,8 @@ def test_paused_and_evaluated_passes_are_left_alone(model):
 def test_a_pass_that_is_not_differentiated_leaves_no_trace(model):
     other = copy.deepcopy(model)
     one, two = (
-        KFAC(model, lr=0.05, fused=True, fisher="empirical"),
-        KFAC(other, lr=0.05, fused=True, fisher="empirical"),
+        KFAC(model, lr=0.05, fused=True, fisher="empirical", trust=None),
+        KFAC(other, lr=0.05, fused=True, fisher="empirical", trust=None),
     )
     for x, y in data((BATCH, 20)):
         for net, optimizer in ((model, one), (other, two)):
@@ -167,12 +167,12 @@ def test_a_pass_that_is_not_differentiated_leaves_no_trace(model):
 
 def test_no_grad_scaler():
     with pytest.raises(ValueError, match="leaves no gradients for a GradScaler"):
-        KFAC(mlp(), fused=True, grad_scaler=torch.amp.GradScaler("cpu"))
+        KFAC(mlp(), fused=True, grad_scaler=torch.amp.GradScaler("cpu"), trust=None)
 
 
 def test_a_saved_state_goes_on_alike(model):
     other = copy.deepcopy(model)
-    one = KFAC(model, lr=0.05, momentum=0.9, fused=True)
+    one = KFAC(model, lr=0.05, momentum=0.9, fused=True, trust=None)
     batches = list(data((BATCH, 20), steps=6))
 
     def run(net, optimizer, part):
@@ -182,7 +182,7 @@ def test_a_saved_state_goes_on_alike(model):
             optimizer.step()
 
     run(model, one, batches[:3])
-    two = KFAC(other, lr=0.05, momentum=0.9, fused=True)
+    two = KFAC(other, lr=0.05, momentum=0.9, fused=True, trust=None)
     other.load_state_dict(model.state_dict())
     two.load_state_dict(one.state_dict())
     run(model, one, batches[3:])
@@ -226,7 +226,7 @@ def test_shampoo_with_every_option(model):
 
 def test_shampoo_of_a_batch_without_signals(model):
     """Signals that are all zero make factors of zeros, and no step."""
-    optimizer = Shampoo(model, lr=0.05, fused=True)
+    optimizer = Shampoo(model, lr=0.05, fused=True, trust=None)
     before = [p.detach().clone() for p in model.parameters()]
     for x, y in data((BATCH, 20), steps=3):
         optimizer.zero_grad()

@@ -29,7 +29,7 @@ def values(model):
 def test_a_layer_that_is_unfrozen_between_refreshes():
     model = Net(8)
     model.hidden.requires_grad_(False)
-    optimizer = KFAC(model, lr=0.05, factor_every=5, inverse_every=5)
+    optimizer = KFAC(model, lr=0.05, factor_every=5, inverse_every=5, trust=None)
     for _ in range(2):
         step(model, optimizer)
     model.hidden.requires_grad_(True)
@@ -49,7 +49,7 @@ def test_gradients_of_zeros_for_a_layer_that_did_not_run():
             return self.head(h if self.skip else F.relu(self.norm(self.hidden(h))))
 
     model = Skips(8)
-    optimizer = KFAC(model, lr=0.05)
+    optimizer = KFAC(model, lr=0.05, trust=None)
     step(model, optimizer)
     model.skip = True
     before = model.hidden.weight.detach().clone()
@@ -62,7 +62,7 @@ def test_gradients_of_zeros_for_a_layer_that_did_not_run():
 @pytest.mark.parametrize("method", [KFAC, FOOF, Shampoo, GaussNewton])
 def test_an_empty_batch_moves_nothing(method):
     model = nn.Sequential(nn.Linear(4, 3))
-    optimizer = method(model)
+    optimizer = method(model, trust=None)
     before = values(model)
     F.cross_entropy(model(torch.randn(0, 4)), torch.empty(0, dtype=torch.long), reduction="sum").backward()
     optimizer.step()
@@ -73,7 +73,7 @@ def test_a_bias_that_is_unfrozen_between_two_inverses():
     """Its factor is new while the weight's is not."""
     model = Net(8)
     model.hidden.bias.requires_grad_(False)
-    optimizer = Shampoo(model, lr=0.05, inverse_every=3)
+    optimizer = Shampoo(model, lr=0.05, inverse_every=3, trust=None)
     for step_number in range(5):
         before = model.hidden.bias.detach().clone()
         optimizer.zero_grad()
@@ -87,7 +87,7 @@ def test_a_bias_that_is_unfrozen_between_two_inverses():
 def test_a_layer_that_waits_for_its_first_factors_waits_in_a_copy_too(way):
     model = Net(8)
     model.first.requires_grad_(False)
-    optimizer = KFAC(model, lr=0.05, factor_every=4, inverse_every=4)
+    optimizer = KFAC(model, lr=0.05, factor_every=4, inverse_every=4, trust=None)
 
     def step(model, optimizer):
         optimizer.zero_grad()
@@ -100,7 +100,7 @@ def test_a_layer_that_waits_for_its_first_factors_waits_in_a_copy_too(way):
     if way == "deepcopy":
         other = copy.deepcopy(optimizer)
     else:
-        other = KFAC(copy.deepcopy(model), lr=0.05, factor_every=4, inverse_every=4)
+        other = KFAC(copy.deepcopy(model), lr=0.05, factor_every=4, inverse_every=4, trust=None)
         other.load_state_dict(optimizer.state_dict())
     for _ in range(3):
         step(model, optimizer)

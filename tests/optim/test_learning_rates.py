@@ -31,20 +31,20 @@ def wide(base=8, width=32, scheme="mup"):
 def test_learning_rates_follow_the_method(method):
     """The optimizer applies its own exponents: FOOF's hidden step is r_out times SP's with the same curvature."""
     model, plan = wide()
-    optimizer = method(model, plan, lr=0.1)
+    optimizer = method(model, plan, lr=0.1, trust=None)
     scales = plan.scales(optimizer.method)
     for name, _ in model.named_parameters():
         expected = plan.scales("sgd")[name].lr if name.startswith("norm") else scales[name].lr
         assert optimizer.rate(name) == pytest.approx(0.1 * expected)
     grafted = method(model, plan, lr=0.1, trust="graft:sgd")
     assert grafted.rate("head.weight") == pytest.approx(0.1 * plan.scales("sgd")["head.weight"].lr)
-    other = method(model, plan, lr=0.1, fallback="adamw", fallback_lr=0.01)
+    other = method(model, plan, lr=0.1, fallback="adamw", fallback_lr=0.01, trust=None)
     assert other.rate("norm.weight") == pytest.approx(0.01 * plan.scales("adamw")["norm.weight"].lr)
 
 
 def test_decay_of_the_fallback_goes_with_its_own_learning_rate():
     model = Net(8)
-    optimizer = KFAC(model, lr=0.1, fallback_lr=1e-4, weight_decay=0.1)
+    optimizer = KFAC(model, lr=0.1, fallback_lr=1e-4, weight_decay=0.1, trust=None)
     optimizer.zero_grad()
     (model(X) * 0).sum().backward()
     optimizer.step()

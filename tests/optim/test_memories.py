@@ -38,7 +38,7 @@ def test_memories():
     }
     for memory, M in expected.items():
         model = Net(8)
-        optimizer = FOOF(model, lr=0.0, memory=memory, damping=mukron.Constant(0.1))
+        optimizer = FOOF(model, lr=0.0, memory=memory, damping=mukron.Constant(0.1), trust=None)
         for x in batches:
             optimizer.zero_grad()
             F.cross_entropy(model(x), Y[:6]).backward()
@@ -52,7 +52,7 @@ def test_memories():
 def test_a_window_of_unequal_batches(sizes):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 5))
-    optimizer = FOOF(model, lr=0.0, memory=Window(2), damping=mukron.Constant(0.1))
+    optimizer = FOOF(model, lr=0.0, memory=Window(2), damping=mukron.Constant(0.1), trust=None)
     batches = [torch.randn(size, 64) for size in sizes]
     for x in batches:
         step(model, optimizer, x, torch.randint(5, (len(x),)))

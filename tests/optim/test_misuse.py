@@ -48,7 +48,7 @@ def test_parameters_in_place_of_the_model(method, given):
         "groups": lambda: [{"params": list(model.parameters())}],
     }[given]()
     with pytest.raises(TypeError, match="pass the model itself") as caught:
-        method(first, lr=0.1)
+        method(first, lr=0.1, trust=None)
     assert method.__name__ in sentence(caught)
 
 
@@ -57,7 +57,7 @@ def test_parameters_in_place_of_the_model(method, given):
 )
 def test_a_wrong_keyword(method, wrong, right):
     with pytest.raises(TypeError) as caught:
-        method(net(), **{wrong: 0.1})
+        method(net(), **{"trust": None, **{wrong: 0.1}})
     text = sentence(caught)
     assert method.__name__ in text
     assert wrong in text
@@ -66,7 +66,7 @@ def test_a_wrong_keyword(method, wrong, right):
 
 def test_a_learning_rate_in_place_of_the_parametrization(method):
     with pytest.raises(TypeError, match="parametrization") as caught:
-        method(net(), 0.1)
+        method(net(), 0.1, trust=None)
     sentence(caught)
 
 
@@ -75,9 +75,9 @@ def test_a_parameter_that_is_not_the_models(method, how):
     model, stray = net(), nn.Parameter(torch.zeros(3))
     mine = list(model.first.parameters())
     attempt = {
-        "params": lambda: method(model, lr=0.1, params=[*mine, stray]),
-        "group in params": lambda: method(model, lr=0.1, params=[{"params": mine}, {"params": [stray]}]),
-        "add_param_group": lambda: method(model, lr=0.1, params=mine).add_param_group({"params": [stray]}),
+        "params": lambda: method(model, lr=0.1, params=[*mine, stray], trust=None),
+        "group in params": lambda: method(model, lr=0.1, params=[{"params": mine}, {"params": [stray]}], trust=None),
+        "add_param_group": lambda: method(model, lr=0.1, params=mine, trust=None).add_param_group({"params": [stray]}),
     }[how]
     with pytest.raises(ValueError, match="model") as caught:
         attempt()
@@ -86,7 +86,7 @@ def test_a_parameter_that_is_not_the_models(method, how):
 
 def test_a_refused_group_leaves_the_optimizer_as_it_was(method):
     model = net()
-    optimizer = method(model, lr=0.1, params=list(model.first.parameters()))
+    optimizer = method(model, lr=0.1, params=list(model.first.parameters()), trust=None)
     with pytest.raises(ValueError, match="model"):
         optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(3))]})
     assert len(optimizer.param_groups) == 1
@@ -99,7 +99,7 @@ def test_a_refused_group_leaves_the_optimizer_as_it_was(method):
 def test_no_parameters_at_all(method, params):
     """One empty group beside others is fine, as in torch; nothing at all to train is a mistake."""
     with pytest.raises(ValueError, match="params is empty") as caught:
-        method(net(), lr=0.1, params=params)
+        method(net(), lr=0.1, params=params, trust=None)
     sentence(caught)
 
 
@@ -125,7 +125,7 @@ def test_a_layer_of_size_zero_works_or_is_refused_by_name(method, sizes):
         warnings.simplefilter("ignore")  # torch: initializing zero elements is a no-op
         model = Sized(*sizes)
     try:
-        optimizer = method(model, lr=0.1)
+        optimizer = method(model, lr=0.1, trust=None)
     except ValueError as error:
         refusal = str(error)
     else:
@@ -133,7 +133,7 @@ def test_a_layer_of_size_zero_works_or_is_refused_by_name(method, sizes):
     if refusal is not None:
         assert "odd" in refusal
         assert len(refusal.split()) >= 5
-        optimizer = method(model, lr=0.1, exclude=("odd",))
+        optimizer = method(model, lr=0.1, exclude=("odd",), trust=None)
     before = model.whole.weight.detach().clone()
     for _ in range(2):
         optimizer.zero_grad()
@@ -159,12 +159,12 @@ class Mixed(Net):
 
 
 MIXED = {
-    "kfac, empirical": lambda model: KFAC(model, lr=0.1, fisher="empirical"),
-    "kfac, exact": lambda model: KFAC(model, lr=0.1, fisher="exact"),
-    "foof": lambda model: FOOF(model, lr=0.1),
-    "foof, fused": lambda model: FOOF(model, lr=0.1, fused=True),
-    "shampoo": lambda model: Shampoo(model, lr=0.1, damping=1e-2),
-    "gauss-newton": lambda model: GaussNewton(model, lr=0.1),
+    "kfac, empirical": lambda model: KFAC(model, lr=0.1, fisher="empirical", trust=None),
+    "kfac, exact": lambda model: KFAC(model, lr=0.1, fisher="exact", trust=None),
+    "foof": lambda model: FOOF(model, lr=0.1, trust=None),
+    "foof, fused": lambda model: FOOF(model, lr=0.1, fused=True, trust=None),
+    "shampoo": lambda model: Shampoo(model, lr=0.1, damping=1e-2, trust=None),
+    "gauss-newton": lambda model: GaussNewton(model, lr=0.1, trust=None),
 }
 
 
@@ -252,7 +252,11 @@ def test_a_grad_scaler_that_the_empirical_fisher_does_not_know_of(name, unscale)
     """It is told at the first step and once: signals read from the loss are 65536 times too large."""
     model = net()
     scaler = torch.amp.GradScaler("cpu", init_scale=65536.0)
-    optimizer = KFAC(model, lr=0.1, fisher="empirical") if name == "kfac" else GaussNewton(model, lr=0.1)
+    optimizer = (
+        KFAC(model, lr=0.1, fisher="empirical", trust=None)
+        if name == "kfac"
+        else GaussNewton(model, lr=0.1, trust=None)
+    )
     messages = said(1, model, optimizer, scaler, unscale)
     assert len(messages) == 1
     assert "GradScaler" in messages[0]
@@ -268,13 +272,15 @@ def said_again(model, optimizer, scaler, unscale) -> list[str]:
 
 
 KNOWN = {
-    "grad_scaler=": lambda model, scaler: KFAC(model, lr=0.1, fisher="empirical", grad_scaler=scaler),
-    "Empirical(grad_scaler=)": lambda model, scaler: KFAC(model, lr=0.1, fisher=mukron.Empirical(grad_scaler=scaler)),
-    "mc": lambda model, scaler: KFAC(model, lr=0.1),
-    "exact": lambda model, scaler: KFAC(model, lr=0.1, fisher="exact"),
-    "foof": lambda model, scaler: FOOF(model, lr=0.1),
-    "shampoo": lambda model, scaler: Shampoo(model, lr=0.1),
-    "gauss-newton": lambda model, scaler: GaussNewton(model, lr=0.1, grad_scaler=scaler),
+    "grad_scaler=": lambda model, scaler: KFAC(model, lr=0.1, fisher="empirical", grad_scaler=scaler, trust=None),
+    "Empirical(grad_scaler=)": lambda model, scaler: KFAC(
+        model, lr=0.1, fisher=mukron.Empirical(grad_scaler=scaler), trust=None
+    ),
+    "mc": lambda model, scaler: KFAC(model, lr=0.1, trust=None),
+    "exact": lambda model, scaler: KFAC(model, lr=0.1, fisher="exact", trust=None),
+    "foof": lambda model, scaler: FOOF(model, lr=0.1, trust=None),
+    "shampoo": lambda model, scaler: Shampoo(model, lr=0.1, trust=None),
+    "gauss-newton": lambda model, scaler: GaussNewton(model, lr=0.1, grad_scaler=scaler, trust=None),
 }
 
 
@@ -287,7 +293,9 @@ def test_no_warning_where_the_scaler_is_known_or_does_not_matter(make, unscale):
 
 
 @pytest.mark.parametrize("largest", [1e-2, 1e-6])
-@pytest.mark.parametrize("make", [lambda m: KFAC(m, lr=0.1, fisher="empirical"), lambda m: GaussNewton(m, lr=0.1)])
+@pytest.mark.parametrize(
+    "make", [lambda m: KFAC(m, lr=0.1, fisher="empirical", trust=None), lambda m: GaussNewton(m, lr=0.1, trust=None)]
+)
 def test_no_warning_where_the_gradient_was_merely_clipped(make, largest):
     model = net()
     optimizer = make(model)
@@ -306,25 +314,28 @@ def test_no_warning_where_the_gradient_was_merely_clipped(make, largest):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: KFAC(Net(8), lr=-0.1), "lr must not be negative, got -0.1"),
-        (lambda: KFAC(Net(8), lr=float("nan")), "lr must not be negative"),
-        (lambda: KFAC(Net(8), damping=-1.0), r"damping must not be negative: Rescaled\(rho=-1.0\)"),
-        (lambda: KFAC(Net(8), damping=Fixed(a=1.0, b=-1.0)), r"Fixed\(b=-1.0\)"),
-        (lambda: KFAC(Net(8), nesterov=True), "nesterov=True needs momentum"),
-        (lambda: KFAC(Net(8), weight_decay=-1.0), "weight_decay must not be negative"),
-        (lambda: KFAC(Net(8), likelihood="poisson"), "unknown likelihood 'poisson'"),
-        (lambda: KFAC(Net(8), sharing="both"), "unknown sharing 'both'; known: 'expand', 'reduce'"),
-        (lambda: KFAC(Net(8), form="sparse"), "unknown form 'sparse'"),
+        (lambda: KFAC(Net(8), lr=-0.1, trust=None), "lr must not be negative, got -0.1"),
+        (lambda: KFAC(Net(8), lr=float("nan"), trust=None), "lr must not be negative"),
+        (lambda: KFAC(Net(8), damping=-1.0, trust=None), r"damping must not be negative: Rescaled\(rho=-1.0\)"),
+        (lambda: KFAC(Net(8), damping=Fixed(a=1.0, b=-1.0), trust=None), r"Fixed\(b=-1.0\)"),
+        (lambda: KFAC(Net(8), nesterov=True, trust=None), "nesterov=True needs momentum"),
+        (lambda: KFAC(Net(8), weight_decay=-1.0, trust=None), "weight_decay must not be negative"),
+        (lambda: KFAC(Net(8), likelihood="poisson", trust=None), "unknown likelihood 'poisson'"),
+        (lambda: KFAC(Net(8), sharing="both", trust=None), "unknown sharing 'both'; known: 'expand', 'reduce'"),
+        (lambda: KFAC(Net(8), form="sparse", trust=None), "unknown form 'sparse'"),
         (lambda: KFAC(Net(8), trust="kl:0"), "kappa must be a positive number"),
-        (lambda: KFAC(Net(8), factor_every=0), "factor_every counts steps"),
-        (lambda: KFAC(nn.LayerNorm(3)), "nothing to precondition: no Linear, Conv or Embedding"),
-        (lambda: KFAC(Net(8), exclude=("first", "hidden", "head")), "nothing to precondition.*not in exclude="),
-        (lambda: KFAC(nn.ReLU()), "ReLU has no parameters"),
+        (lambda: KFAC(Net(8), factor_every=0, trust=None), "factor_every counts steps"),
+        (lambda: KFAC(nn.LayerNorm(3), trust=None), "nothing to precondition: no Linear, Conv or Embedding"),
+        (
+            lambda: KFAC(Net(8), exclude=("first", "hidden", "head"), trust=None),
+            "nothing to precondition.*not in exclude=",
+        ),
+        (lambda: KFAC(nn.ReLU(), trust=None), "ReLU has no parameters"),
         (lambda: mukron.EMA(1.0), r"EMA's decay must lie in \[0, 1\)"),
         (lambda: mukron.Window(0), "a window holds at least one batch"),
-        (lambda: Shampoo(Net(8), e=-1), "must not be negative"),
-        (lambda: Shampoo(Net(8), solver="cholesky"), "unknown solver 'cholesky'"),
-        (lambda: GaussNewton(Net(8), reduction="none"), "unknown reduction 'none'"),
+        (lambda: Shampoo(Net(8), e=-1, trust=None), "must not be negative"),
+        (lambda: Shampoo(Net(8), solver="cholesky", trust=None), "unknown solver 'cholesky'"),
+        (lambda: GaussNewton(Net(8), reduction="none", trust=None), "unknown reduction 'none'"),
     ],
 )
 def test_a_number_or_a_model_that_cannot_be_used(make, message):
@@ -334,21 +345,21 @@ def test_a_number_or_a_model_that_cannot_be_used(make, message):
 
 def test_arguments_that_do_not_fit_the_method_or_the_model():
     with pytest.raises(TypeError, match="FOOF has no Fisher factor: fisher would have no effect"):
-        FOOF(Net(8), fisher="exact")
+        FOOF(Net(8), fisher="exact", trust=None)
     mixed = Net(8)
     mixed.head = nn.Linear(8, 5, device="meta")
     with pytest.raises(ValueError, match="several devices"):
-        KFAC(mixed)
+        KFAC(mixed, trust=None)
     model = Net(8)
-    optimizer = FOOF(model, damping=Heuristic(1.0))
+    optimizer = FOOF(model, damping=Heuristic(1.0), trust=None)
     F.cross_entropy(model(X), Y).backward()
     with pytest.raises(ValueError, match="the heuristic damping balances A against B"):
         optimizer.step()
     plan = mukron.parametrize(Net(16), mukron.base_shapes(Net, width=8))
     with pytest.raises(mukron.ParametrizationError, match="in this network"):
-        KFAC(Net(32), plan)
+        KFAC(Net(32), plan, trust=None)
     model = nn.Embedding(5, 3, sparse=True)
-    optimizer = Shampoo(nn.Sequential(model))
+    optimizer = Shampoo(nn.Sequential(model), trust=None)
     model(torch.tensor([1])).sum().backward()
     with pytest.raises(ValueError, match=r'"0\.weight" has a sparse gradient'):
         optimizer.step()
@@ -358,7 +369,7 @@ def test_data_parallel_over_several_devices_is_refused():
     wrapped = nn.DataParallel(Net(8))
     wrapped.device_ids = [0, 1]
     with pytest.raises(ValueError, match="DataParallel runs copies of the layers"):
-        KFAC(wrapped)
+        KFAC(wrapped, trust=None)
 
 
 def test_distributed_data_parallel_works_alone_and_is_refused_in_company():
@@ -391,15 +402,15 @@ def test_a_likelihood_that_does_not_fit_the_output():
             return self.fc(x).squeeze(1)
 
     model = Scores()
-    optimizer = KFAC(model, class_dim=1)
+    optimizer = KFAC(model, class_dim=1, trust=None)
     with pytest.raises(ValueError, match=r"class_dim=1 does not fit the model's output of shape \[10\]"):
         model(X)
     optimizer.close()
-    optimizer = KFAC(model)
+    optimizer = KFAC(model, trust=None)
     with pytest.raises(ValueError, match=r"shape \[10\] has no classes.*likelihood=\"gaussian\""):
         model(X)
     optimizer.close()
-    optimizer = KFAC(model, likelihood="gaussian")
+    optimizer = KFAC(model, likelihood="gaussian", trust=None)
     model(X).square().mean().backward()
     optimizer.step()
 
@@ -410,7 +421,7 @@ def test_a_model_that_hides_its_layers_or_its_output():
             return self.head(F.relu(self.first(input=x)))
 
     model = Keyword(8)
-    optimizer = KFAC(model)
+    optimizer = KFAC(model, trust=None)
     with pytest.raises(RuntimeError, match='layer "first" was called with keywords alone'):
         model(X)
     optimizer.close()
@@ -420,14 +431,14 @@ def test_a_model_that_hides_its_layers_or_its_output():
             return F.cross_entropy(super().forward(x), Y)
 
     model = Loss(8)
-    optimizer = KFAC(model)
+    optimizer = KFAC(model, trust=None)
     with pytest.raises(ValueError, match="returned a single number"):
         model(X)
     optimizer.close()
     with pytest.raises(ValueError, match="Shampoo's factors are matrices"):
-        Shampoo(Net(8), memory=Window(2))
+        Shampoo(Net(8), memory=Window(2), trust=None)
     model = Net(8)
-    optimizer = KFAC(model, memory=Batch())
+    optimizer = KFAC(model, memory=Batch(), trust=None)
     optimizer.param_groups[0]["damping"] = mukron.Fixed(a=1.0, b=1.0)  # a rule, where a number is usual
     F.cross_entropy(model(X), Y).backward()
     optimizer.step()
@@ -451,10 +462,10 @@ def test_groups_that_grow_with_the_width_are_refused(method):
     model = depthwise(32)
     plan = mukron.parametrize(model, mukron.base_shapes(depthwise, width=8))
     with pytest.raises(ValueError, match=r'layer "1" has 32 groups, and their number grows.*exclude=\("1",\)'):
-        method(model, plan)
-    method(model, plan, exclude=("1",))
-    FOOF(model, plan)
-    method(model)  # without a plan nothing is scaled
+        method(model, plan, trust=None)
+    method(model, plan, exclude=("1",), trust=None)
+    FOOF(model, plan, trust=None)
+    method(model, trust=None)  # without a plan nothing is scaled
 
 
 def test_an_auxiliary_head_that_the_output_does_not_depend_on():
@@ -468,7 +479,7 @@ def test_an_auxiliary_head_that_the_output_does_not_depend_on():
             return self.head(F.relu(self.norm(self.hidden(h)))), self.auxiliary(h)
 
     model = Shared(8)
-    optimizer = KFAC(model, output=lambda returned: returned[0])
+    optimizer = KFAC(model, output=lambda returned: returned[0], trust=None)
     F.cross_entropy(model(X)[0], Y).backward()  # its loss ignores the head
     optimizer.step()
     main, auxiliary = model(X)
@@ -483,12 +494,12 @@ def test_an_auxiliary_head_that_the_output_does_not_depend_on():
 )
 def test_layers_to_exclude_are_named_as_they_are(method, exclude, message):
     with pytest.raises(ValueError, match=message):
-        method(net(), lr=0.1, exclude=exclude)
+        method(net(), lr=0.1, exclude=exclude, trust=None)
 
 
 def test_an_output_of_a_single_class_is_no_classification():
     model = nn.Linear(INPUTS, 1)
-    optimizer = KFAC(model, lr=0.1)
+    optimizer = KFAC(model, lr=0.1, trust=None)
     with pytest.raises(ValueError, match='single class; for a regression say likelihood="gaussian"'):
         model(X)
     optimizer.close()
@@ -497,13 +508,13 @@ def test_an_output_of_a_single_class_is_no_classification():
 @pytest.mark.filterwarnings("ignore:layer .* its damping is so small")
 def test_gauss_newton_at_small_damping_goes_on_after_loading():
     model = net()
-    optimizer = GaussNewton(model, lr=0.05, damping=1e-4, momentum=0.9)
+    optimizer = GaussNewton(model, lr=0.05, damping=1e-4, momentum=0.9, trust=None)
     for _ in range(2):
         optimizer.zero_grad()
         F.cross_entropy(model(X), Y).backward()
         optimizer.step()
         state = optimizer.state_dict()
         optimizer.close()
-        optimizer = GaussNewton(model, lr=0.05, damping=1e-4, momentum=0.9)
+        optimizer = GaussNewton(model, lr=0.05, damping=1e-4, momentum=0.9, trust=None)
         optimizer.load_state_dict(state)
     assert optimizer.steps == 2

@@ -92,8 +92,8 @@ PAIRS = {
 def test_a_shorthand_is_its_value(method, short, values):
     first, second = net(), net()
     reduction = short.get("reduction", "mean")
-    brief = train(first, method(first, lr=0.05, damping=0.1, **short), reduction=reduction)
-    typed = train(second, method(second, lr=0.05, damping=0.1, **values()), reduction=reduction)
+    brief = train(first, method(first, lr=0.05, damping=0.1, **{"trust": None, **short}), reduction=reduction)
+    typed = train(second, method(second, lr=0.05, damping=0.1, **{"trust": None, **values()}), reduction=reduction)
     for name, parameter in brief.items():
         assert torch.equal(parameter, typed[name]), name
 
@@ -105,7 +105,7 @@ def test_the_fallbacks_betas_and_eps():
     """The norm follows torch's AdamW with the same numbers."""
     betas, eps, lr = (0.8, 0.9), 1e-6, 0.01
     model = net().double()
-    optimizer = KFAC(model, lr=0.05, fallback_lr=lr, fallback=mukron.AdamStep(betas=betas, eps=eps))
+    optimizer = KFAC(model, lr=0.05, fallback_lr=lr, fallback=mukron.AdamStep(betas=betas, eps=eps), trust=None)
     norm = [parameter.detach().clone().requires_grad_() for parameter in model.norm.parameters()]
     theirs = torch.optim.AdamW(norm, lr=lr, betas=betas, eps=eps, weight_decay=0.0)
     for x, y in BATCHES:
@@ -151,7 +151,7 @@ def test_more_draws_come_closer_to_the_exact_fisher():
     def change(**options):
         model = mlp()
         start = copy.deepcopy(model[0].weight.detach())
-        optimizer = KFAC(model, lr=1.0, damping=Constant(1.0), **options)
+        optimizer = KFAC(model, lr=1.0, damping=Constant(1.0), **{"trust": None, **options})
         F.cross_entropy(model(x), y).backward()
         optimizer.step()
         return model[0].weight.detach() - start
@@ -196,7 +196,9 @@ def test_momentum_of_the_gradient(method, options):
     fisher = {"fisher": "empirical"} if method is KFAC else {}
     model = mlp()
     momentum = mukron.GradientMomentum(beta)
-    optimizer = method(model, lr=lr, damping=Constant(rho), momentum=momentum, memory=Batch(), **fisher, **options)
+    optimizer = method(
+        model, lr=lr, damping=Constant(rho), momentum=momentum, memory=Batch(), **fisher, **{"trust": None, **options}
+    )
     average = {name: torch.zeros_like(parameter) for name, parameter in model.named_parameters()}
     for k, (inputs, y) in enumerate(BATCHES, start=1):
         x = inputs.double()
@@ -216,7 +218,7 @@ def test_momentum_of_the_gradient(method, options):
 
 def test_momentum_of_the_gradient_goes_on_after_loading():
     def make(model):
-        return KFAC(model, lr=0.1, fisher="empirical", momentum=mukron.GradientMomentum(0.9))
+        return KFAC(model, lr=0.1, fisher="empirical", momentum=mukron.GradientMomentum(0.9), trust=None)
 
     model = mlp()
     optimizer = make(model)
@@ -246,7 +248,7 @@ def test_a_schedule_moves_the_momentum(kind):
 
     def trained(first, momentum):
         model = mlp()
-        optimizer = KFAC(model, lr=0.1, fisher="empirical", momentum=kind(first))
+        optimizer = KFAC(model, lr=0.1, fisher="empirical", momentum=kind(first), trust=None)
         assert optimizer.param_groups[0]["momentum"] == first
         low, high = momentum
         schedule = OneCycleLR(
@@ -287,9 +289,9 @@ REFUSED = {
     "AdamStep(betas=(0.9, 1.5))": (lambda: mukron.AdamStep(betas=(0.9, 1.5)), r"1\.5"),
     "AdamStep(eps=-1)": (lambda: mukron.AdamStep(eps=-1.0), "-1"),
     "Empirical(reduction='none')": (lambda: mukron.Empirical(reduction="none"), "none"),
-    "momentum=1.0": (lambda: KFAC(net(), momentum=1.0), r"momentum must lie in \[0, 1\), got 1\.0"),
-    "tolerance=0": (lambda: Shampoo(net(), solver="tracked", tolerance=0), r"\b0\b"),
-    "memory='ema:2'": (lambda: KFAC(net(), memory="ema:2"), r"\b2\b"),
+    "momentum=1.0": (lambda: KFAC(net(), momentum=1.0, trust=None), r"momentum must lie in \[0, 1\), got 1\.0"),
+    "tolerance=0": (lambda: Shampoo(net(), solver="tracked", tolerance=0, trust=None), r"\b0\b"),
+    "memory='ema:2'": (lambda: KFAC(net(), memory="ema:2", trust=None), r"\b2\b"),
 }
 
 
@@ -314,7 +316,7 @@ UNKNOWN = {
 @pytest.mark.parametrize(("method", "options", "known"), UNKNOWN.values(), ids=UNKNOWN)
 def test_an_unknown_name_lists_the_known_ones(method, options, known):
     with pytest.raises(ValueError, match=re.escape(next(iter(options.values())))) as caught:
-        method(net(), **options)
+        method(net(), **{"trust": None, **options})
     for name in known:
         assert name in str(caught.value).lower()
 
@@ -346,8 +348,8 @@ def test_shampoo_does_not_see_the_scale_of_the_loss(options, factor):
     """With e = 1/2 and damping relative to the largest eigenvalue a factor of the loss cancels, in float32 too."""
     model, scaled = mlp(torch.float32), mlp(torch.float32)
     start = [parameter.detach().clone() for parameter in model.parameters()]
-    train(model, Shampoo(model, lr=0.05, damping=1e-3, **options))
-    train(scaled, Shampoo(scaled, lr=0.05, damping=1e-3, **options), factor)
+    train(model, Shampoo(model, lr=0.05, damping=1e-3, **{"trust": None, **options}))
+    train(scaled, Shampoo(scaled, lr=0.05, damping=1e-3, **{"trust": None, **options}), factor)
     assert relative(scaled.parameters(), model.parameters(), start) < 1e-3
 
 
@@ -356,7 +358,7 @@ def test_shampoo_does_not_see_the_scale_of_the_loss(options, factor):
 def test_shampoo_takes_a_bias_for_a_vector(solver, rho):
     """An order-one tensor has one side and the whole exponent: (L + rho)^-1/2 g with L = sum g g^T (Gupta et al.)."""
     model, lr = mlp(), 0.1
-    optimizer = Shampoo(model, lr=lr, damping=rho, solver=solver)
+    optimizer = Shampoo(model, lr=lr, damping=rho, solver=solver, trust=None)
     sums = {name: 0.0 for name, _ in model.named_parameters() if name.endswith("bias")}
     for x, y in BATCHES:
         optimizer.zero_grad()

@@ -61,7 +61,7 @@ def loss_of(f, targets):
 
 def optimizer_of(model, method=KFAC, lr=1.0, **options):
     dims = {} if method is FOOF or model.flat else {"class_dim": -1}
-    return method(model, lr=lr, damping=0.1, **dims, **options)
+    return method(model, lr=lr, damping=0.1, **dims, **{"trust": None, **options})
 
 
 def change(batches, method=KFAC, model=None, **options):
@@ -241,7 +241,7 @@ def test_targets_ignored_within_a_sequence():
         moved = []
         for inputs, wanted in ((tokens, ignored), (tokens[:, ::2], targets[:, ::2])):
             other = copy.deepcopy(model)
-            optimizer = KFAC(other, lr=1.0, damping=0.1, fisher=fisher, class_dim=-1)
+            optimizer = KFAC(other, lr=1.0, damping=0.1, fisher=fisher, class_dim=-1, trust=None)
             loss_of(other(inputs), wanted).backward()
             optimizer.step()
             moved.append(

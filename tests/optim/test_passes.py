@@ -36,11 +36,11 @@ def test_two_optimizers_do_not_hear_each_others_passes(first):
     def make(model):
         mine = list(model.first.parameters())
         if first == "empirical":
-            return KFAC(model, lr=0.1, fisher="empirical", params=mine)
-        return GaussNewton(model, lr=0.1, params=mine)
+            return KFAC(model, lr=0.1, fisher="empirical", params=mine, trust=None)
+        return GaussNewton(model, lr=0.1, params=mine, trust=None)
 
     single, one = make(alone), make(both)
-    other = KFAC(both, lr=0.1, fisher="exact", params=[*both.hidden.parameters(), *both.head.parameters()])
+    other = KFAC(both, lr=0.1, fisher="exact", params=[*both.hidden.parameters(), *both.head.parameters()], trust=None)
     for model in (alone, both):
         F.cross_entropy(model(X), Y).backward()
     assert one.capture.samples == single.capture.samples == 10
@@ -53,7 +53,7 @@ def test_two_optimizers_do_not_hear_each_others_passes(first):
 def test_nothing_of_a_pass_outlives_its_step():
     """Without waiting for Python's garbage collector: on a GPU nothing would call it in time."""
     model = Net(64)
-    optimizer = KFAC(model)
+    optimizer = KFAC(model, trust=None)
     outputs = []
     model.hidden.register_forward_hook(lambda module, inputs, output: outputs.append(weakref.ref(output)))
     gc.collect()
@@ -75,13 +75,15 @@ def test_an_input_that_is_changed_after_use_is_refused():
             return self.head(F.relu(self.norm(u)) + h)
 
     model = Changes(8)
-    optimizer = KFAC(model)
+    optimizer = KFAC(model, trust=None)
     with pytest.raises(RuntimeError, match='input of layer "hidden" was changed in place'):
         model(X)
     optimizer.close()
 
 
-@pytest.mark.parametrize("method", [lambda m: KFAC(m, lr=0.1, fisher="empirical"), lambda m: GaussNewton(m, lr=0.1)])
+@pytest.mark.parametrize(
+    "method", [lambda m: KFAC(m, lr=0.1, fisher="empirical", trust=None), lambda m: GaussNewton(m, lr=0.1, trust=None)]
+)
 def test_two_backward_passes_through_one_forward_pass_are_one(method):
     """Two terms of a loss, differentiated one after the other, make the step of their sum."""
     torch.manual_seed(0)
@@ -104,7 +106,7 @@ def test_two_backward_passes_through_one_forward_pass_are_one(method):
 
 def test_statistics_of_one_pass_are_not_changed_by_another():
     model = Net(8)
-    optimizer = FOOF(model, form="matrix")
+    optimizer = FOOF(model, form="matrix", trust=None)
     first = F.cross_entropy(model(X), Y)
     second = F.cross_entropy(model(2 * X), Y)
     first.backward(retain_graph=True)
@@ -117,7 +119,7 @@ def test_statistics_of_one_pass_are_not_changed_by_another():
 
 def test_a_forward_pass_that_fails_leaves_nothing_behind():
     model = Net(8)
-    optimizer = KFAC(model)
+    optimizer = KFAC(model, trust=None)
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         model(torch.randn(10, INPUTS + 1))
 
@@ -127,7 +129,7 @@ def test_a_forward_pass_that_fails_leaves_nothing_behind():
             raise KeyError("of the user's own")
 
     failing = Fails(8)
-    other = KFAC(failing)
+    other = KFAC(failing, trust=None)
     with pytest.raises(KeyError, match="of the user's own"):
         failing(X)
     failing.first(X)  # not "ran twice"

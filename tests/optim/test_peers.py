@@ -68,7 +68,9 @@ def test_kfac_factors_are_curvlinops(network, fisher, theirs, sharing, loss):
         **{"fisher_type": theirs, "kfac_approx": sharing, "check_deterministic": False},
     )
     other.compute_kronecker_factors()
-    optimizer = KFAC(model, fisher=fisher, likelihood=loss, sharing=sharing, form="matrix", reduction="mean")
+    optimizer = KFAC(
+        model, fisher=fisher, likelihood=loss, sharing=sharing, form="matrix", reduction="mean", trust=None
+    )
     f = model(x)
     (F.cross_entropy(f, y) if loss == "categorical" else (f - y).square().sum(1).mean() / 2).backward()
     scale = Empirical().scale(SAMPLES) if fisher == "empirical" else 1.0  # its signals are of the loss's mean
@@ -86,7 +88,7 @@ def test_shampoo_is_pytorch_optimizers():
     model = nn.Sequential(nn.Linear(3, 6, bias=False), nn.Tanh(), nn.Linear(6, CLASSES, bias=False))
     other = copy.deepcopy(model)
     x, y = torch.randn(SAMPLES, 3), torch.randint(CLASSES, (SAMPLES,))
-    ours = Shampoo(model, lr=0.1, damping=Constant(1e-3))
+    ours = Shampoo(model, lr=0.1, damping=Constant(1e-3), trust=None)
     theirs = OtherShampoo(other.parameters(), lr=0.1, matrix_eps=1e-3)
     for _ in range(10):
         for network, optimizer in ((model, ours), (other, theirs)):

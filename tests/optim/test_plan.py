@@ -21,7 +21,7 @@ def backward(model, x=X, scale=1.0):
 
 def test_plan_tells_form_memory_and_work():
     model = Net(64)
-    optimizer = KFAC(model, lr=0.05)
+    optimizer = KFAC(model, lr=0.05, trust=None)
     assert "after the first step" in str(optimizer.plan())
     backward(model)
     optimizer.step()
@@ -36,7 +36,7 @@ def test_plan_tells_form_memory_and_work():
 def test_the_plan_shows_every_block(method):
     """Weights and biases have factors of their own: neither hides the other's."""
     model = Net(8)
-    optimizer = method(model, lr=0.05)
+    optimizer = method(model, lr=0.05, trust=None)
     backward(model)
     optimizer.step()
     rows = [" ".join(row) for row in optimizer.plan().rows]

@@ -22,7 +22,7 @@ def values(model):
 def test_positions_are_averaged_over_micro_batches(lengths):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 3), nn.Flatten(1, 2), nn.AdaptiveAvgPool1d(5))
-    optimizer = FOOF(model, lr=1.0)
+    optimizer = FOOF(model, lr=1.0, trust=None)
     for length in lengths:
         F.cross_entropy(model(torch.randn(6, length, 4)), Y[:6]).backward()
     gradient = model[0].bias.grad.clone()
@@ -54,9 +54,9 @@ class Folded(nn.Module):
 @pytest.mark.parametrize(
     "method",
     [
-        lambda m: KFAC(m, lr=0.1, fisher="exact"),
-        lambda m: KFAC(m, lr=0.1, fisher="exact", sharing="reduce"),
-        lambda m: GaussNewton(m, lr=0.1),
+        lambda m: KFAC(m, lr=0.1, fisher="exact", trust=None),
+        lambda m: KFAC(m, lr=0.1, fisher="exact", sharing="reduce", trust=None),
+        lambda m: GaussNewton(m, lr=0.1, trust=None),
     ],
 )
 def test_positions_wherever_the_model_puts_them(how, samples, method):

@@ -56,7 +56,7 @@ def tensors(value):
 def test_half_precision_parameters_keep_float32_factors(method, dtype):
     model = Net(8).to(dtype)
     before = [p.detach().clone() for p in model.parameters()]
-    optimizer = method(model, lr=0.05, momentum=0.9)
+    optimizer = method(model, lr=0.05, momentum=0.9, trust=None)
     for _ in range(2):
         optimizer.zero_grad()
         backward(model, X.to(dtype))
@@ -68,7 +68,7 @@ def test_half_precision_parameters_keep_float32_factors(method, dtype):
         assert list(tensors(state["operators"]))
         kept = [tensor for key in ("memory", "operators") for tensor in tensors(state.get(key, {}))]
         assert all(tensor.dtype == torch.float32 for tensor in kept if tensor.is_floating_point())
-    loaded = method(Net(8).to(dtype), lr=0.05, momentum=0.9)
+    loaded = method(Net(8).to(dtype), lr=0.05, momentum=0.9, trust=None)
     loaded.load_state_dict(optimizer.state_dict())
     again = list(tensors(loaded.state[next(iter(loaded.layers.values())).anchor]["operators"]))
     assert again
@@ -80,7 +80,7 @@ def test_autocast_steps_nearly_as_float32(method):
     cast = copy.deepcopy(plain)
     options = {"fisher": "exact"} if method is KFAC else {}
     for model, enabled in ((plain, False), (cast, True)):
-        optimizer = method(model, lr=0.05, **options)
+        optimizer = method(model, lr=0.05, **{"trust": None, **options})
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
             backward(model)
         optimizer.step()
@@ -97,11 +97,11 @@ def test_grad_scaler_changes_nothing(fisher):
     torch.manual_seed(0)
     plain = Net(8)
     scaled = copy.deepcopy(plain)
-    reference = KFAC(plain, lr=0.05, fisher=fisher)
+    reference = KFAC(plain, lr=0.05, fisher=fisher, trust=None)
     backward(plain)
     reference.step()
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-    optimizer = KFAC(scaled, lr=0.05, fisher=fisher, grad_scaler=scaler if fisher == "empirical" else None)
+    optimizer = KFAC(scaled, lr=0.05, fisher=fisher, grad_scaler=scaler if fisher == "empirical" else None, trust=None)
     scaler.scale(F.cross_entropy(scaled(X), Y)).backward()
     scaler.step(optimizer)
     scaler.update()
@@ -113,12 +113,12 @@ def test_grad_scaler_changes_nothing(fisher):
 def test_half_precision_resumes_bit_for_bit(fallback):
     torch.manual_seed(0)
     model = Net(8).bfloat16()
-    optimizer = KFAC(model, lr=0.05, momentum=0.9, fallback=fallback)
+    optimizer = KFAC(model, lr=0.05, momentum=0.9, fallback=fallback, trust=None)
     x = X.bfloat16()
     step(model, optimizer, x)
     resumed = Net(8).bfloat16()
     resumed.load_state_dict(model.state_dict())
-    again = KFAC(resumed, lr=0.05, momentum=0.9, fallback=fallback)
+    again = KFAC(resumed, lr=0.05, momentum=0.9, fallback=fallback, trust=None)
     again.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     for _ in range(2):
         step(model, optimizer, x)
@@ -128,7 +128,7 @@ def test_half_precision_resumes_bit_for_bit(fallback):
 
 def test_large_half_precision_gradients_are_finite():
     model = nn.Sequential(nn.Linear(512, 512)).half()
-    optimizer = Shampoo(model, lr=1e-3)
+    optimizer = Shampoo(model, lr=1e-3, trust=None)
     for parameter in model.parameters():
         parameter.grad = torch.full_like(parameter, 200.0)
     optimizer.step()
@@ -139,7 +139,7 @@ def test_large_half_precision_gradients_are_finite():
 @pytest.mark.parametrize("solver", ["eigh", "newton", "tracked"])
 def test_tiny_gradients_never_become_nan(scale, solver):
     model = Net(8)
-    optimizer = Shampoo(model, lr=0.1, solver=solver)
+    optimizer = Shampoo(model, lr=0.1, solver=solver, trust=None)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
         try:

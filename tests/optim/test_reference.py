@@ -86,7 +86,13 @@ def check_kfac(network, rule, fisher="exact", likelihood="categorical", sharing=
             damped = B + rho_B * torch.eye(len(B))
             module.bias -= LR * torch.linalg.solve(damped, module.bias.grad) / positions
     optimizer = KFAC(
-        *(model, None, LR), damping=rule, fisher=fisher, likelihood=likelihood, sharing=sharing, seed=5, **options
+        *(model, None, LR),
+        damping=rule,
+        fisher=fisher,
+        likelihood=likelihood,
+        sharing=sharing,
+        seed=5,
+        **{"trust": None, **options},
     )
     run(optimizer, model, x, y)
     for (name, ours), theirs in zip(model.named_parameters(), expected.parameters(), strict=True):
@@ -132,7 +138,7 @@ def test_foof(network):
             G, rho = module.weight.grad.flatten(1), 0.5 * float(A.trace()) / len(A)
             module.weight -= LR * (G @ torch.linalg.inv(A + rho * torch.eye(len(A)))).reshape(module.weight.shape)
             module.bias -= LR * module.bias.grad / positions
-    run(FOOF(model, None, LR, damping=0.5), model, x, y)
+    run(FOOF(model, None, LR, damping=0.5, trust=None), model, x, y)
     for (name, ours), theirs in zip(model.named_parameters(), expected.parameters(), strict=True):
         assert torch.allclose(ours, theirs, rtol=1e-8, atol=1e-10), name
 
@@ -143,7 +149,7 @@ def test_foof(network):
 def test_shampoo(network, e, solver):
     model, x, y = setup(network)
     expected = copy.deepcopy(model)
-    run(Shampoo(model, None, LR, damping=1e-2, e=e, solver=solver), model, x, y)
+    run(Shampoo(model, None, LR, damping=1e-2, e=e, solver=solver, trust=None), model, x, y)
     loss_of(expected(x), y).backward()
     half = float(mukron.theory.get_method(f"shampoo:{e}").e_A) / 2
     with torch.no_grad():
@@ -167,7 +173,7 @@ def test_gauss_newton(network, likelihood):
     """(sum over samples and outputs of chi^2 J^T J / n + rho) is one dense matrix a parameter."""
     model, x, y = setup(network, likelihood)
     expected = copy.deepcopy(model)
-    run(GaussNewton(model, None, LR, damping=0.3), model, x, y)
+    run(GaussNewton(model, None, LR, damping=0.3, trust=None), model, x, y)
     f = expected(x)
     chi = f.detach().softmax(-1) - F.one_hot(y, CLASSES) if likelihood == "categorical" else f.detach() - y
     rows = {name: [] for name, _ in expected.named_parameters()}
@@ -201,7 +207,7 @@ def test_gauss_newton_is_the_papers_formula():
     K = (delta @ delta.T) * (h @ h.T)
     rho = 0.3 * float((chi[:, None] * K * chi).trace()) / SAMPLES  # of the sum over samples, as in the paper
     chi_tilde = torch.linalg.solve(torch.diag(chi**2) @ K + rho * torch.eye(SAMPLES), chi)
-    run(GaussNewton(model, None, 1.0, damping=0.3), model, x, y)
+    run(GaussNewton(model, None, 1.0, damping=0.3, trust=None), model, x, y)
     assert torch.allclose(before - model[0].weight, delta.T @ torch.diag(chi_tilde) @ h, rtol=1e-9)
 
 
@@ -213,10 +219,10 @@ def test_several_groups():
         {"params": model[0].parameters(), "lr": 0.1, "damping": 2.0},
         {"params": [*model[2].parameters(), *model[4].parameters()], "damping": Fixed(a=0.5, b=0.25)},
     ]
-    run(KFAC(model, None, LR, params=groups, fisher="exact"), model, x, y)
+    run(KFAC(model, None, LR, params=groups, fisher="exact", trust=None), model, x, y)
     first, rest = copy.deepcopy(alone), copy.deepcopy(alone)
-    run(KFAC(first, None, 0.1, damping=2.0, fisher="exact"), first, x, y)
-    run(KFAC(rest, None, LR, damping=Fixed(a=0.5, b=0.25), fisher="exact"), rest, x, y)
+    run(KFAC(first, None, 0.1, damping=2.0, fisher="exact", trust=None), first, x, y)
+    run(KFAC(rest, None, LR, damping=Fixed(a=0.5, b=0.25), fisher="exact", trust=None), rest, x, y)
     for index in (0, 2, 4):
         assert torch.allclose(model[index].weight, (first if index == 0 else rest)[index].weight, rtol=1e-9)
 
@@ -245,7 +251,7 @@ def test_embedding_and_sequence():
     F.cross_entropy(f, y).backward()
     G = model.embedding.weight.grad.clone()
     model.zero_grad()
-    run(KFAC(model, None, LR, damping=0.5, fisher="exact"), model, tokens, y)
+    run(KFAC(model, None, LR, damping=0.5, fisher="exact", trust=None), model, tokens, y)
     rho_A, rho_B = dampings(Rescaled(0.5), A, B)
     step = plain.kronecker_step(G.T, A, B, rho_A, rho_B).T
     assert torch.allclose(model.embedding.weight, before["embedding.weight"] - LR * step, rtol=1e-8)
@@ -255,7 +261,7 @@ def test_kfac_is_the_exact_fisher_of_a_deep_linear_network():
     """Gaussian likelihood, no activation, one position: A (x) B is the Fisher block that autograd gives."""
     model = nn.Sequential(nn.Linear(4, 6, bias=False), nn.Linear(6, 5, bias=False), nn.Linear(5, 2, bias=False))
     x, y = torch.randn(SAMPLES, 4), torch.randn(SAMPLES, 2)
-    optimizer = KFAC(model, lr=0.0, fisher="exact", likelihood="gaussian", form="matrix")
+    optimizer = KFAC(model, lr=0.0, fisher="exact", likelihood="gaussian", form="matrix", trust=None)
     f = model(x)
     loss_of(f, y).backward()
     for index in range(3):
@@ -289,7 +295,10 @@ def test_a_grouped_convolution_is_its_groups_side_by_side():
     grouped = nn.Sequential(nn.Conv1d(4, 6, 3, padding=1, groups=2), nn.Tanh(), nn.Flatten(), nn.Linear(30, CLASSES))
     split = Split(grouped)
     x, y = torch.randn(SAMPLES, 4, 5), torch.randint(CLASSES, (SAMPLES,))
-    for method in (lambda m: KFAC(m, None, LR, fisher="exact"), lambda m: Shampoo(m, None, LR, damping=1e-2)):
+    for method in (
+        lambda m: KFAC(m, None, LR, fisher="exact", trust=None),
+        lambda m: Shampoo(m, None, LR, damping=1e-2, trust=None),
+    ):
         one, two = copy.deepcopy(grouped), copy.deepcopy(split)
         run(method(one), one, x, y)
         run(method(two), two, x, y)
@@ -304,8 +313,8 @@ def test_gauss_newton_of_an_embedding_is_that_of_a_linear_layer():
     with torch.no_grad():
         linear[0].weight.copy_(embedding[0].weight.T)
         linear[2].load_state_dict(embedding[2].state_dict())
-    run(GaussNewton(embedding, lr=0.1), embedding, tokens, y)
-    run(GaussNewton(linear, lr=0.1), linear, F.one_hot(tokens, 7).double(), y)
+    run(GaussNewton(embedding, lr=0.1, trust=None), embedding, tokens, y)
+    run(GaussNewton(linear, lr=0.1, trust=None), linear, F.one_hot(tokens, 7).double(), y)
     assert torch.allclose(embedding[0].weight, linear[0].weight.T, rtol=1e-9)
 
 
@@ -319,7 +328,7 @@ def test_exact_fisher_of_one_number_a_sample():
             return self.fc(x).squeeze(1)
 
     model = Score()
-    optimizer = KFAC(model, likelihood="gaussian", fisher="exact", form="matrix")
+    optimizer = KFAC(model, likelihood="gaussian", fisher="exact", form="matrix", trust=None)
     model(torch.randn(SAMPLES, 5)).square().mean().backward()
     assert float(optimizer.capture.gather()["fc"].B.factor().M) == pytest.approx(1.0)
     optimizer.step()

@@ -35,7 +35,7 @@ def tensors(value):
 def test_a_failed_factorization_is_rescued_counted_and_told_once(monkeypatch):
     """A matrix that is not positive definite, as rounding can make one: more damping, counted by layer."""
     model = Net(8)
-    optimizer = KFAC(model, lr=0.05, form="matrix", damping=Constant(0.1))
+    optimizer = KFAC(model, lr=0.05, form="matrix", damping=Constant(0.1), trust=None)
     measure = KFAC.measure
 
     def spoiled(self, layer, statistics, step):
@@ -60,7 +60,7 @@ def test_a_failed_factorization_is_rescued_counted_and_told_once(monkeypatch):
 
 def test_when_nothing_rescues_a_factor_the_last_inverse_is_kept(monkeypatch):
     model = Net(8)
-    optimizer = KFAC(model, lr=0.05, form="matrix")
+    optimizer = KFAC(model, lr=0.05, form="matrix", trust=None)
     backward(model)
     optimizer.step()
     anchor = optimizer.layers["hidden"].anchor
@@ -81,7 +81,7 @@ def test_when_nothing_rescues_a_factor_the_last_inverse_is_kept(monkeypatch):
         optimizer.step()
     assert all(map(torch.equal, before, tensors(optimizer.state[anchor]["operators"])))
     fresh = Net(8)
-    other = KFAC(fresh, lr=0.05, form="matrix")
+    other = KFAC(fresh, lr=0.05, form="matrix", trust=None)
     backward(fresh)
     with pytest.raises(RuntimeError, match=r'layer "hidden": .* could not be factorized.*raise the damping'):
         other.step()
@@ -89,7 +89,7 @@ def test_when_nothing_rescues_a_factor_the_last_inverse_is_kept(monkeypatch):
 
 def test_a_failed_eigendecomposition_keeps_the_last_inverse(monkeypatch):
     model = Net(8)
-    optimizer = Shampoo(model, lr=0.01)
+    optimizer = Shampoo(model, lr=0.01, trust=None)
     backward(model)
     optimizer.step()
     before = copy.deepcopy(optimizer.state[model.hidden.weight]["operators"])

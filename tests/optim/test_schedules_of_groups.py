@@ -72,14 +72,14 @@ def follow(model, optimizer, scheduler=None, steps=STEPS, buffers=None, first=LR
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
 def test_a_scheduler_moves_both(method, schedule):
     model = net()
-    optimizer = method(model, lr=LR, fallback_lr=FALLBACK_LR)
+    optimizer = method(model, lr=LR, fallback_lr=FALLBACK_LR, trust=None)
     rates = follow(model, optimizer, schedule(optimizer))
     assert len(set(rates)) > 3
 
 
 def test_a_rate_of_zero_is_zero_for_both():
     model = net()
-    optimizer = KFAC(model, lr=LR, fallback_lr=FALLBACK_LR)
+    optimizer = KFAC(model, lr=LR, fallback_lr=FALLBACK_LR, trust=None)
     scheduler = lr_scheduler.CosineAnnealingLR(optimizer, T_max=2)
     follow(model, optimizer, scheduler, steps=2)
     assert optimizer.param_groups[0]["lr"] == 0
@@ -92,7 +92,7 @@ def test_a_rate_of_zero_is_zero_for_both():
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
 def test_by_hand(method):
     model = net()
-    optimizer = method(model, lr=LR, fallback_lr=FALLBACK_LR)
+    optimizer = method(model, lr=LR, fallback_lr=FALLBACK_LR, trust=None)
     for lr in (LR, 0.05, 0.2, 0.0):
         optimizer.param_groups[0]["lr"] = lr
         follow(model, optimizer, steps=1)
@@ -102,7 +102,7 @@ def test_by_hand(method):
 def test_a_learning_rate_that_is_a_tensor(schedule):
     """Schedulers overwrite it in place: the first lr must not follow."""
     model = net()
-    optimizer = KFAC(model, lr=torch.tensor(LR, dtype=torch.float64), fallback_lr=FALLBACK_LR)
+    optimizer = KFAC(model, lr=torch.tensor(LR, dtype=torch.float64), fallback_lr=FALLBACK_LR, trust=None)
     rates = follow(model, optimizer, SCHEDULES[schedule](optimizer))
     assert len(set(rates)) > 3
 
@@ -112,7 +112,7 @@ def test_groups_have_first_rates_of_their_own():
     norm = list(model.norm.parameters())
     rest = [parameter for parameter in model.parameters() if not any(parameter is p for p in norm)]
     groups = [{"params": rest}, {"params": norm, "lr": 0.4, "fallback_lr": 0.03}]
-    optimizer = KFAC(model, lr=LR, fallback_lr=FALLBACK_LR, params=groups)
+    optimizer = KFAC(model, lr=LR, fallback_lr=FALLBACK_LR, params=groups, trust=None)
     follow(model, optimizer, SCHEDULES["cosine"](optimizer), first=0.4, fallback_lr=0.03)
 
 
@@ -120,14 +120,14 @@ def test_a_group_added_later_has_its_own():
     model = net()
     norm = list(model.norm.parameters())
     rest = [parameter for parameter in model.parameters() if not any(parameter is p for p in norm)]
-    optimizer = KFAC(model, lr=LR, fallback_lr=FALLBACK_LR, params=rest)
+    optimizer = KFAC(model, lr=LR, fallback_lr=FALLBACK_LR, params=rest, trust=None)
     optimizer.add_param_group({"params": norm, "lr": 0.4})
     follow(model, optimizer, SCHEDULES["cosine"](optimizer), first=0.4)
 
 
 def test_without_a_fallback_lr_the_rate_is_the_groups():
     model = net()
-    optimizer = KFAC(model, lr=LR)
+    optimizer = KFAC(model, lr=LR, trust=None)
     follow(model, optimizer, SCHEDULES["cosine"](optimizer), fallback_lr=LR)
 
 
@@ -136,7 +136,7 @@ def test_without_a_fallback_lr_the_rate_is_the_groups():
 def test_after_loading(method, schedule):
     """The first lr is part of the state: an optimizer that is built with another one takes it over."""
     model = net()
-    optimizer = method(model, lr=LR, fallback_lr=FALLBACK_LR)
+    optimizer = method(model, lr=LR, fallback_lr=FALLBACK_LR, trust=None)
     scheduler, buffers = SCHEDULES[schedule](optimizer), {}
     follow(model, optimizer, scheduler, steps=3, buffers=buffers)
     file = io.BytesIO()
@@ -144,7 +144,7 @@ def test_after_loading(method, schedule):
     file.seek(0)
     states = torch.load(file, weights_only=True)
     resumed = net()
-    again = method(resumed, lr=3 * LR, fallback_lr=5 * FALLBACK_LR)
+    again = method(resumed, lr=3 * LR, fallback_lr=5 * FALLBACK_LR, trust=None)
     scheduler = SCHEDULES[schedule](again)
     for part, state in zip((resumed, again, scheduler), states, strict=True):
         part.load_state_dict(state)
@@ -154,7 +154,7 @@ def test_after_loading(method, schedule):
 
 def test_after_copying():
     model = net()
-    optimizer = KFAC(model, lr=LR, fallback_lr=FALLBACK_LR)
+    optimizer = KFAC(model, lr=LR, fallback_lr=FALLBACK_LR, trust=None)
     optimizer.param_groups[0]["lr"] = LR / 2
     follow(model, optimizer, steps=1)
     copied = copy.deepcopy(optimizer)
@@ -164,7 +164,7 @@ def test_after_copying():
 def test_weight_decay_of_the_fallback_follows_too():
     """Decoupled decay is fallback_lr lr / (first lr) times weight_decay."""
     model = net()
-    optimizer = KFAC(model, lr=LR, fallback_lr=FALLBACK_LR, weight_decay=0.5)
+    optimizer = KFAC(model, lr=LR, fallback_lr=FALLBACK_LR, weight_decay=0.5, trust=None)
     optimizer.param_groups[0]["lr"] = LR / 4
     F.cross_entropy(model(X), Y).backward()
     before, rate = model.norm.weight.detach().clone(), FALLBACK_LR / 4

@@ -13,8 +13,8 @@ import torch
 from mukron import FOOF, KFAC, GaussNewton, Shampoo
 from mukron import readers as read
 from mukron.damping import Constant, MaxEigenvalue, Rescaled
-from mukron.memory import EMA, Batch, Window
-from mukron.optim import SPECS, SecondOrder, spec_of
+from mukron.memory import EMA, Auto, Batch, Window
+from mukron.optim import SPECS, GradientMomentum, SecondOrder, spec_of
 from mukron.optim.listing import MARKER, listing
 from mukron.optim.run_options import Option
 from mukron.optim.sizes import LayerSize
@@ -83,12 +83,20 @@ def test_an_unknown_method_lists_the_known():
 
 def test_arguments_follow_from_a_run():
     run = RunConfig(loss="mse", seed=3, momentum=0.5, method_options={"memory": "ema:0.9", "fisher": "exact"})
-    wanted = {"momentum": 0.5, "memory": EMA(0.9), "fisher": "exact", "likelihood": "gaussian", "seed": 3}
+    wanted = {
+        "momentum": GradientMomentum(0.5),
+        "memory": EMA(0.9),
+        "fisher": "exact",
+        "likelihood": "gaussian",
+        "seed": 3,
+    }
     assert run.spec.keywords(run) == wanted
     run = RunConfig(method="adamw", momentum=0.8, method_options={"beta2": 0.99})
     assert run.spec.keywords(run) == {"betas": (0.8, 0.99)}
     run = RunConfig(method="shampoo:1/4")
-    assert run.spec.keywords(run) == {"momentum": 0.9, "e": Fraction(1, 4)}
+    assert run.spec.keywords(run) == {"momentum": GradientMomentum(0.9), "e": Fraction(1, 4)}
+    run = RunConfig(method="foof", momentum=0.5, method_options={"trust": "none"})
+    assert run.spec.keywords(run) == {"momentum": 0.5, "trust": None}
     assert "seed" not in RunConfig(method="foof").spec.keywords(RunConfig(method="foof", seed=3))
 
 
@@ -139,7 +147,22 @@ LAYER = LayerSize(d_in=300, d_out=200, samples=16, classes=10)
 )
 def test_numbers_that_a_layers_state_holds(method, options, layer, numbers):
     spec = SPECS[method]
-    assert spec.state_size(layer, spec.all_options(options)) == numbers
+    plain = {"trust": "none"} if "trust" in spec.known_options else {}
+    assert spec.state_size(layer, spec.all_options({**plain, **options})) == numbers
+
+
+@pytest.mark.parametrize(
+    ("method", "layer", "numbers"),
+    [
+        ("kfac", LAYER, 2 * (300**2 + 200**2)),  # averages and their inverses
+        ("kfac", replace(LAYER, d_in=3000), 16 * 3000 + 16**2 + 2 * 200**2),  # too large for an average
+        ("foof", LAYER, 2 * 300**2),
+        ("shampoo", LAYER, 2 * (300**2 + 200**2)),
+    ],
+)
+def test_numbers_that_the_defaults_hold(method, layer, numbers):
+    spec = SPECS[method]
+    assert spec.state_size(layer, spec.all_options({})) == numbers
 
 
 @pytest.mark.parametrize(
@@ -159,7 +182,7 @@ def test_copies_of_the_weights_that_moments_take(fields, copies):
 
 def test_stacks_have_plain_options():
     memory = SPECS["kfac"].known_options["memory"]
-    assert memory.stacks == (Batch(),)
+    assert memory.stacks == (Batch(), Auto())
     assert memory.parse("window:2") == Window(2) not in memory.stacks
     assert [name for name, spec in SPECS.items() if spec.stacks] == ["sgd", "kfac", "foof"]
 

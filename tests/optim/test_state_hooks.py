@@ -14,10 +14,10 @@ from networks import INPUTS, Net
 DATA = torch.Generator().manual_seed(0)
 X, Y = torch.randn(10, INPUTS, generator=DATA), torch.randint(5, (10,), generator=DATA)
 METHODS = {
-    "kfac": lambda model: KFAC(model, lr=0.05, memory=EMA(0.9), momentum=0.9),
-    "foof": lambda model: FOOF(model, lr=0.05, memory=EMA(0.9), momentum=0.9),
-    "shampoo": lambda model: Shampoo(model, lr=0.05, momentum=0.9),
-    "gauss-newton": lambda model: GaussNewton(model, lr=0.05, momentum=0.9),
+    "kfac": lambda model: KFAC(model, lr=0.05, memory=EMA(0.9), momentum=0.9, trust=None),
+    "foof": lambda model: FOOF(model, lr=0.05, memory=EMA(0.9), momentum=0.9, trust=None),
+    "shampoo": lambda model: Shampoo(model, lr=0.05, momentum=0.9, trust=None),
+    "gauss-newton": lambda model: GaussNewton(model, lr=0.05, momentum=0.9, trust=None),
 }
 
 
@@ -209,4 +209,4 @@ def test_a_state_of_torchs_own_optimizer_is_refused_in_one_line(make):
 def test_states_of_another_method_are_refused():
     _, shampoo = trained(METHODS["shampoo"])
     with pytest.raises(ValueError, match="saved by Shampoo, not by KFAC"):
-        KFAC(net()).load_state_dict(shampoo.state_dict())
+        KFAC(net(), trust=None).load_state_dict(shampoo.state_dict())

@@ -47,7 +47,14 @@ def root(M, e):
 def test_every_step_of_a_run_is_within_two_percent_of_the_exact_one(digits, memory, every):
     model, lr, steps = network(), 0.02, 60 if every == 1 else 150
     optimizer = Shampoo(
-        model, lr=lr, damping=DAMPING, memory=memory, solver="tracked", factor_every=every, inverse_every=every
+        model,
+        lr=lr,
+        damping=DAMPING,
+        memory=memory,
+        solver="tracked",
+        factor_every=every,
+        inverse_every=every,
+        trust=None,
     )
     sums, roots, losses, errors = {}, {}, [], []
     for step, (x, y) in enumerate(batches(digits, steps)):
@@ -83,7 +90,7 @@ def float32_runs(digits):
     runs = {}
     for name, options in (("eigh", {}), ("tracked", {"solver": "tracked"}), ("0.1", {"solver": Tracked(0.1)})):
         model = network(dtype=torch.float32)
-        optimizer = Shampoo(model, lr=0.02, damping=1e-6, momentum=0.9, **options)
+        optimizer = Shampoo(model, lr=0.02, damping=1e-6, momentum=0.9, **{"trust": None, **options})
         losses = []
         for x, y in batches(digits, 80):
             loss = F.cross_entropy(model(x.float()), y)
@@ -107,9 +114,9 @@ def test_a_larger_tolerance_renews_less_often(float32_runs):
 
 def test_what_is_renewed_is_counted_and_saved(digits):
     model = network()
-    optimizer = Shampoo(model, lr=0.02, solver="tracked")
+    optimizer = Shampoo(model, lr=0.02, solver="tracked", trust=None)
     assert optimizer.renewals == {}
-    assert Shampoo(network(), lr=0.02).renewals == {}
+    assert Shampoo(network(), lr=0.02, trust=None).renewals == {}
     for x, y in batches(digits, 3):
         optimizer.zero_grad()
         F.cross_entropy(model(x), y).backward()
@@ -117,14 +124,14 @@ def test_what_is_renewed_is_counted_and_saved(digits):
     assert optimizer.renewals["0.weight L"] == 3  # each of the first batches brings directions that are all new
     assert optimizer.renewals["0.bias L"] == 0  # one row a step: solved exactly in the basis it began with
     assert "0.bias R" not in optimizer.renewals  # a number
-    other = Shampoo(copy.deepcopy(model), lr=0.02, solver="tracked")
+    other = Shampoo(copy.deepcopy(model), lr=0.02, solver="tracked", trust=None)
     other.load_state_dict(optimizer.state_dict())
     assert other.renewals == optimizer.renewals
 
 
 def test_watchers_see_the_trace_and_the_eigenvalues_of_the_factors(digits):
     model, seen, total = network(), {}, torch.zeros(40, 40, dtype=torch.float64)
-    optimizer = Shampoo(model, lr=0.02, solver="tracked")
+    optimizer = Shampoo(model, lr=0.02, solver="tracked", trust=None)
     optimizer.watch(lambda layer, block, factors, rho: seen.update({(layer, block): factors}))
     for x, y in batches(digits, 12):
         optimizer.zero_grad()
@@ -139,14 +146,14 @@ def test_watchers_see_the_trace_and_the_eigenvalues_of_the_factors(digits):
 def test_nothing_of_a_gradient_is_kept_after_its_step(digits):
     """A step that counts or is skipped holds no more than its state: a copy is no larger than one of that state."""
     model = network()
-    optimizer = Shampoo(model, lr=0.02, solver="tracked", factor_every=2, inverse_every=2)
+    optimizer = Shampoo(model, lr=0.02, solver="tracked", factor_every=2, inverse_every=2, trust=None)
     for step, (x, y) in enumerate(batches(digits, 6)):
         optimizer.zero_grad()
         F.cross_entropy(model(x), y).backward()
         if step in (2, 3):
             model[0].weight.grad[0, 0] = float("nan")
         optimizer.step()
-        restored = Shampoo(copy.deepcopy(model), lr=0.02, solver="tracked", factor_every=2, inverse_every=2)
+        restored = Shampoo(copy.deepcopy(model), lr=0.02, solver="tracked", factor_every=2, inverse_every=2, trust=None)
         restored.load_state_dict(optimizer.state_dict())
         optimizer.zero_grad()
         restored.zero_grad()

@@ -17,7 +17,7 @@ def test_roots_that_serve_several_steps_keep_their_unit(scale, memory):
     for factor in (1.0, scale):
         torch.manual_seed(0)
         model = nn.Linear(4, 3, bias=False).double()
-        optimizer = Shampoo(model, lr=1.0, inverse_every=4, factor_every=4, memory=memory, damping=1e-3)
+        optimizer = Shampoo(model, lr=1.0, inverse_every=4, factor_every=4, memory=memory, damping=1e-3, trust=None)
         for step in range(4):
             G = torch.randn(3, 4, dtype=torch.float64) * (1.0 if step == 0 else factor)
             model.weight.grad, before = G, model.weight.detach().clone()
@@ -31,7 +31,7 @@ def test_a_unit_that_changes_between_refreshes_renews_the_roots(memory):
     """Factors are measured every step, roots every fourth: a gradient of another size must not meet old roots."""
     torch.manual_seed(0)
     model = nn.Linear(4, 3, bias=False).double()
-    optimizer = Shampoo(model, lr=1.0, inverse_every=4, memory=memory, damping=1e-3)
+    optimizer = Shampoo(model, lr=1.0, inverse_every=4, memory=memory, damping=1e-3, trust=None)
     for step in range(4):
         G = torch.randn(3, 4, dtype=torch.float64) * (1.0 if step == 0 else 1e12)
         model.weight.grad, before = G, model.weight.detach().clone()

@@ -34,7 +34,7 @@ def test_a_weight_that_is_used_behind_its_layers_back_is_told(method):
 
     torch.manual_seed(0)
     model = Tied()
-    optimizer = method(model, lr=0.01)
+    optimizer = method(model, lr=0.01, trust=None)
     F.cross_entropy(model(torch.randint(7, (10, 3))), Y).backward()
     with pytest.warns(UserWarning, match=r'layer "embedding" is not that of its own forward pass.*exclude='):
         optimizer.step()
@@ -50,7 +50,7 @@ def test_ordinary_gradients_are_not_suspected():
                 *(nn.Conv1d(1, 4, 3, groups=1), nn.ReLU(inplace=True), nn.Conv1d(4, 4, 3, groups=2)),
                 *(nn.Flatten(), nn.Linear(32, 5)),
             )
-            optimizer = KFAC(model, lr=0.01, **options)
+            optimizer = KFAC(model, lr=0.01, **{"trust": None, **options})
             for rows in (slice(0, 3), slice(3, 10)):
                 with torch.autocast("cpu", dtype=torch.bfloat16):
                     loss = F.cross_entropy(model(X[rows, None]), Y[rows])
@@ -63,7 +63,7 @@ def test_ordinary_gradients_are_not_suspected():
 def test_a_gradient_is_recognized_at_any_size(size):
     """Its layer's own, whatever its size; the check must not see rounding to zero as another use of the weight."""
     model = Net(64)
-    optimizer = KFAC(model, lr=0.05, fallback_lr=0.0)
+    optimizer = KFAC(model, lr=0.05, fallback_lr=0.0, trust=None)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         backward(model, scale=size)

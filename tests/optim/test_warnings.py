@@ -33,23 +33,23 @@ def test_the_nngp_trap_is_told(method, planned):
         plan = None
         nn.init.zeros_(model.head.weight)
     with pytest.warns(UserWarning, match=r'output layer "head" starts at \(nearly\) zero.*kernel-regression'):
-        method(model, plan)
+        method(model, plan, trust=None)
 
 
 def test_an_output_layer_that_is_small_but_not_zero_is_another_trap():
     model, plan = wide()
     model.head.weight.data.mul_(1e-8)
     with pytest.warns(UserWarning, match="near zero, but not at it: KFAC's first step in the layers below grows"):
-        KFAC(model, plan)
+        KFAC(model, plan, trust=None)
     with pytest.warns(UserWarning, match="kernel-regression"):  # FOOF does not divide by B
-        FOOF(model, plan)
+        FOOF(model, plan, trust=None)
 
 
 def test_no_nngp_warning_where_there_is_no_trap():
     model, plan = wide()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        KFAC(model, plan)
+        KFAC(model, plan, trust=None)
         nn.init.zeros_(model.head.weight)
-        Shampoo(model, plan)
-        GaussNewton(model, plan)
+        Shampoo(model, plan, trust=None)
+        GaussNewton(model, plan, trust=None)

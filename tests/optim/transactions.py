@@ -88,7 +88,7 @@ OPTIONS: dict[str, dict[str, tuple[Any, ...]]] = {
 METHODS: dict[str, Callable[..., Any]] = {
     "kfac": mukron.KFAC,
     "foof": mukron.FOOF,
-    "shampoo": lambda *arguments, **options: mukron.Shampoo(*arguments, damping=1e-3, **options),
+    "shampoo": lambda *arguments, **options: mukron.Shampoo(*arguments, damping=1e-3, **{"trust": None, **options}),
     "gauss-newton": mukron.GaussNewton,
 }
 
@@ -221,7 +221,7 @@ def build(method: str, case: Mapping[str, Any], **options: Any) -> tuple[nn.Modu
         **({"memory": MEMORY[case["memory"]]()} if "memory" in case else {}),
         **options,
     }
-    return model, METHODS[method](model, plan, lr=0.05, **options)
+    return model, METHODS[method](model, plan, lr=0.05, **{"trust": None, **options})
 
 
 class Data(NamedTuple):

@@ -42,12 +42,16 @@ def weights_at_the_end(config, **options):
     [
         ("sgd", (0.1, 0.1), {"nesterov": True}),
         ("adamw", (0.01, 0.01), {}),
-        ("kfac", (0.002, 0.03), {"memory": "ema:0.95"}),
-        ("kfac", (0.002, 0.002), {"fisher": "empirical", "inverse_every": 2}),
-        ("foof", (0.1, 0.1), {}),
-        ("shampoo", (0.05, 0.05), {}),
-        ("shampoo:1/4", (0.05, 0.05), {}),
-        ("gauss-newton", (0.001, 0.01), {}),
+        ("kfac", (0.1, 0.1), {}),
+        ("foof", (0.2, 0.2), {}),
+        ("shampoo", (0.1, 0.1), {}),
+        ("gauss-newton", (0.2, 0.2), {}),
+        ("kfac", (0.002, 0.03), {"memory": "ema:0.95", "trust": "none"}),
+        ("kfac", (0.002, 0.002), {"fisher": "empirical", "inverse_every": 2, "trust": "none"}),
+        ("foof", (0.1, 0.1), {"trust": "none"}),
+        ("shampoo", (0.05, 0.05), {"trust": "none"}),
+        ("shampoo:1/4", (0.05, 0.05), {"trust": "none"}),
+        ("gauss-newton", (0.001, 0.01), {"trust": "none"}),
     ],
 )
 @pytest.mark.parametrize("loss", ["cross-entropy", "mse"])

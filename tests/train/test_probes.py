@@ -68,7 +68,7 @@ def test_a_parameter_that_began_at_zero_has_no_relative_distance():
 def test_spectra_are_those_of_the_factors():
     torch.manual_seed(0)
     model, x, y = MLP(6, inputs=5, classes=3), torch.randn(40, 5), torch.randint(3, (40,))
-    optimizer = mukron.KFAC(model, lr=0.01, damping=mukron.Fixed(a=0.5, b=0.25))
+    optimizer = mukron.KFAC(model, lr=0.01, damping=mukron.Fixed(a=0.5, b=0.25), trust=None)
     probe = Spectra(model, optimizer, x)
     assert probe.read() == {}
     F.cross_entropy(model(x), y).backward()
@@ -99,7 +99,7 @@ def test_reading_leaves_no_trace(training):
     """Weights, running averages, hooks, mode, random numbers and K-FAC's listening are as before."""
     torch.manual_seed(0)
     model, x = ResNet18(1, classes=3).train(training), torch.randn(4, 3, 8, 8)
-    optimizer = mukron.KFAC(model, lr=0.01)
+    optimizer = mukron.KFAC(model, lr=0.01, trust=None)
     hooks = sum(len(module._forward_hooks) for module in model.modules())
     state, random = copy.deepcopy(model.state_dict()), torch.get_rng_state()
     probes = [probe(model, optimizer, x) for probe in PROBES.values()]
@@ -250,7 +250,7 @@ def test_rates_show_the_preconditioner():
     """(B + rho)^-1 G (A + rho)^-1 over G, for factors that are all but their damping: 1 / rho^2."""
     torch.manual_seed(0)
     model = MLP(16, inputs=5, classes=3)
-    optimizer = mukron.KFAC(model, lr=1e3, damping=mukron.Constant(1e3), momentum=0.0)
+    optimizer = mukron.KFAC(model, lr=1e3, damping=mukron.Constant(1e3), momentum=0.0, trust=None)
     rates = Rates(model, optimizer, None)
     F.cross_entropy(model(torch.randn(4, 5)), torch.tensor([0, 1, 2, 0])).backward()
     optimizer.step()

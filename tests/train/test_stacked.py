@@ -136,7 +136,8 @@ def test_a_factorization_that_needs_more_than_the_first_rung_is_left_to_train(mo
         return inverses, numbers
 
     monkeypatch.setattr(direction, "attempt", sometimes)
-    configs = [SMALL.replace(width=128, batch=16, lr=0.003, seed=seed) for seed in range(3)]
+    plainly = {"trust": "none"}
+    configs = [SMALL.replace(width=128, batch=16, lr=0.003, seed=seed, method_options=plainly) for seed in range(3)]
     ours, theirs = both(configs)
     assert left_alone == [configs[1]]
     assert set(calls) == {3, 2}

@@ -32,7 +32,9 @@ def conv_bench(classes: int = 10) -> Bench:
 
 def _kfac(fused: bool = False) -> BenchMethod:
     def make(model: nn.Module, lr: float) -> KFAC:
-        return KFAC(model, lr=lr, momentum=0.9, factor_every=REFRESH_EVERY, inverse_every=REFRESH_EVERY, fused=fused)
+        return KFAC(
+            model, lr=lr, momentum=0.9, factor_every=REFRESH_EVERY, inverse_every=REFRESH_EVERY, fused=fused, trust=None
+        )
 
     name = f"K-FAC (mc), every {REFRESH_EVERY}" + (", fused" if fused else "")
     return BenchMethod(name, trained_by(make), period=REFRESH_EVERY, reference_update=kfac_update("mc"))

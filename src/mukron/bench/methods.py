@@ -116,23 +116,25 @@ TORCH_ADAMW = BenchMethod(
     "AdamW", trained_by(lambda model, lr: torch.optim.AdamW(model.parameters(), lr)), reference_update=adamw_update
 )
 KFAC_MC = BenchMethod(
-    "K-FAC (mc)", trained_by(lambda model, lr: KFAC(model, lr=lr, momentum=0.9)), reference_update=kfac_update("mc")
+    "K-FAC (mc)",
+    trained_by(lambda model, lr: KFAC(model, lr=lr, momentum=0.9, trust=None)),
+    reference_update=kfac_update("mc"),
 )
 KFAC_EMPIRICAL = BenchMethod(
     "K-FAC (empirical)",
-    trained_by(lambda model, lr: KFAC(model, lr=lr, momentum=0.9, fisher="empirical")),
+    trained_by(lambda model, lr: KFAC(model, lr=lr, momentum=0.9, fisher="empirical", trust=None)),
     reference_update=kfac_update("empirical"),
 )
 KFAC_MC_FUSED = BenchMethod(
     "K-FAC (mc), fused",
-    trained_by(lambda model, lr: KFAC(model, lr=lr, momentum=0.9, fused=True)),
+    trained_by(lambda model, lr: KFAC(model, lr=lr, momentum=0.9, fused=True, trust=None)),
     reference_update=kfac_update("mc"),
 )
 KFAC_EMPIRICAL_FUSED = BenchMethod(
     "K-FAC (empirical), fused",
-    trained_by(lambda model, lr: KFAC(model, lr=lr, momentum=0.9, fisher="empirical", fused=True)),
+    trained_by(lambda model, lr: KFAC(model, lr=lr, momentum=0.9, fisher="empirical", fused=True, trust=None)),
     reference_update=kfac_update("empirical"),
 )
 FOOF_METHOD = BenchMethod(
-    "FOOF", trained_by(lambda model, lr: FOOF(model, lr=lr, momentum=0.9)), reference_update=foof_update
+    "FOOF", trained_by(lambda model, lr: FOOF(model, lr=lr, momentum=0.9, trust=None)), reference_update=foof_update
 )

@@ -31,6 +31,7 @@ def _shampoo(solver: str, every: int, fused: bool = False) -> BenchMethod:
             fused=fused,
             factor_every=every,
             inverse_every=every,
+            trust=None,
         )
 
     name = f"Shampoo ({solver})" + (", fused" if fused else "") + (f", every {every}" if every > 1 else "")

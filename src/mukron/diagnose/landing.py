@@ -160,7 +160,10 @@ def landing(
 
     methods: dict[str, tuple[str | None, Callable[[nn.Module, Parametrization], Optimizer]]] = {
         "K-FAC, output layer at zero": ("zero", lambda model, plan: _landing_kfac(model, plan, classes)),
-        "Shampoo, output layer at zero": ("zero", lambda model, plan: Shampoo(model, plan, lr=0.01, damping=1e-3)),
+        "Shampoo, output layer at zero": (
+            "zero",
+            lambda model, plan: Shampoo(model, plan, lr=0.01, damping=1e-3, trust=None),
+        ),
         "SGD, output layer at zero": ("zero", lambda _, plan: torch.optim.SGD(plan.param_groups("sgd", lr=0.2))),
         "K-FAC, output layer as muP has it": (None, lambda model, plan: _kfac(model, plan, lr=0.1)),
     }
@@ -179,7 +182,7 @@ def landing(
 
 
 def _kfac(model: nn.Module, plan: Parametrization, lr: float) -> KFAC:
-    return KFAC(model, plan, lr=lr, damping=RESCALED_DAMPING, fisher="exact", likelihood="gaussian")
+    return KFAC(model, plan, lr=lr, damping=RESCALED_DAMPING, fisher="exact", likelihood="gaussian", trust=None)
 
 
 def _landing_kfac(model: nn.Module, plan: Parametrization, classes: int) -> KFAC:

@@ -27,7 +27,6 @@ from mukron.linalg.precision import matmul_precision as matmul_precision
 from mukron.linalg.precision import probe as probe
 from mukron.linalg.precision import products_of as products_of
 from mukron.linalg.precision import rounding as rounding
-from mukron.linalg.precision import spectral_norm as spectral_norm
 from mukron.linalg.roots import inverse_root_eigh, inverse_root_newton
 from mukron.linalg.solvers import Cholesky, Eigh, Newton, Solver, Tracked
 from mukron.linalg.tracked import KeptFactor as KeptFactor

@@ -29,7 +29,6 @@ from mukron.linalg import (
     invert,
     probe,
     products_of,
-    spectral_norm,
 )
 from mukron.optim.options import RMS, AdamStep, Graft, KLClip, Spectral, StepRule
 from mukron.optim.table import LayerEntry, ParameterEntry
@@ -41,6 +40,8 @@ if TYPE_CHECKING:
 
 Factors = tuple[Mapping[str, Factor], Mapping[str, Tensor]]  # of one block, and the damping of each
 Prepared = tuple[dict[str, Operator], dict[str, str]]  # operators, and by factor how it was rescued
+DIRECTIONS = 3  # random directions beside the one of the last step: a new large direction is seen at once
+ROUNDS, FIRST_ROUNDS = 3, 6
 OUT_SIDE, IN_SIDE = ("B", "L"), ("A", "R", "K")  # factors of the layer's output and of its input
 
 
@@ -120,6 +121,45 @@ def _within_spectral_norm(step: Transaction, trust: Spectral, layer: LayerEntry,
         step.stage(entry.parameter, power_vector=vector)
     limit = trust.size * (d_out / d_in) ** 0.5 / entry.scale
     return times(move, (limit / largest.clamp_min(1e-30)).clamp_max(1.0))
+
+
+def spectral_norm(U: Move, start: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The largest singular value of U [groups, d_out, d_in] as [groups, 1, 1], and its right vector.
+
+    The value is that of the best of several directions, so never too large. It is some percent too small where many
+    singular values are nearly as large.
+
+    Args:
+        U: A matrix, or D^T H.
+        start: The vector [groups, d_in] of the last step, nearly the same matrix; None: there is none.
+    """
+    reference = U if isinstance(U, Tensor) else U.H
+    groups, d_in = reference.shape[0], reference.shape[-1]
+    V = _directions(d_in, reference.dtype, reference.device).expand(groups, -1, -1)
+    if start is not None:
+        V = torch.cat([start.to(reference.dtype).unsqueeze(-1), V], dim=-1)
+    size = V.new_zeros(groups, V.shape[-1])
+    for _ in range(FIRST_ROUNDS if start is None else ROUNDS):
+        Y = U @ V if isinstance(U, Tensor) else U.D.mT @ (U.H @ V)
+        Y = Y / _length(Y)
+        V = U.mT @ Y if isinstance(U, Tensor) else U.H.mT @ (U.D @ Y)
+        length = _length(V)
+        V, size = V / length, length.squeeze(-2)
+    best = size.argmax(-1, keepdim=True)
+    vector = V.gather(-1, best.unsqueeze(-2).expand(-1, d_in, 1)).squeeze(-1)
+    return size.gather(-1, best).unsqueeze(-1), vector
+
+
+def _length(X: Tensor) -> Tensor:
+    """Of each column, never zero; in float64, since squares of a move that blew up overflow float32."""
+    length: Tensor = torch.linalg.vector_norm(X, dim=-2, keepdim=True, dtype=torch.float64)
+    return length.to(X.dtype).clamp_min(1e-30)
+
+
+@lru_cache(maxsize=256)
+def _directions(d: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    generator = torch.Generator("cpu").manual_seed(d)
+    return torch.randn(d, DIRECTIONS, generator=generator, dtype=torch.float64).to(device, dtype)
 
 
 def base_rate(entry: ParameterEntry) -> float:

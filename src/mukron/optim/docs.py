@@ -1,8 +1,10 @@
-"""Arguments that several optimizers share, described once; each optimizer's docstring takes those that it has."""
+"""The arguments of optimizers: those that several share, described once, and what is said of one that is unknown."""
 
 from __future__ import annotations
 
+import difflib
 import inspect
+from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
 Class = TypeVar("Class", bound=type)
@@ -23,26 +25,31 @@ ARGUMENTS = {
     "sharing": 'How positions of one sample share a weight: "expand" (each counts as a sample) or "reduce" (their '
     "mean).",
     "form": 'How factors are held: "auto" (the cheaper form), "rows" (sample space) or "matrix".',
-    "memory": "What factors remember: ``Batch()``, ``EMA(decay)``, ``Sum()`` or ``Window(batches)``, or text such as "
-    '"ema:0.95".',
+    "memory": "What factors remember: ``Batch()``, ``EMA(decay)``, ``Auto(decay)``, ``Sum()`` or ``Window(batches)``, "
+    'or text such as "ema:0.95". None: ``Auto()`` with a ``trust``, else ``Batch()``.',
     "fused": "Do not form gradients of weights that are cheaper to precondition as D^T H, from the batch's signals and "
     "inputs: their ``grad`` stays None. Faster where layers are wide; nothing may look at those gradients before the "
     "step (no clipping, no GradScaler, no activation checkpointing).",
     "solver": 'How factors are inverted: "cholesky" or ``Cholesky()``, "eigh" or ``Eigh()``, "newton" or ``Newton()``.',
     "factor_every": "Steps from one measurement of the factors to the next.",
-    "inverse_every": "Steps from one preparation of the inverses to the next; a multiple of ``factor_every``.",
-    "refresh_warmup": "Steps at the start, at each of which factors and inverses are made, whatever the intervals say.",
+    "inverse_every": "Steps from one preparation of the inverses to the next; a multiple of ``factor_every``. "
+    "None: about 10 with a ``trust``, else 1.",
+    "refresh_warmup": "Steps at the start, at each of which factors and inverses are made, whatever the intervals say. "
+    "None: 10 with a ``trust``, else 0.",
     "start": "The step from which on gradients are preconditioned. Before it factors are measured, and a step is the "
     "gradient within ``trust``, or the step of the rule that is grafted.",
     "trust": "How far a layer may move in a step: ``Spectral(size)``, ``KLClip(kappa)``, ``Graft(rule)`` or "
-    '``RMS(size)``, or text such as "kl:1e-3". None: the plain step, of any length.',
-    "fallback": 'The rule for all other parameters: "sgd" or ``SGDStep()``, "adamw" or ``AdamStep(betas, eps)``.',
+    '``RMS(size)``, or text such as "kl:1e-3". None: the paper\'s plain step, of any length, and with it the '
+    "paper's choice of all that is not given: the batch's own curvature, no momentum, SGD as fallback.",
+    "fallback": 'The rule for all other parameters: "sgd" or ``SGDStep()``, "adamw" or ``AdamStep(betas, eps)``. '
+    'None: "adamw" with a ``trust``, else "sgd".',
     "fallback_lr": "Learning rate of the fallback rule at the start; it follows ``lr`` when a scheduler moves that. "
-    "None: ``lr``.",
-    "exclude": "Names of layers, or of modules around them, that are left to the fallback rule.",
+    "None: ``lr``, and a twentieth of it for Adam's steps beside a spectral trust.",
+    "exclude": "Names of layers, or of modules around them, that are left to the fallback rule. None: embeddings with "
+    "a ``trust``, else none.",
     "seed": "Of the generator that draws targets.",
     "momentum": "A number or ``HeavyBall(beta, nesterov)``: on the update. ``GradientMomentum(beta)``: on the "
-    "gradient, before it is preconditioned.",
+    "gradient, before it is preconditioned. None: ``GradientMomentum(0.9)`` with a ``trust``, else none.",
     "nesterov": "Look one step ahead along the momentum buffer; the same as ``HeavyBall(beta, nesterov=True)``.",
     "options": "What is the same for all parameter groups.",
     "capture_options": "What is measured in forward and backward passes. None: nothing.",
@@ -65,3 +72,31 @@ def describe(cls: Class) -> Class:
             lines.append(f"    {name}: {ARGUMENTS[name]}")
     cls.__doc__ = f"{head}Args:\n" + "\n".join(lines) + (f"\n\n{tail}" if tail else "")
     return cls
+
+
+def arguments_of(cls: type) -> dict[str, inspect.Parameter]:
+    """The arguments of a class by name, with those of its base where it passes on ``**options``."""
+    arguments: dict[str, inspect.Parameter] = {}
+    for kind in cls.__mro__:
+        if "__init__" not in vars(kind):
+            continue
+        _, *parameters = inspect.signature(vars(kind)["__init__"]).parameters.values()
+        arguments = {**{parameter.name: parameter for parameter in parameters}, **arguments}
+        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+            break
+    return arguments
+
+
+def refuse_unknown(cls: type, arguments: Iterable[str], useless: Mapping[str, str]) -> None:
+    """A TypeError that names the class and the nearest argument it has, for keywords that it does not take.
+
+    useless: arguments of related methods that this one has no use for, and why.
+    """
+    known = [name for name, parameter in arguments_of(cls).items() if parameter.kind is not parameter.VAR_KEYWORD]
+    for name in arguments:
+        if name in useless and name not in known:
+            raise TypeError(f"{cls.__name__} {useless[name]}: {name} would have no effect")
+        if name not in known:
+            nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
+            hint = f"; did you mean {nearest[0]!r}?" if nearest else "."
+            raise TypeError(f"{cls.__name__} has no argument {name!r}{hint} Its arguments: {', '.join(known)}")

@@ -67,15 +67,15 @@ class GaussNewton(SecondOrder):
         output: Callable[[Any], Tensor] | None = None,
         reduction: str = "mean",
         grad_scaler: torch.amp.GradScaler | None = None,
-        trust: str | Trust | None = None,
-        fallback: str | StepRule = "sgd",
+        trust: str | Trust | None = "spectral",
+        fallback: str | StepRule | None = None,
         fallback_lr: float | None = None,
-        momentum: float | Momentum = 0.0,
+        momentum: float | Momentum | None = None,
         nesterov: bool = False,
         weight_decay: float = 0.0,
         decoupled: bool = True,
         maximize: bool = False,
-        exclude: tuple[str, ...] = (),
+        exclude: tuple[str, ...] | None = None,
         params: Iterable[Any] | None = None,
     ) -> None:
         self.loss = Empirical(reduction, grad_scaler)
@@ -91,7 +91,7 @@ class GaussNewton(SecondOrder):
             maximize=maximize,
             fallback_lr=fallback_lr,
             params=params,
-            options=StepOptions(trust=Trust.of(trust), fallback=fallback, exclude=exclude),  # type: ignore[arg-type]
+            options=StepOptions.of(Trust.of(trust), fallback=fallback, exclude=exclude),
             capture_options=CaptureOptions(inputs=False, signals=False, jacobian=True, fisher=self.loss, output=output),
         )
 

@@ -20,7 +20,7 @@ from mukron.curvature import (
 from mukron.damping import Heuristic, Rescaled, Rule
 from mukron.layers import BIAS, WEIGHT
 from mukron.linalg import Cholesky, Eigh, Newton, Solver
-from mukron.memory import Batch, Memory, Window
+from mukron.memory import Auto, Batch, Memory, Window
 from mukron.optim import sizes
 from mukron.optim.direction import OUT_SIDE, apply
 from mukron.optim.docs import describe
@@ -93,18 +93,18 @@ class KFAC(SecondOrder):
         fused: bool = False,
         solver: str | Solver = "cholesky",
         factor_every: int = 1,
-        inverse_every: int = 1,
-        refresh_warmup: int = 0,
+        inverse_every: int | None = None,
+        refresh_warmup: int | None = None,
         start: int = 0,
-        trust: str | Trust | None = None,
-        fallback: str | StepRule = "sgd",
+        trust: str | Trust | None = "spectral",
+        fallback: str | StepRule | None = None,
         fallback_lr: float | None = None,
-        momentum: float | Momentum = 0.0,
+        momentum: float | Momentum | None = None,
         nesterov: bool = False,
         weight_decay: float = 0.0,
         decoupled: bool = True,
         maximize: bool = False,
-        exclude: tuple[str, ...] = (),
+        exclude: tuple[str, ...] | None = None,
         params: Iterable[Any] | None = None,
         seed: int = 0,
     ) -> None:
@@ -112,15 +112,16 @@ class KFAC(SecondOrder):
         check_one_of("reduction", reduction, ("mean", "sum"))
         check_one_of("sharing", sharing, ("expand", "reduce"))
         check_one_of("form", form, FORMS)
-        options = StepOptions(
-            memory=Batch() if memory is None else Memory.of(memory),
+        bound = Trust.of(trust)
+        options = StepOptions.of(
+            bound,
+            memory=(Batch() if bound is None else Auto()) if memory is None else Memory.of(memory),
             factor_every=factor_every,
             inverse_every=inverse_every,
             solver=Solver.of(solver, (Cholesky, Eigh, Newton)),
             refresh_warmup=refresh_warmup,
             start=start,
-            trust=Trust.of(trust),
-            fallback=fallback,  # type: ignore[arg-type]
+            fallback=fallback,
             exclude=exclude,
             seed=seed,
         )

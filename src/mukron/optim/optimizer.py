@@ -23,7 +23,7 @@ from mukron.damping import Rule
 from mukron.layers import BIAS, WEIGHT
 from mukron.linalg import Factor
 from mukron.optim.direction import apply, base_rate, directions
-from mukron.optim.docs import describe
+from mukron.optim.docs import describe, refuse_unknown
 from mukron.optim.exchange import Exchange
 from mukron.optim.guards import (
     check_arguments,
@@ -38,7 +38,7 @@ from mukron.optim.guards import (
     tell,
     tell_skips,
 )
-from mukron.optim.options import GradientMomentum, HeavyBall, Momentum, StepOptions, refuse_unknown
+from mukron.optim.options import GradientMomentum, HeavyBall, Momentum, StepOptions, Trust, usual_fallback_lr
 from mukron.optim.plan import plan_table
 from mukron.optim.saving import complete_state, load_state, unpickle
 from mukron.optim.table import LayerEntry, build_tables
@@ -91,7 +91,7 @@ class SecondOrder(Optimizer):
         lr: float | Tensor,
         *,
         damping: float | Rule | None = None,
-        momentum: float | Momentum = 0.0,
+        momentum: float | Momentum | None = None,
         nesterov: bool = False,
         weight_decay: float = 0.0,
         decoupled: bool = True,
@@ -115,9 +115,8 @@ class SecondOrder(Optimizer):
         self.told: set[str] = set()  # layers whose precision was looked at
         self.waiting = False  # a layer waits for its first factors
         self._capture: Capture | None = None
-        on_update = {"momentum": momentum, "nesterov": nesterov, "momentum_on": "update"}
         groups: dict[str, Any] = {"lr": lr, "damping": damping, "weight_decay": weight_decay, "decoupled": decoupled}
-        groups |= {"maximize": maximize, "fallback_lr": fallback_lr, **_momentum(momentum, on_update)}
+        groups |= {"maximize": maximize, "fallback_lr": fallback_lr, **_momentum(momentum, nesterov, options.trust)}
         super().__init__(checked_params(model, params), groups)
         self.register_state_dict_post_hook(complete_state)  # type: ignore[arg-type]  # first, so that hooks of the user's own see it all
         first = next(parameter for group in self.param_groups for parameter in group["params"])
@@ -341,17 +340,22 @@ def _completed(optimizer: SecondOrder, param_group: dict[str, Any]) -> dict[str,
     group = dict(param_group)
     rule = damping_rule(optimizer, group.get("damping", optimizer.defaults["damping"]))
     group |= {"damping": rule and rule.rho, "damping_rule": {} if rule is None else rule.plain()}
-    group |= _momentum(group.get("momentum"), {})
-    group["reference_lr"] = float(group.get("lr", optimizer.defaults["lr"]))
+    if isinstance(group.get("momentum"), Momentum):
+        group |= _momentum(group["momentum"])
+    group["reference_lr"] = lr = float(group.get("lr", optimizer.defaults["lr"]))
+    if group.get("fallback_lr", optimizer.defaults["fallback_lr"]) is None:
+        group["fallback_lr"] = usual_fallback_lr(optimizer.options.trust, optimizer.options.fallback, lr)
     return group
 
 
-def _momentum(momentum: Any, otherwise: dict[str, Any]) -> dict[str, Any]:
+def _momentum(momentum: float | Momentum | None, nesterov: bool = False, trust: Trust | None = None) -> dict[str, Any]:
     """Momentum as entries of a parameter group, where schedulers look for numbers."""
-    if isinstance(momentum, (HeavyBall, GradientMomentum)) and otherwise.get("nesterov"):
+    if momentum is None:
+        momentum = 0.0 if trust is None or nesterov else GradientMomentum()
+    if isinstance(momentum, Momentum) and nesterov:
         raise ValueError(f"nesterov=True goes with a number as momentum; got {momentum}. Use HeavyBall(nesterov=True)")
     if isinstance(momentum, HeavyBall):
         return {"momentum": momentum.beta, "nesterov": momentum.nesterov, "momentum_on": "update"}
     if isinstance(momentum, GradientMomentum):
         return {"momentum": momentum.beta, "nesterov": False, "momentum_on": "gradient"}
-    return otherwise
+    return {"momentum": momentum, "nesterov": nesterov, "momentum_on": "update"}

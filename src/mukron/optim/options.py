@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
-import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -263,7 +261,7 @@ class Graft(Trust):
 
     @property
     def rates(self) -> str | None:
-        """The rule's own."""
+        """Those of the rule."""
         return self.step_rule.name
 
     @property
@@ -295,7 +293,7 @@ class RMS(Trust):
 
     @property
     def rates(self) -> str | None:
-        """Adam's."""
+        """Those of Adam."""
         return "adamw"
 
     @property
@@ -322,7 +320,7 @@ class StepOptions:
         start: The step from which on gradients are preconditioned; before it factors are measured.
         trust: The bound on a layer's move; None: no bound.
         fallback: The rule for parameters that are not preconditioned.
-        exclude: Layers that are left to the fallback rule.
+        exclude: Layers that are left to the fallback rule. None: embeddings.
         seed: Of the drawn targets.
 
     Example:
@@ -338,7 +336,7 @@ class StepOptions:
     start: int = 0
     trust: Trust | None = None
     fallback: StepRule = field(default_factory=SGDStep)
-    exclude: tuple[str, ...] = ()
+    exclude: tuple[str, ...] | None = ()
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -357,37 +355,36 @@ class StepOptions:
         object.__setattr__(self, "fallback", step_rule("fallback", self.fallback, FALLBACKS))
         if isinstance(self.exclude, str):
             raise ValueError(f'exclude takes several names: exclude=("{self.exclude}",)')
-        object.__setattr__(self, "exclude", tuple(self.exclude))
+        object.__setattr__(self, "exclude", None if self.exclude is None else tuple(self.exclude))
+
+    @classmethod
+    def of(cls, trust: Trust | None, **given: Any) -> StepOptions:
+        """Options of which some may be None: those are the usual ones beside a bound, or the paper's without one.
+
+        Args:
+            trust: The bound on a layer's move; None: the paper's plain step.
+            given: The other options by name.
+        """
+        usual: dict[str, Any] = {"fallback": SGDStep(), "exclude": ()}
+        if trust is not None:
+            usual = {"fallback": AdamStep(), "exclude": None, "refresh_warmup": 10}
+        usual["inverse_every"] = usual_interval(trust is not None, max(given.get("factor_every", 1), 1))
+        return cls(trust=trust, **{**usual, **{name: value for name, value in given.items() if value is not None}})
+
+
+def usual_interval(bounded: bool, factor_every: int) -> int:
+    """Steps between two inversions where none are given: with a bound about ten, a multiple of ``factor_every``."""
+    return factor_every * (-(-10 // factor_every) if bounded else 1)
+
+
+def usual_fallback_lr(trust: Trust | None, fallback: StepRule, lr: float) -> float | None:
+    """The fallback rule's learning rate where none is given; None: that of the layers.
+
+    A spectral bound counts in multiples of a weight's natural size, of which Adam takes small steps.
+    """
+    return lr / 20 if isinstance(trust, Spectral) and isinstance(fallback, AdamStep) and lr > 0 else None
 
 
 def check_one_of(name: str, value: str, known: Iterable[str]) -> None:
     if value not in known:
         raise ValueError(f"unknown {name} {value!r}; known: {', '.join(map(repr, known))}")
-
-
-def arguments_of(cls: type) -> dict[str, inspect.Parameter]:
-    """The arguments of a class by name, with those of its base where it passes on ``**options``."""
-    arguments: dict[str, inspect.Parameter] = {}
-    for kind in cls.__mro__:
-        if "__init__" not in vars(kind):
-            continue
-        _, *parameters = inspect.signature(vars(kind)["__init__"]).parameters.values()
-        arguments = {**{parameter.name: parameter for parameter in parameters}, **arguments}
-        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-            break
-    return arguments
-
-
-def refuse_unknown(cls: type, arguments: Iterable[str], useless: Mapping[str, str]) -> None:
-    """A TypeError that names the class and the nearest argument it has, for keywords that it does not take.
-
-    useless: arguments of related methods that this one has no use for, and why.
-    """
-    known = [name for name, parameter in arguments_of(cls).items() if parameter.kind is not parameter.VAR_KEYWORD]
-    for name in arguments:
-        if name in useless and name not in known:
-            raise TypeError(f"{cls.__name__} {useless[name]}: {name} would have no effect")
-        if name not in known:
-            nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
-            hint = f"; did you mean {nearest[0]!r}?" if nearest else "."
-            raise TypeError(f"{cls.__name__} has no argument {name!r}{hint} Its arguments: {', '.join(known)}")

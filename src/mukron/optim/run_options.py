@@ -12,8 +12,8 @@ from typing import Any
 
 from mukron import readers as read
 from mukron.curvature import FORMS, Fisher
-from mukron.memory import Batch, Memory, Window, parse_memory
-from mukron.optim.options import FALLBACKS, Trust
+from mukron.memory import Auto, Batch, Memory, Window, parse_memory
+from mukron.optim.options import FALLBACKS, Spectral, Trust
 from mukron.readers import Parser, Reader
 
 INVERSE_SOLVERS = ("cholesky", "eigh", "newton")  # roots have others: ``mukron.optim.shampoo``
@@ -73,29 +73,48 @@ EVERY_LAYER = (  # of all methods that work layer by layer
         "decoupled", read.flag, "apply weight decay to the weights, not to the gradient (default: true)", stacks=(True,)
     ),
     Option.typed(
-        "trust", Trust.of, "how far a step may go: none, spectral:SIZE, kl:KAPPA, graft:RULE, rms:SIZE", (None,)
+        "trust",
+        Trust.of,
+        "how far a step may go: none, spectral:SIZE, kl:KAPPA, graft:RULE, rms:SIZE",
+        (None, Spectral()),
     ),
     Option(
         "fallback",
-        read.one_of(FALLBACKS),
+        read.optional(read.one_of(FALLBACKS)),
         "the rule of parameters that no layer owns or that are excluded: sgd or adamw",
-        stacks=("sgd",),
+        stacks=(None, "sgd", "adamw"),
     ),
     Option("fallback_lr", read.optional(read.number()), "the learning rate of the fallback rule", stacks=(None,)),
-    Option("exclude", read.names(read.text), "layers to leave to the fallback rule, by name", stacks=((),)),
+    Option(
+        "exclude",
+        read.optional(read.names(read.text)),
+        "layers to leave to the fallback rule, by name",
+        stacks=(None, ()),
+    ),
 )
 INTERVALS = (
     Option("factor_every", read.whole(1), "steps from one update of the factors to the next", stacks=(1,)),
     Option(
-        "inverse_every", read.whole(1), "steps from one inversion to the next, a multiple of factor_every", stacks=(1,)
+        "inverse_every",
+        read.optional(read.whole(1)),
+        "steps from one inversion to the next, a multiple of factor_every",
+        stacks=(None, 1),
     ),
     Option(
-        "refresh_warmup", read.whole(0), "steps at the start, each of which makes factors and inverses", stacks=(0,)
+        "refresh_warmup",
+        read.optional(read.whole(0)),
+        "steps at the start, each of which makes factors and inverses",
+        stacks=(None, 0),
     ),
     Option("start", read.whole(0), "the step from which on gradients are preconditioned", stacks=(0,)),
 )
 KRONECKER = (  # of methods that divide by A and B
-    Option.typed("memory", parse_memory, "what factors remember: batch, sum, ema:DECAY or window:BATCHES", (Batch(),)),
+    Option.typed(
+        "memory",
+        parse_memory,
+        "what factors remember: batch, sum, ema:DECAY, auto or window:BATCHES",
+        (Batch(), Auto()),
+    ),
     Option(
         "solver",
         read.one_of(INVERSE_SOLVERS),

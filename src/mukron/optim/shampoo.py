@@ -28,7 +28,7 @@ from mukron.linalg import (
     kept_factor,
     turn,
 )
-from mukron.memory import Memory, Sum, Window
+from mukron.memory import EMA, Memory, Sum, Window
 from mukron.optim import sizes
 from mukron.optim.direction import apply, momentum_on_gradient
 from mukron.optim.docs import describe
@@ -84,7 +84,8 @@ class Shampoo(SecondOrder):
     Args:
         damping: A number means ``MaxEigenvalue(number)``, which muP allows.
         e: The exponent; 1/2 is the usual one.
-        memory: What factors remember: ``Sum()``, ``EMA(decay)`` or ``Batch()``, or text such as "ema:0.99".
+        memory: What factors remember: ``Sum()``, ``EMA(decay)`` or ``Batch()``, or text such as "ema:0.99". None:
+            ``EMA()`` with a ``trust``, else ``Sum()``.
         solver: How roots are made: "eigh" or ``Eigh()``; "newton" or ``Newton()``, an iteration of matrix products;
             "tracked" or ``Tracked(tolerance)``, an eigenbasis that is kept from step to step.
         fused: Where the batch is small beside a layer, take its gradient as D^T H from the batch's signals and inputs
@@ -114,18 +115,18 @@ class Shampoo(SecondOrder):
         tolerance: float | None = None,
         max_size: int = 8192,
         factor_every: int = 1,
-        inverse_every: int = 1,
-        refresh_warmup: int = 0,
+        inverse_every: int | None = None,
+        refresh_warmup: int | None = None,
         start: int = 0,
-        trust: str | Trust | None = None,
-        fallback: str | StepRule = "sgd",
+        trust: str | Trust | None = "spectral",
+        fallback: str | StepRule | None = None,
         fallback_lr: float | None = None,
-        momentum: float | Momentum = 0.0,
+        momentum: float | Momentum | None = None,
         nesterov: bool = False,
         weight_decay: float = 0.0,
         decoupled: bool = True,
         maximize: bool = False,
-        exclude: tuple[str, ...] = (),
+        exclude: tuple[str, ...] | None = None,
         params: Iterable[Any] | None = None,
     ) -> None:
         self.method = shampoo(e)  # type: ignore[misc]
@@ -135,15 +136,16 @@ class Shampoo(SecondOrder):
                 raise ValueError(f'tolerance={tolerance} is for solver="tracked"; {solver} has none')
             solver = Tracked(tolerance)
         self.max_size = max_size
-        options = StepOptions(
-            memory=Sum() if memory is None else Memory.of(memory),
+        bound = Trust.of(trust)
+        options = StepOptions.of(
+            bound,
+            memory=(Sum() if bound is None else EMA()) if memory is None else Memory.of(memory),
             factor_every=factor_every,
             inverse_every=inverse_every,
             solver=solver,
             refresh_warmup=refresh_warmup,
             start=start,
-            trust=Trust.of(trust),
-            fallback=fallback,  # type: ignore[arg-type]
+            fallback=fallback,
             exclude=exclude,
         )
         if isinstance(options.memory, Window):

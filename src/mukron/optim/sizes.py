@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mukron.curvature import as_rows
-from mukron.memory import Batch, Memory, Sum, Window
+from mukron.memory import EMA, LARGEST_AVERAGED, Auto, Batch, Memory, Sum, Window
+from mukron.optim.options import Trust
 
 if TYPE_CHECKING:
     from mukron.optim.spec import RunFields
@@ -48,7 +49,7 @@ def both_factors(layer: LayerSize, options: Mapping[str, Any]) -> int:
 
 def gradient_moments(layer: LayerSize, options: Mapping[str, Any]) -> int:
     """Shampoo's L and R and their roots; of sides that are too long, the diagonals."""
-    copies = _copies(options["memory"] or Sum(), options["solver"])
+    copies = _copies(_memory(options, Sum(), EMA()), options["solver"])
     L, R = (d if d > options["max_size"] else d * d for d in (layer.d_out, layer.d_in))
     return layer.groups * copies * (L + (layer.d_in if layer.one_hot else R))
 
@@ -69,10 +70,11 @@ def adams_moments(run: RunFields) -> int:
 
 
 def _kronecker(d: int, other: int, rows: int, options: Mapping[str, Any], diagonal: bool = False) -> int:
-    memory = options["memory"] or Batch()
+    memory = _memory(options, Batch(), Auto())
     copies = _copies(memory, options["solver"])
     form = "rows" if isinstance(memory, Window) else options["form"]
-    form = "matrix" if copies > 1 or options["solver"] != "cholesky" else form
+    form = "matrix" if memory.averages or options["solver"] != "cholesky" else form
+    form = "matrix" if isinstance(memory, Auto) and d <= LARGEST_AVERAGED else form
     if diagonal:
         return copies * d
     if as_rows(rows, d, other, form):
@@ -80,11 +82,19 @@ def _kronecker(d: int, other: int, rows: int, options: Mapping[str, Any], diagon
     return copies * d * d
 
 
+def _memory(options: Mapping[str, Any], plain: Memory, bounded: Memory) -> Memory:
+    """The memory that was given, or the usual one without and with a bound on steps."""
+    if options["memory"] is not None:
+        memory: Memory = options["memory"]
+        return memory
+    return plain if Trust.of(options["trust"]) is None else bounded
+
+
 def _copies(memory: Memory, solver: str) -> int:
     """What is remembered and its inverse; "tracked" keeps the basis of both too."""
     if solver == "tracked":
         return 3
-    return 2 if memory.averages else 1
+    return 2 if memory.averages or isinstance(memory, Auto) else 1
 
 
 def _rows(layer: LayerSize, options: Mapping[str, Any]) -> int:

@@ -17,8 +17,9 @@ from torch.optim import Optimizer
 
 from mukron.damping import Constant, Rule
 from mukron.optim import sizes
+from mukron.optim.docs import arguments_of
 from mukron.optim.optimizer import SecondOrder
-from mukron.optim.options import arguments_of
+from mukron.optim.options import GradientMomentum, Trust, usual_interval
 from mukron.optim.run_options import Option
 from mukron.optim.sizes import LayerSize
 from mukron.theory import FAMILIES, METHODS, Family, Method, get_method
@@ -153,6 +154,25 @@ class MethodSpec:
         defaults = {name: self.defaults[name] for name in self.known_options if name in self.defaults}
         return {**defaults, **self.parsed(options)}
 
+    def bounded(self, options: Mapping[str, Any]) -> bool:
+        """Whether steps have a trust, with these options or by default.
+
+        Args:
+            options: Options by name, as a run's configuration has them.
+        """
+        return Trust.of(options.get("trust", self.defaults.get("trust"))) is not None
+
+    def interval(self, options: Mapping[str, Any]) -> int:
+        """How many steps there are from one refresh of the inverses to the next.
+
+        Args:
+            options: Options by name, as a run's configuration has them.
+        """
+        if "inverse_every" not in self.known_options:
+            return 1
+        given: int | None = options.get("inverse_every")
+        return given or usual_interval(self.bounded(options), options.get("factor_every", 1))
+
     def keywords(self, run: RunFields) -> dict[str, Any]:
         """The optimizer's keyword arguments that follow from the run's method, options, loss, momentum and seed.
 
@@ -161,7 +181,10 @@ class MethodSpec:
         """
         _, _, exponents = run.method.partition(":")
         variant: dict[str, Fraction] = self.family.read(exponents) if self.family is not None and exponents else {}
-        return self.arguments(run, {**self.parsed(run.method_options), **variant})
+        keywords = self.arguments(run, {**self.parsed(run.method_options), **variant})
+        if self.bounded(keywords) and keywords.get("momentum") and not keywords.get("nesterov"):
+            keywords["momentum"] = GradientMomentum(keywords["momentum"])  # the usual one beside a bound
+        return keywords
 
 
 SPECS: dict[str, MethodSpec] = {}  # by name

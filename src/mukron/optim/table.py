@@ -58,7 +58,7 @@ class LayerEntry:
 def build_tables(
     model: nn.Module,
     groups: Sequence[dict[str, Any]],
-    exclude: Collection[str],
+    exclude: Collection[str] | None,
     plan: Parametrization | None,
     method: Method,
     rules: tuple[Method | str, str],
@@ -101,18 +101,20 @@ def _owned(model: nn.Module, groups: Sequence[dict[str, Any]]) -> dict[str, tupl
     return owned
 
 
-def _layers_of(model: nn.Module, owned: Collection[str], exclude: Collection[str]) -> Iterator[tuple[str, MatrixLayer]]:
-    """Layers with a layout that have an owned parameter and are not excluded."""
+def _layers_of(
+    model: nn.Module, owned: Collection[str], exclude: Collection[str] | None
+) -> Iterator[tuple[str, MatrixLayer]]:
+    """Layers with a layout that have an owned parameter and are not excluded; exclude=None: embeddings are."""
     found = inventory(model)
     modules = [clean_name(name) for name, _ in unwrap(model).named_modules()]
-    for name in exclude:
+    for name in exclude or ():
         if name not in modules:
             raise ValueError(f'exclude: the model has no module "{name}"; its modules: {", ".join(modules[1:])}')
     uses = {alias: list(entry.uses) for entry in found.values() for alias in entry.uses}
     first = {alias: name for name, entry in found.items() for alias in entry.uses}
     for module_name, module in unwrap(model).named_modules():
         name, layer = clean_name(module_name), layer_of(module)
-        if not isinstance(layer, MatrixLayer) or _excluded(name, exclude):
+        if not isinstance(layer, MatrixLayer) or (layer.one_hot if exclude is None else _excluded(name, exclude)):
             continue
         held = [full for block in (WEIGHT, BIAS) if first.get(full := full_name(name, block)) in owned]
         for full in held:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from mukron.optim import spec_of
 from mukron.paper.recipe import Scale
 from mukron.study.design import Design
 from mukron.train import RunConfig
@@ -104,6 +105,8 @@ def roots(scale: Scale) -> str:
 def setting(scale: Scale, **fields: Any) -> RunConfig:
     """Returns the configuration of a run; a smoke run trains the same on a few digits for a few steps.
 
+    Steps are the paper's plain ones, without a bound, unless the recipe says otherwise.
+
     Args:
         scale: The scale.
         **fields: The fields of ``RunConfig`` at the paper's scale.
@@ -115,6 +118,9 @@ def setting(scale: Scale, **fields: Any) -> RunConfig:
         >>> setting(Scale.SMOKE, model="mlp", data="mnist", method="kfac", epochs=20).data
         'digits'
     """
+    if "trust" in spec_of(fields["method"]).known_options:
+        fields["method_options"] = {**fields.get("method_options", {})}
+        fields["method_options"].setdefault("trust", "none")
     return RunConfig(**fields if scale is not Scale.SMOKE else _smoke(fields))
 
 

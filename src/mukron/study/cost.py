@@ -193,7 +193,7 @@ def measure_here() -> None:
     before = reset_peak(device.type)
     times, optimizer = make_steps(config, dataset, steps)
     memory = 2**20 * (peak(device.type) - before)
-    usual, every = statistics.median(times[1:] or times), config.method_options.get("inverse_every", 1)
+    usual, every = statistics.median(times[1:] or times), config.spec.interval(config.method_options)
     seconds = usual if every == 1 else (times[0] + (every - 1) * usual) / every  # only the first step computed inverses
     layers = optimizer.plan() if isinstance(optimizer, SecondOrder) else None
     print(json.dumps(asdict(StepCost(get_method(config.method).title, seconds, memory, layers))))

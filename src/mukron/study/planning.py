@@ -15,6 +15,7 @@ from typing import Any
 from mukron.damping import Constant, Heuristic
 from mukron.data import Dataset
 from mukron.models import get_model
+from mukron.optim.options import StepOptions, Trust, usual_fallback_lr
 from mukron.params import Parametrization, base_shapes, build_without_memory, parametrize
 from mukron.params.storage import Data, stamp
 from mukron.study.cost import (
@@ -71,14 +72,14 @@ class WidePlan:
     @property
     def settings(self) -> tuple[ParameterSettings, ...]:
         config, options = self.config, self.config.method_options
-        fallback = options.get("fallback", "sgd")
-        fallback_lr = config.lr if options.get("fallback_lr") is None else options["fallback_lr"]
-        scales, fallback_scales = self.parametrization.scales(config.method), self.parametrization.scales(fallback)
-        trust = config.spec.all_options(options).get("trust")
+        trust = Trust.of(config.spec.all_options(options).get("trust"))
+        fallback = StepOptions.of(trust, fallback=options.get("fallback")).fallback
+        fallback_lr = options.get("fallback_lr") or usual_fallback_lr(trust, fallback, config.lr) or config.lr
+        scales, fallback_scales = self.parametrization.scales(config.method), self.parametrization.scales(fallback.name)
         rates = self.parametrization.scales((trust and trust.rates) or config.method)
         settings = []
         for name, plan in self.parametrization.parameters.items():
-            excluded = any(name.startswith(f"{layer}.") for layer in options.get("exclude", ()))
+            excluded = any(name.startswith(f"{layer}.") for layer in options.get("exclude") or ())
             falls_back = config.spec.layerwise and (plan.fallback or excluded)
             lr = fallback_lr * fallback_scales[name].lr if falls_back else config.lr * rates[name].lr
             damping = {} if falls_back else dict(scales[name].damping)
@@ -117,7 +118,7 @@ class WidePlan:
         return Table(f"Memory of a step, {where}", ("what", "memory"), counted, (count, why))
 
     def _how_measured(self) -> str:
-        every = self.config.method_options.get("inverse_every", 1)
+        every = self.config.spec.interval(self.config.method_options)
         over = f"mean over the {every} steps from one inverse to the next" if every > 1 else "median"
         plain = ", without torch.compile" if self.config.compile else ""
         return f"Measured here, each method in a process of its own: forward, backward and step, {over}{plain}."

@@ -363,7 +363,7 @@ def _contradictions(config: RunConfig) -> Iterator[str]:
         yield "method_options: nesterov=True needs momentum above 0"
     if options.get("fused") and config.clip_norm is not None:
         yield "method_options: fused=True leaves no gradients to clip; bound the step by trust, or drop one of the two"
-    factors, inverses = options.get("factor_every", 1), options.get("inverse_every", 1)
+    factors, inverses = options.get("factor_every", 1), options.get("inverse_every") or options.get("factor_every", 1)
     if inverses % factors:
         yield f"method_options: inverse_every={inverses} must be a multiple of factor_every={factors}"
 

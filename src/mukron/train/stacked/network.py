@@ -21,11 +21,18 @@ from mukron.curvature import Accumulator, drawn_targets, keeps_halves
 from mukron.damping import EachOwn, Rule, Sides
 from mukron.data import Dataset
 from mukron.layers import WEIGHT
-from mukron.linalg import Cholesky, Factor, FactorizationError, LowRank
+from mukron.linalg import Cholesky, Factor, FactorizationError, LowRank, Operator, State
 from mukron.optim import SecondOrder
-from mukron.optim.direction import apply, at_least_rounding, base_rate, prepare
-from mukron.optim.transaction import EPS, ILL_CONDITIONED, ill_conditioned
-from mukron.optim.update import Move, Update, write
+from mukron.optim.direction import apply, at_least_rounding, base_rate, prepare, spectral_norm
+from mukron.optim.options import Spectral, StepOptions
+from mukron.optim.transaction import (
+    EPS,
+    ILL_CONDITIONED,
+    ILL_CONDITIONED_DENSE,
+    ILL_CONDITIONED_PRODUCT,
+    ill_conditioned,
+)
+from mukron.optim.update import Move, Update, times, write
 from mukron.params import Parametrization
 from mukron.train.build import Loss, loss_of, network_of, optimizer_of
 from mukron.train.config import RunConfig
@@ -42,11 +49,14 @@ class Stack:
         self.momentum = config.momentum
         self.nesterov = bool(config.method_options.get("nesterov"))
         options = config.spec.all_options(config.method_options)
+        self.steps = 0
+        self.averages_gradients = config.spec.bounded(options) and not self.nesterov
         self.fisher = options["fisher"] if "signals" in config.spec.captures else ""
         self.likelihood = "gaussian" if config.loss == "mse" else "categorical"
         self.loss: Loss = torch.func.vmap(loss_of(config, dataset.classes))
         self.generators: list[Generator] = []
         networks: dict[tuple[object, ...], tuple[nn.Module, Parametrization]] = {}
+        self.options = StepOptions()
         layers: dict[str, list[RunLayer]] = {}
         for run in configs:  # built as ``build`` does; runs that begin alike share their network
             key = (run.seed, run.scheme, run.output_exponent)
@@ -60,6 +70,7 @@ class Stack:
                     layers.setdefault(name, []).append(RunLayer.of(optimizer, name, weight))
             if isinstance(optimizer, SecondOrder):
                 self.generators.append(optimizer.generator)
+                self.options = optimizer.options
                 optimizer.close()
         self.layers = [StackedLayer.of(runs) for runs in layers.values()]
         self.modules = [module for module in model if not isinstance(module, nn.Flatten)]  # type: ignore[attr-defined]
@@ -89,14 +100,18 @@ class Stack:
             for place, layer in enumerate(self.layers):
                 move: Move
                 if self.second_order:
-                    move, is_odd = layer.precondition(H[place], D[place], F[place] if F else None)
+                    beta = self.momentum if self.averages_gradients else 0.0
+                    move, is_odd = layer.precondition(
+                        H[place], D[place], F[place] if F else None, self.options, self.steps, beta
+                    )
                     odd |= is_odd
                     decay: float | Tensor = factor * layer.decay
                 else:  # torch's SGD decays by the gradient
                     move, decay = torch.baddbmm(layer.decay * layer.W, D[place].mT, H[place]), 0.0
-                buffer = layer.buffer if self.momentum else None
+                buffer = layer.buffer if self.momentum and not self.averages_gradients else None
                 write([Update(layer.W, move, factor * layer.rate, decay, buffer, self.momentum, self.nesterov)])
             hits = (output.argmax(-1) == y).sum(1)
+        self.steps += 1
         return losses.detach().double(), hits, odd
 
     @torch.no_grad()
@@ -134,6 +149,7 @@ class RunLayer(NamedTuple):
     rule: Rule | None = None
     sides: Sides | None = None
     double: bool = False
+    scale: float = 1.0  # of the learning rate, by the parametrization
 
     @classmethod
     def of(cls, optimizer: Optimizer, name: str, weight: nn.Parameter) -> RunLayer:
@@ -145,7 +161,7 @@ class RunLayer(NamedTuple):
         entry, rule = layer.blocks[WEIGHT], optimizer.rule_of(layer, WEIGHT)
         rate = base_rate(entry)
         double = ill_conditioned(optimizer, layer)
-        return cls(weight.detach(), rate * entry.scale, rate * decay, rule, layer.sides[WEIGHT], double)
+        return cls(weight.detach(), rate * entry.scale, rate * decay, rule, layer.sides[WEIGHT], double, entry.scale)
 
 
 @dataclass
@@ -158,20 +174,31 @@ class StackedLayer:
     decay: Tensor  # [runs, 1, 1]: of SGD a part of the gradient, of the others what a step takes off the weights
     rules: list[tuple[Rule, Sides]]
     double: bool  # the damping of a run is so small that the layer is preconditioned in float64
+    scale: Tensor  # [runs, 1, 1]
     peaks: dict[str, Tensor] = field(default_factory=dict)  # the largest traces so far
+    kept: dict[str, State] = field(default_factory=dict)  # what factors remember
+    operators: dict[str, Operator] = field(default_factory=dict)  # those of the last refresh
+    average: Tensor | None = None  # of gradients
+    vector: Tensor | None = None  # of the largest singular value of the last move
 
     @classmethod
     def of(cls, runs: Sequence[RunLayer]) -> StackedLayer:
         W = torch.stack([run.weight for run in runs])
-        rate, decay = (W.new_tensor([getattr(run, name) for run in runs])[:, None, None] for name in ("rate", "decay"))
+        numbers = ("rate", "decay", "scale")
+        rate, decay, scale = (W.new_tensor([getattr(run, name) for run in runs])[:, None, None] for name in numbers)
         rules = [(run.rule, run.sides) for run in runs if run.rule is not None and run.sides is not None]
-        return cls(W, torch.zeros_like(W), rate, decay, rules, any(run.double for run in runs))
+        return cls(W, torch.zeros_like(W), rate, decay, rules, any(run.double for run in runs), scale)
 
     def keep(self, places: Sequence[int]) -> None:
         index = torch.tensor(places, device=self.W.device, dtype=torch.int64)
-        for name in ("W", "buffer", "rate", "decay"):
-            setattr(self, name, getattr(self, name)[index])
+        for name in ("W", "buffer", "rate", "decay", "scale", "average", "vector"):
+            value = getattr(self, name)
+            setattr(self, name, None if value is None else value[index])
         self.peaks = {name: peak[index] for name, peak in self.peaks.items()}
+        self.kept = {name: _chosen(state, index) for name, state in self.kept.items()}
+        self.operators = {
+            name: Operator.from_state(_chosen(operator.state(), index)) for name, operator in self.operators.items()
+        }
         self.rules = [self.rules[place] for place in places] if self.rules else []
         self.__dict__.pop("damping", None)
 
@@ -180,28 +207,62 @@ class StackedLayer:
         rules, sides = zip(*self.rules, strict=True)
         return EachOwn(rules, sides, self.W.device)
 
-    def precondition(self, H: Tensor, D: Tensor, F: Tensor | None) -> tuple[Move, Tensor]:
-        """(B + rho_B)^-1 G (A + rho_A)^-1 with G = D^T H, A of H, B of F; and whether ``train`` would do otherwise."""
+    def precondition(
+        self, H: Tensor, D: Tensor, F: Tensor | None, options: StepOptions, step: int, beta: float
+    ) -> tuple[Move, Tensor]:
+        """(B + rho_B)^-1 G (A + rho_A)^-1 with G = D^T H, A of H, B of F; and whether ``train`` would do otherwise.
+
+        beta: of momentum on the gradient.
+        """
         _, d_out, d_in = self.W.shape
         if self.double:
             H, D, F = H.double(), D.double(), None if F is None else F.double()
         factors = {"A": _factor(H, d_out)}
         if F is not None:
             factors["B"] = _factor(F, d_in)
-        traces = {name: factor.trace() for name, factor in factors.items()}
-        self.peaks = {name: torch.maximum(self.peaks.get(name, trace), trace) for name, trace in traces.items()}
-        (rho,), (conditions,) = at_least_rounding([(factors, self.damping(factors, self.peaks))])
-        (prepared,), numbers = prepare([(factors, rho)], [POWERS], Cholesky(), rescue=False)
-        assert not isinstance(prepared, FactorizationError)  # without a rescue nobody looks
-        halves = self.double or keeps_halves(H.shape[1], d_in, d_out, "auto", F is not None)
-        move = apply(prepared[0], LowRank(D, H) if halves else D.mT @ H)
-        # |G| <= |D| |H|: where this is finite, so is all that train looks at
-        sizes = [_norm(D) * traces["A"].sqrt(), *traces.values(), *numbers]
+        sizes = [_norm(D) * factors["A"].trace().sqrt()]  # |G| <= |D| |H|: where it is finite, so is G
+        if options.memory.keeps:
+            factors = {name: options.memory.update(self.kept.setdefault(name, {}), X) for name, X in factors.items()}
+        conditions: dict[str, Tensor] = {}
+        if step < options.refresh_warmup or step % options.inverse_every == 0:
+            sizes += self._refresh(factors, conditions)
+        G: Move
+        if beta:
+            g = D.mT @ H
+            self.average = g * (1 - beta) if self.average is None else self.average.to(g.dtype).lerp(g, 1 - beta)
+            G = self.average / (1 - beta ** (step + 1))
+        else:
+            G = LowRank(D, H) if self._keeps_halves(H, F) else D.mT @ H
+        move = apply(self.operators, G)
+        if isinstance(options.trust, Spectral):
+            size, self.vector = spectral_norm(move, self.vector)
+            limit = options.trust.size * (d_out / d_in) ** 0.5 / self.scale
+            move = times(move, (limit / size.clamp_min(1e-30)).clamp_max(1.0))
         sizes += [_norm(move.D), _norm(move.H)] if isinstance(move, LowRank) else [_norm(move)]
         odd = ~torch.stack(sizes).isfinite().all(0)
-        if H.dtype == torch.float32:  # train would change to float64
-            odd |= EPS * torch.stack(list(conditions.values())).amax(0) > ILL_CONDITIONED
+        if H.dtype == torch.float32 and conditions:  # train would change to float64
+            kappas, careful = torch.stack(list(conditions.values())), options.inverse_every != 1 or beta > 0
+            odd |= EPS * kappas.amax(0) > (ILL_CONDITIONED_DENSE if careful else ILL_CONDITIONED)
+            odd |= careful & (EPS * kappas.prod(0) > ILL_CONDITIONED_PRODUCT)
         return move, odd
+
+    def _keeps_halves(self, H: Tensor, F: Tensor | None) -> bool:
+        return self.double or keeps_halves(H.shape[1], self.W.shape[2], self.W.shape[1], "auto", F is not None)
+
+    def _refresh(self, factors: dict[str, Factor], conditions: dict[str, Tensor]) -> list[Tensor]:
+        """Make new operators; the numbers are finite if they came out well, and ``conditions`` gets their bounds."""
+        traces = {name: factor.trace() for name, factor in factors.items()}
+        self.peaks = {name: torch.maximum(self.peaks.get(name, trace), trace) for name, trace in traces.items()}
+        (rho,), (bounds,) = at_least_rounding([(factors, self.damping(factors, self.peaks))])
+        conditions.update(bounds)
+        (prepared,), numbers = prepare([(factors, rho)], [POWERS], Cholesky(), rescue=False)
+        assert not isinstance(prepared, FactorizationError)  # without a rescue nobody looks
+        self.operators = prepared[0]
+        return [*traces.values(), *numbers]
+
+
+def _chosen(state: State, index: Tensor) -> State:
+    return {name: value[index] if isinstance(value, Tensor) else value for name, value in state.items()}
 
 
 def _factor(X: Tensor, other: int) -> Factor:
