@@ -1,4 +1,4 @@
-"""Layers whose curvature is next to nothing: behind gates at zero, with dead units, with signals that vanish.
+"""Layers whose curvature is negligible: behind gates at zero, with dead units, with signals that vanish.
 
 Without a bound K-FAC and Gauss-Newton move them by any multiple of what a weight should move by. With
 ``trust=Spectral()`` nothing does.
@@ -126,7 +126,7 @@ def test_the_plain_step_blows_up(block, method):
 
 
 @pytest.mark.parametrize("method", ["kfac", "gauss-newton"])
-def test_a_layer_whose_curvature_is_next_to_nothing_is_named_once(method):
+def test_a_layer_whose_curvature_is_negligible_is_named_once(method):
     _, _, _, said = train("vanishing", method, trust=Spectral())
     for name in ("2.fc1", "2.fc2", "3.fc1", "3.fc2"):
         assert sum(f'"{name}"' in text for text in said) == 1

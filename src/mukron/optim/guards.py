@@ -208,10 +208,10 @@ def _tell_shortened(optimizer: SecondOrder, step: Transaction) -> None:
     optimizer.told.update(f"trust of {name}" for name in names)
     some = ", ".join(f'"{name}"' for name in names)
     warnings.warn(
-        f"the curvature of {some} is next to nothing beside the gradient: the move that it gives was shortened by more "
-        f"than {1 / FAR_BEYOND_TRUST:.0e} to what trust allows. Signals vanish on their way to such a layer, for "
-        "example at a gate that is zero. It moves by its trust from here on; exclude=(...) leaves it to the fallback "
-        "rule instead",
+        f"the curvature of {some} is negligible beside the gradient: the move that it gives was shortened by more than "
+        f"{1 / FAR_BEYOND_TRUST:.0e} to what trust allows. Signals vanish on their way to such a layer (at a gate "
+        "that is nearly zero), or its damping is tiny. It moves by what its trust allows; exclude=(...) leaves it to "
+        "the fallback rule instead",
         RuntimeWarning,
         stacklevel=6,
     )

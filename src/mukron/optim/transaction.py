@@ -41,8 +41,8 @@ SAME, SAME_IF_COARSE = 30, 8  # roundings, within which a gradient is D^T H; coa
 ILL_CONDITIONED = 0.005  # rounding times condition number, from which on a layer is preconditioned in float64
 ILL_CONDITIONED_DENSE = 0.001  # the same for a gradient that is not D^T H, whose own rounding counts too
 ILL_CONDITIONED_WINDOW = 0.0001  # the same for rows of several batches, of which the gradient's are only some
-FAR_BEYOND_TRUST = 1e-4  # of a move's length, to which Spectral(1) shortens it: its curvature is next to nothing
 ILL_CONDITIONED_PRODUCT = 5.0  # the same, of both sides' condition numbers, for such a gradient
+FAR_BEYOND_TRUST = 1e-4  # of a move's length, to which Spectral(1) shortens it: its curvature is negligible
 
 
 class Transaction:
