@@ -48,7 +48,7 @@ OUT_SIDE, IN_SIDE = ("B", "L"), ("A", "R", "K")  # factors of the layer's output
 def directions(optimizer: SecondOrder, step: Transaction) -> dict[str, Move]:
     """What to subtract from every parameter that has a gradient, by name, before its learning rate."""
     moves: dict[str, Move] = {}
-    gains: list[Tensor] = []  # eta^2 <move, gradient>
+    gains: list[Tensor] = []  # eta^2 s <move, gradient>, s the parametrization's multiplier of the learning rate
     options = optimizer.options
     for layer in step.ready:
         with products_of(True) if layer.layer.tf32 else nullcontext():
@@ -56,14 +56,14 @@ def directions(optimizer: SecondOrder, step: Transaction) -> dict[str, Move]:
                 raw = whole_gradient(step, layer, block, entry)
                 if raw is None or (optimizer.by_block and block not in step.value(layer, "operators")):
                     continue  # without a gradient, or without curvature yet
-                step.rates[entry.name] = rate = base_rate(entry) * entry.scale
+                step.rates[entry.name] = base_rate(entry) * entry.scale
                 G = block_gradient(step, layer, block, entry, raw)
                 started = optimizer.steps >= options.start
                 move = optimizer.precondition(layer, block, G, step) if started else G
                 move = bounded(step, layer, block, raw, G, move)
                 if isinstance(options.trust, KLClip):
                     move = dense(move)
-                    gains.append(rate**2 * (move * dense(G)).sum().double())
+                    gains.append(base_rate(entry) ** 2 * entry.scale * (move * dense(G)).sum().double())
                 if isinstance(move, LowRank) and not entry.group["nesterov"]:
                     parameter = entry.parameter
                     if parameter.is_contiguous() and parameter.dtype == move.D.dtype:
@@ -71,7 +71,7 @@ def directions(optimizer: SecondOrder, step: Transaction) -> dict[str, Move]:
                         continue
                 moves[entry.name] = layer.layer.values(block, dense(move))
     if isinstance(options.trust, KLClip) and gains:
-        # nu = min(1, sqrt(kappa / sum of eta^2 <move, gradient>))
+        # nu = min(1, sqrt(kappa / sum of eta^2 s <move, gradient>))
         nu = (options.trust.kappa / torch.stack(gains).sum().clamp_min(1e-30)).sqrt().clamp_max(1.0)
         moves = {name: nu.to(move.dtype) * move for name, move in moves.items() if isinstance(move, Tensor)}
     for entry in optimizer.entries.values():
@@ -120,7 +120,10 @@ def _within_spectral_norm(step: Transaction, trust: Spectral, layer: LayerEntry,
         largest, vector = spectral_norm(move, step.state_of(entry.parameter).get("power_vector"))
         step.stage(entry.parameter, power_vector=vector)
     limit = trust.size * (d_out / d_in) ** 0.5 / entry.scale
-    return times(move, (limit / largest.clamp_min(1e-30)).clamp_max(1.0))
+    shortening = (limit / largest.clamp_min(1e-30)).clamp_max(1.0)
+    if shortening.shape[-1] == 1:  # not one number a token
+        step.shortenings[layer.name, block] = shortening.flatten()
+    return times(move, shortening)
 
 
 def spectral_norm(U: Move, start: Tensor | None) -> tuple[Tensor, Tensor]:

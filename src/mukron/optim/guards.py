@@ -17,7 +17,7 @@ from mukron.linalg import probe
 from mukron.optim.direction import block_gradient, dense, whole_gradient
 from mukron.optim.options import check_momentum
 from mukron.optim.table import LayerEntry
-from mukron.optim.transaction import Transaction
+from mukron.optim.transaction import FAR_BEYOND_TRUST, Transaction
 from mukron.params import Parametrization
 
 if TYPE_CHECKING:
@@ -180,7 +180,10 @@ def tell_skips(in_a_row: int) -> None:
 
 
 def tell(optimizer: SecondOrder, step: Transaction) -> None:
-    """Call watchers; count rescued factorizations and tell of them once a layer; tell of sums that were too coarse."""
+    """Call watchers; count rescued factorizations and tell of them once a layer; tell of sums that were too coarse.
+
+    Also, once a layer, of moves that its trust had to shorten by a very large factor.
+    """
     step.notify()
     for name, factor, how in step.rescues:
         if not any(key.startswith(f"{name} ") for key in optimizer.rescues):
@@ -194,6 +197,24 @@ def tell(optimizer: SecondOrder, step: Transaction) -> None:
             RuntimeWarning,
             stacklevel=5,
         )
+    _tell_shortened(optimizer, step)
+
+
+def _tell_shortened(optimizer: SecondOrder, step: Transaction) -> None:
+    """Tell, once a layer and in one warning a step, of moves that far exceed their trust."""
+    names = [name for name in step.shortened if f"trust of {name}" not in optimizer.told]
+    if not names:
+        return
+    optimizer.told.update(f"trust of {name}" for name in names)
+    some = ", ".join(f'"{name}"' for name in names)
+    warnings.warn(
+        f"the curvature of {some} is negligible beside the gradient: the move that it gives was shortened by more than "
+        f"{1 / FAR_BEYOND_TRUST:.0e} to what trust allows. Signals vanish on their way to such a layer (at a gate "
+        "that is nearly zero), or its damping is tiny. It moves by what its trust allows; exclude=(...) leaves it to "
+        "the fallback rule instead",
+        RuntimeWarning,
+        stacklevel=6,
+    )
 
 
 def check_precision(optimizer: SecondOrder, step: Transaction) -> None:

@@ -112,7 +112,7 @@ class SecondOrder(Optimizer):
         self.steps, self.skipped, self._skipped_in_a_row, self._ready = 0, 0, 0, False
         self.watchers: list[Watcher] = []
         self.rescues: Counter[str] = Counter()  # "layer factor: how" -> how often
-        self.told: set[str] = set()  # layers whose precision was looked at
+        self.told: set[str] = set()  # layers whose precision was looked at; and "trust of LAYER"
         self.waiting = False  # a layer waits for its first factors
         self._capture: Capture | None = None
         groups: dict[str, Any] = {"lr": lr, "damping": damping, "weight_decay": weight_decay, "decoupled": decoupled}
@@ -243,7 +243,7 @@ class SecondOrder(Optimizer):
         with stage("mukron::write"):
             write(updates_of(self, moves, step.rates))
         self.capture.commit(*coming)
-        if self.watchers or step.rescues or step.imprecise:
+        if self.watchers or step.rescues or step.imprecise or step.shortened:
             tell(self, step)
         return loss
 

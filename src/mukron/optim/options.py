@@ -214,7 +214,8 @@ class Spectral(Trust):
 class KLClip(Trust):
     """The whole step is shortened so that the predicted change of the output distribution is at most kappa.
 
-    nu = min(1, sqrt(kappa / sum of eta^2 <direction, gradient>))  (Grosse and Martens 2016).
+    nu = min(1, sqrt(kappa / sum of eta^2 s <direction, gradient>))  (Grosse and Martens 2016), s being the multiplier
+    that the parametrization gives a layer's learning rate eta, 1 for K-FAC: see "Trust" in docs/optimizers.md.
 
     Attributes:
         kappa: The largest predicted change.

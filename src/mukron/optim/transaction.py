@@ -26,6 +26,7 @@ from mukron.layers import WEIGHT
 from mukron.linalg import Factor, FactorizationError, LowRank, products_of, rounding
 from mukron.memory import Window
 from mukron.optim.direction import at_least_rounding, prepare, whole_gradient
+from mukron.optim.options import Spectral
 from mukron.optim.table import LayerEntry
 from mukron.optim.units import changes_units, convert
 from mukron.optim.update import Move
@@ -41,6 +42,7 @@ ILL_CONDITIONED = 0.005  # rounding times condition number, from which on a laye
 ILL_CONDITIONED_DENSE = 0.001  # the same for a gradient that is not D^T H, whose own rounding counts too
 ILL_CONDITIONED_WINDOW = 0.0001  # the same for rows of several batches, of which the gradient's are only some
 ILL_CONDITIONED_PRODUCT = 5.0  # the same, of both sides' condition numbers, for such a gradient
+FAR_BEYOND_TRUST = 1e-4  # of a move's length, to which Spectral(1) shortens it: its curvature is negligible
 
 
 class Transaction:
@@ -59,6 +61,8 @@ class Transaction:
         sizes: Of gradients that are squared, by layer and block.
         units: Of such gradients, by layer and block, where this step changes them.
         scratch: What a method keeps from ``measure`` to ``precondition``.
+        shortenings: By layer and block, the factor that its trust multiplies the move by.
+        shortened: Layers whose fresh curvature gave a move that far exceeds their trust.
         rescue: Look at every inverse, and go to some lengths for it.
     """
 
@@ -77,6 +81,8 @@ class Transaction:
         self.scratch: dict[Any, Any] = {}
         self.rescue, self.operators_failed = False, False
         self.rescues: list[tuple[str, str, str]] = []  # layer, factor, how
+        self.shortenings: dict[tuple[str, str], Tensor] = {}
+        self.shortened: list[str] = []
         self.imprecise: list[str] = []  # layers whose factors were summed in float32 though float64 was needed
         self._factors: dict[tuple[str, str], tuple[Mapping[str, Factor], dict[str, Tensor]]] = {}
         self._inverted: list[Tensor] = []  # finite if inverses came out well
@@ -219,11 +225,12 @@ class Transaction:
             self._inverted,
             norms([*products, *(part for of_move in parts.values() for part in of_move)]),
             [kappa for of_layer in self._conditions.values() for kappa in of_layer.values()],
+            list(self.shortenings.values()),
         ]
         numbers = read(groups)
         if optimizer.exchange is not None:
             numbers = [optimizer.exchange.agree(group) for group in numbers]
-        gradients, traces, sizes, inverted, lengths, bounds = numbers
+        gradients, traces, sizes, inverted, lengths, bounds, shortenings = numbers
         if not all(map(math.isfinite, gradients)):
             return False
         if self.sizes and changes_units(self, sizes, traces):
@@ -240,7 +247,10 @@ class Transaction:
         self.offsets, self.applied_dense = {}, set()
         if ill:
             self._measure_again(ill)
-        return None if altered or ill else self._fits(parts, lengths[len(products) :])
+        if altered or ill:
+            return None
+        self.shortened = far_beyond_trust(self, shortenings)
+        return fits(self, parts, lengths[len(products) :])
 
     def _measure_again(self, ill: frozenset[str] = frozenset()) -> None:
         """Set up the next attempt: with a look at each inverse, or with layers in float64 whose damping is small."""
@@ -284,14 +294,28 @@ class Transaction:
                 self.stage(layer.anchor, double=name in ill)
         return frozenset(ill - self.double)
 
-    def _fits(self, parts: Mapping[str, tuple[Tensor, ...]], lengths: list[float]) -> bool:
-        """Whether every parameter can move so far: lengths times learning rates are numbers that it can hold."""
-        values = iter(lengths)
-        for name, of_move in parts.items():
-            length = math.prod([next(values) for _ in of_move]) * self.rates[name]
-            if not length <= largest_number(self.optimizer.entries[name].parameter.dtype):
-                return False
-        return True
+
+def fits(step: Transaction, parts: Mapping[str, tuple[Tensor, ...]], lengths: Sequence[float]) -> bool:
+    """Whether every parameter can move so far: lengths times learning rates are numbers that it can hold."""
+    values = iter(lengths)
+    for name, of_move in parts.items():
+        length = math.prod([next(values) for _ in of_move]) * step.rates[name]
+        if not length <= largest_number(step.optimizer.entries[name].parameter.dtype):
+            return False
+    return True
+
+
+def far_beyond_trust(step: Transaction, shortenings: Sequence[float]) -> list[str]:
+    """Layers that fresh inverses would move by more than 1 / FAR_BEYOND_TRUST times (d_out / d_in)^1/2."""
+    trust, started = step.optimizer.options.trust, step.optimizer.steps >= step.optimizer.options.start
+    if not isinstance(trust, Spectral) or not started:
+        return []
+    values, fresh = iter(shortenings), {name for name, _ in step._factors}
+    limit, names = FAR_BEYOND_TRUST * min(trust.size, 1.0), []
+    for (name, _), factor in step.shortenings.items():
+        if min([next(values) for _ in range(factor.numel())]) < limit and name in fresh and name not in names:
+            names.append(name)
+    return names
 
 
 @cache
