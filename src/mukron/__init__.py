@@ -9,7 +9,7 @@ __version__ = "0.1.0.dev0"
 
 if TYPE_CHECKING:
     from mukron.curvature import Empirical, Exact, MonteCarlo
-    from mukron.damping import Constant, Fixed, Heuristic, MaxEigenvalue, Rescaled
+    from mukron.damping import Adaptive, Constant, Fixed, Heuristic, MaxEigenvalue, Rescaled
     from mukron.linalg import Cholesky, Eigh, Newton, Tracked
     from mukron.memory import EMA, Batch, Sum, Window
     from mukron.optim import (
@@ -34,7 +34,7 @@ _LAZY = {
     **dict.fromkeys(("Empirical", "Exact", "MonteCarlo"), "mukron.curvature"),
     **dict.fromkeys(("Cholesky", "Eigh", "Newton", "Tracked"), "mukron.linalg"),
     **dict.fromkeys(("AdamStep", "GradientMomentum", "HeavyBall", "SGDStep"), "mukron.optim"),
-    **dict.fromkeys(("Constant", "Fixed", "Heuristic", "MaxEigenvalue", "Rescaled"), "mukron.damping"),
+    **dict.fromkeys(("Adaptive", "Constant", "Fixed", "Heuristic", "MaxEigenvalue", "Rescaled"), "mukron.damping"),
     **dict.fromkeys(("RMS", "Graft", "KLClip", "Spectral"), "mukron.optim"),
     **dict.fromkeys(("FOOF", "KFAC", "GaussNewton", "Shampoo"), "mukron.optim"),
     **dict.fromkeys(("BaseShapes", "Parametrization", "ParametrizationError"), "mukron.params"),
@@ -47,6 +47,7 @@ __all__ = [
     "KFAC",
     "RMS",
     "AdamStep",
+    "Adaptive",
     "BaseShapes",
     "Batch",
     "Cholesky",

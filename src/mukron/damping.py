@@ -22,7 +22,7 @@ from torch import Tensor
 
 from mukron.linalg import Factor
 
-__all__ = ["Constant", "Fixed", "Heuristic", "MaxEigenvalue", "Rescaled", "Rule"]
+__all__ = ["Adaptive", "Constant", "Fixed", "Heuristic", "MaxEigenvalue", "Rescaled", "Rule"]
 
 
 @dataclass(frozen=True)
@@ -253,6 +253,54 @@ class Constant(Rule):
 
     def __call__(self, factors: Mapping[str, Factor], sides: Sides) -> dict[str, Tensor]:
         return {name: torch.zeros_like(factor.trace()) + self.rho for name, factor in factors.items()}
+
+
+@dataclass(frozen=True)
+class Adaptive:
+    """A rule whose number adapts by Levenberg and Marquardt's rule, as in Martens and Grosse (2015, section 6.5).
+
+    At every ``every``-th step the loss is evaluated once more, on the same batch, where the step leads. The reduction
+    ratio is its change over the change that the quadratic model of the step predicted. Above 3/4 the number is
+    multiplied by decay^every, below 1/4 it is divided by that. ``step`` then needs a closure, as in torch's LBFGS.
+
+    Attributes:
+        rule: The rule whose number adapts, with the number to begin with; a number means the method's own rule.
+        every: Steps from one test of the model to the next.
+        decay: What the number is multiplied by, a step, where the model predicts well; from 0 to below 1.
+        lowest: The number does not adapt below this.
+        highest: The number does not adapt above this.
+
+    Example:
+        >>> Adaptive(Rescaled(1.0), every=10)
+        Adaptive(rule=Rescaled(rho=1.0, floor=0.01), every=10, decay=0.95, lowest=0.0001, highest=10000.0)
+    """
+
+    rule: Rule | float
+    every: int = 5
+    decay: float = 0.95
+    lowest: float = 1e-4
+    highest: float = 1e4
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.rule, (Rule, int, float)):
+            raise TypeError(
+                f"Adaptive takes a damping rule or a number, as in Adaptive(Rescaled(1.0)); got {self.rule!r:.80}"
+            )
+        if self.every < 1:
+            raise ValueError(f"every counts steps: at least 1, got {self.every}")
+        if not 0 < self.decay < 1:
+            raise ValueError(f"decay must lie between 0 and 1, got {self.decay}")
+        rho = self.rule.rho if isinstance(self.rule, Rule) else self.rule
+        if not 0 < self.lowest <= rho <= self.highest:
+            raise ValueError(
+                f"adaptive damping starts at {rho:g}, which must lie between lowest={self.lowest:g} (above 0) and "
+                f"highest={self.highest:g}"
+            )
+
+    def plain(self) -> dict[str, Any]:
+        """The numbers of the schedule, and the last reduction ratio, as plain data for a parameter group."""
+        own = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "rule"}
+        return {**own, "ratio": None}
 
 
 class EachOwn:

@@ -17,7 +17,8 @@ that waits in the graph may own the place it waits at, or anything nearer to the
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -115,6 +116,16 @@ class Capture:
         if self._generator_before is not None and rewind:
             self.generator.set_state(self._generator_before)
             self._generator_before = None
+
+    @contextmanager
+    def set_aside(self) -> Iterator[None]:
+        """Passes inside are not measured, and discarding their gradients does not discard what was gathered before."""
+        kept = self.passes, self.gradients, self._generator_before, self.paused
+        self.passes, self.gradients, self._generator_before, self.paused = [], [], None, True
+        try:
+            yield
+        finally:
+            self.passes, self.gradients, self._generator_before, self.paused = kept
 
     # The hooks, in the order in which they run.
 

@@ -60,6 +60,8 @@ def directions(optimizer: SecondOrder, step: Transaction) -> dict[str, Move]:
                 G = block_gradient(step, layer, block, entry, raw)
                 started = optimizer.steps >= options.start
                 move = optimizer.precondition(layer, block, G, step) if started else G
+                if step.applied is not None and started:
+                    step.applied[layer.name, block] = raw, G, move
                 move = bounded(step, layer, block, raw, G, move)
                 if isinstance(options.trust, KLClip):
                     move = dense(move)

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from mukron.damping import Rule
+from mukron.damping import Adaptive, Rule
 from mukron.linalg import Solver
 from mukron.memory import Memory
 from mukron.optim import docs, sizes
@@ -54,7 +54,7 @@ class FOOF(KFAC):
         parametrization: Parametrization | None = None,
         lr: float | Tensor = 0.1,
         *,
-        damping: float | Rule = 1.0,
+        damping: float | Rule | Adaptive = 1.0,
         output: Callable[[Any], Tensor] | None = None,
         sharing: str = "expand",
         memory: str | Memory | None = None,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from mukron.curvature import CaptureOptions, Empirical, Halves, LayerStatistics
-from mukron.damping import Rescaled, Rule
+from mukron.damping import Adaptive, Rescaled, Rule
 from mukron.layers import BIAS
 from mukron.linalg import KernelFactor, LowRank
 from mukron.optim import sizes
@@ -63,7 +63,7 @@ class GaussNewton(SecondOrder):
         parametrization: Parametrization | None = None,
         lr: float | Tensor = 0.1,
         *,
-        damping: float | Rule = 1.0,
+        damping: float | Rule | Adaptive = 1.0,
         output: Callable[[Any], Tensor] | None = None,
         reduction: str = "mean",
         grad_scaler: torch.amp.GradScaler | None = None,

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from mukron.curvature import Empirical, LayerStatistics, perturbed
-from mukron.damping import Rule
+from mukron.damping import Adaptive, Rule
 from mukron.layers import WEIGHT
 from mukron.linalg import probe
 from mukron.optim.direction import block_gradient, dense, whole_gradient
-from mukron.optim.options import check_momentum
+from mukron.optim.options import RMS, Graft, check_momentum
 from mukron.optim.table import LayerEntry
 from mukron.optim.transaction import FAR_BEYOND_TRUST, Transaction
 from mukron.params import Parametrization
@@ -78,13 +78,31 @@ def check_layers(optimizer: SecondOrder) -> None:
         )
 
 
-def damping_rule(optimizer: SecondOrder, damping: float | Rule | None) -> Rule | None:
+def damping_rule(optimizer: SecondOrder, damping: float | Rule | Adaptive | None) -> Rule | None:
     """The rule that a group's damping means; None for a method without damping."""
+    if isinstance(damping, Adaptive):
+        check_adaptive(optimizer)
+        damping = damping.rule
     if damping is None or optimizer.spec.damping is None:
         if damping is not None:
             raise ValueError(f"{type(optimizer).__name__} has no damping, got damping={damping}")
         return optimizer.spec.damping
     return damping if isinstance(damping, Rule) else optimizer.rule(float(damping))  # type: ignore[call-arg]
+
+
+def check_adaptive(optimizer: SecondOrder) -> None:
+    """Damping adapts where a step is that of a quadratic model, and where the damping sets its length."""
+    name, trust = type(optimizer).__name__, optimizer.options.trust
+    if not optimizer.inverts:
+        raise ValueError(
+            f"{name} divides gradients by a root of its factors, which is no quadratic model of the loss whose "
+            "predictions could be tested: damping adapts for KFAC, FOOF and GaussNewton alone"
+        )
+    if isinstance(trust, (Graft, RMS)):
+        raise ValueError(
+            f'damping does not change the length of a step with trust="{trust.text}", and so cannot adapt to it; use '
+            '"spectral", "kl" or no trust with Adaptive'
+        )
 
 
 def check_group(group: Mapping[str, Any]) -> None:
@@ -93,6 +111,11 @@ def check_group(group: Mapping[str, Any]) -> None:
             raise ValueError(f"{name} must not be negative, got {group[name]}")
     if group["fallback_lr"] is not None and not group["reference_lr"] > 0:
         raise ValueError("fallback_lr needs lr above 0: schedulers that move lr move fallback_lr by the same factor")
+    if group["adaptive"] and not float(group["lr"]) < 2:
+        raise ValueError(
+            f"adaptive damping needs lr below 2, got {group['lr']}: from there on the quadratic model of a step "
+            "predicts that the loss rises"
+        )
     check_momentum(group["momentum"], group["nesterov"])
 
 

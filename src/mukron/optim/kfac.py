@@ -17,7 +17,7 @@ from mukron.curvature import (
     Fisher,
     LayerStatistics,
 )
-from mukron.damping import Heuristic, Rescaled, Rule
+from mukron.damping import Adaptive, Heuristic, Rescaled, Rule
 from mukron.layers import BIAS, WEIGHT
 from mukron.linalg import Cholesky, Eigh, Newton, Solver
 from mukron.memory import Auto, Batch, Memory, Window
@@ -80,7 +80,7 @@ class KFAC(SecondOrder):
         parametrization: Parametrization | None = None,
         lr: float | Tensor = 0.1,
         *,
-        damping: float | Rule = 1.0,
+        damping: float | Rule | Adaptive = 1.0,
         fisher: str | Fisher = "mc",
         likelihood: str = "categorical",
         class_dim: int | None = None,

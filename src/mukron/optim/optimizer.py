@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mukron.curvature import Capture, CaptureOptions, LayerStatistics, gather
-from mukron.damping import Rule
+from mukron.damping import Adaptive, Rule
 from mukron.layers import BIAS, WEIGHT
 from mukron.linalg import Factor
 from mukron.optim.direction import apply, base_rate, directions
@@ -40,6 +40,7 @@ from mukron.optim.guards import (
 )
 from mukron.optim.options import GradientMomentum, HeavyBall, Momentum, StepOptions, Trust, usual_fallback_lr
 from mukron.optim.plan import plan_table
+from mukron.optim.reduction import ReductionRatio
 from mukron.optim.saving import complete_state, load_state, unpickle
 from mukron.optim.table import LayerEntry, build_tables
 from mukron.optim.transaction import Blocks, Transaction, wants
@@ -90,7 +91,7 @@ class SecondOrder(Optimizer):
         parametrization: Parametrization | None,
         lr: float | Tensor,
         *,
-        damping: float | Rule | None = None,
+        damping: float | Rule | Adaptive | None = None,
         momentum: float | Momentum | None = None,
         nesterov: bool = False,
         weight_decay: float = 0.0,
@@ -221,14 +222,14 @@ class SecondOrder(Optimizer):
         """Take one step, or skip it and change nothing if a number is not finite.
 
         Args:
-            closure: Computes the loss and its gradients, and returns the loss, which is passed on; optional.
+            closure: Computes the loss and its gradients, and returns the loss; needed by damping that adapts alone.
         """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        adapts = any(group.get("adaptive") for group in self.param_groups)
+        ratio = ReductionRatio(self, closure) if adapts else None
+        with torch.enable_grad():
+            loss = None if closure is None else closure()
         try:
-            step, moves = _attempt(self)
+            step, moves = _attempt(self, ratio, loss)
         except BaseException:
             self.capture.forget()
             raise
@@ -309,7 +310,9 @@ class SecondOrder(Optimizer):
             self._listen()
 
 
-def _attempt(optimizer: SecondOrder) -> tuple[Transaction, dict[str, Move] | None]:
+def _attempt(
+    optimizer: SecondOrder, ratio: ReductionRatio | None, loss: Any
+) -> tuple[Transaction, dict[str, Move] | None]:
     """The step and what it moves every parameter by; None: it must be skipped. Nothing is changed yet.
 
     All is launched as if nothing could go wrong, and the device is read once, at the end. Only then, if an inverse
@@ -319,6 +322,7 @@ def _attempt(optimizer: SecondOrder) -> tuple[Transaction, dict[str, Move] | Non
         optimizer.capture.forget()  # they were thrown away, and nothing came after them
     own = gather(optimizer.capture.passes)
     step = Transaction(optimizer, own if optimizer.exchange is None else optimizer.exchange.gather(own))
+    step.applied = {} if ratio is not None and ratio.groups else None
     if optimizer.capture.checks_uses:
         check_uses(optimizer, step)
     with stage("mukron::factors"):
@@ -332,14 +336,17 @@ def _attempt(optimizer: SecondOrder) -> tuple[Transaction, dict[str, Move] | Non
         counts = step.decide(moves)
     if counts and not step.double <= optimizer.told:
         check_precision(optimizer, step)
+    if counts and ratio is not None and ratio.groups:
+        ratio.adapt(step, moves, loss)
     return step, moves if counts else None
 
 
 def _completed(optimizer: SecondOrder, param_group: dict[str, Any]) -> dict[str, Any]:
     """A parameter group with its damping, momentum and first learning rate as numbers, which schedulers look for."""
     group = dict(param_group)
-    rule = damping_rule(optimizer, group.get("damping", optimizer.defaults["damping"]))
-    group |= {"damping": rule and rule.rho, "damping_rule": {} if rule is None else rule.plain()}
+    damping = group.get("damping", optimizer.defaults["damping"])
+    rule, adaptive = damping_rule(optimizer, damping), damping.plain() if isinstance(damping, Adaptive) else None
+    group |= {"damping": rule and rule.rho, "damping_rule": {} if rule is None else rule.plain(), "adaptive": adaptive}
     if isinstance(group.get("momentum"), Momentum):
         group |= _momentum(group["momentum"])
     group["reference_lr"] = lr = float(group.get("lr", optimizer.defaults["lr"]))

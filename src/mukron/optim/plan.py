@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from mukron.damping import Rule
 from mukron.optim.direction import IN_SIDE
 from mukron.table import Table
 
@@ -23,6 +24,11 @@ def plan_table(optimizer: SecondOrder) -> Table:
     ]
     if others:
         notes.append(f"by the fallback rule ({optimizer.options.fallback.name}): {', '.join(others)}")
+    for number, group in enumerate(optimizer.param_groups):
+        if adaptive := group.get("adaptive"):
+            which = f" of group {number}" if len(optimizer.param_groups) > 1 else ""
+            ratio = "" if adaptive["ratio"] is None else f", last reduction ratio {adaptive['ratio']:.3g}"
+            notes.append(f"adaptive damping{which}: {Rule.of_group(group).rho:.4g} now{ratio}")
     rescued = sum(optimizer.rescues.values())
     title = f"{type(optimizer).__name__}: {optimizer.skipped} steps skipped, {rescued} factorizations rescued"
     return Table(title, PLAN_COLUMNS, tuple(rows), tuple(notes))

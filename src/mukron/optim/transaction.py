@@ -1,9 +1,10 @@
 """One step in the making: all that it may change, beside the state, committed whole or not at all.
 
 Staged are: what factors remember, operators, peaks of traces, positions, precision, units, the averages of gradients,
-and the moments of a fallback or graft. They are made from the committed state, so that a second attempt (a failed
-inverse that is rescued, a gradient that somebody changed) begins where the first one did. Weights and the buffers of
-momentum on the update are written after the decision, by ``update.write``, which has nothing left to decide.
+the moments of a fallback or graft, and the number of damping that adapts. They are made from the committed state, so
+that a second attempt (a failed inverse that is rescued, a gradient that somebody changed) begins where the first one
+did. Weights and the buffers of momentum on the update are written after the decision, by ``update.write``, which has
+nothing left to decide.
 """
 
 from __future__ import annotations
@@ -63,12 +64,13 @@ class Transaction:
         scratch: What a method keeps from ``measure`` to ``precondition``.
         shortenings: By layer and block, the factor that its trust multiplies the move by.
         shortened: Layers whose fresh curvature gave a move that far exceeds their trust.
+        applied: Gradient, what was preconditioned, and the result before trust, by layer and block; None: not kept.
         rescue: Look at every inverse, and go to some lengths for it.
     """
 
     def __init__(self, optimizer: SecondOrder, statistics: dict[str, LayerStatistics]) -> None:
         self.optimizer, self.statistics = optimizer, statistics
-        self.active = [layer for layer in optimizer.layers.values() if self._has_gradient(layer)]
+        self.active = [layer for layer in optimizer.layers.values() if has_gradient(layer, statistics.get(layer.name))]
         self.ready: list[LayerEntry] = []
         self.rates: dict[str, float] = {}
         self.double = set(optimizer.capture.double)
@@ -79,6 +81,7 @@ class Transaction:
         self.sizes: dict[tuple[str, str], list[Tensor]] = {}
         self.units: dict[str, dict[str, float]] = {}
         self.scratch: dict[Any, Any] = {}
+        self.applied: dict[tuple[str, str], tuple[Move, Move, Move]] | None = None
         self.rescue, self.operators_failed = False, False
         self.rescues: list[tuple[str, str, str]] = []  # layer, factor, how
         self.shortenings: dict[tuple[str, str], Tensor] = {}
@@ -88,13 +91,7 @@ class Transaction:
         self._inverted: list[Tensor] = []  # finite if inverses came out well
         self._conditions: dict[str, dict[str, Tensor]] = {}
         self._staged: dict[Parameter, dict[str, Any]] = {}
-
-    def _has_gradient(self, layer: LayerEntry) -> bool:
-        for entry in layer.blocks.values():
-            if entry.parameter.grad is not None:
-                return True
-        statistics = self.statistics.get(layer.name)
-        return statistics is not None and statistics.unformed is not None
+        self._staged_of_groups: list[tuple[dict[str, Any], dict[str, Any]]] = []
 
     # State.
 
@@ -106,6 +103,9 @@ class Transaction:
     def stage(self, parameter: Parameter, **values: Any) -> None:
         self._staged.setdefault(parameter, {}).update(values)
 
+    def stage_of_group(self, group: dict[str, Any], **values: Any) -> None:
+        self._staged_of_groups.append((group, values))
+
     def value(self, layer: LayerEntry, name: str) -> Any:
         """What this step uses of a layer's state, "operators" or "positions": what it staged, or the last one."""
         staged = self._staged.get(layer.anchor, {})
@@ -115,6 +115,8 @@ class Transaction:
         """Write what was staged into the state."""
         for parameter, values in self._staged.items():
             self.optimizer.state[parameter].update(values)
+        for group, values in self._staged_of_groups:
+            group.update(values)
 
     def notify(self) -> None:
         """Call the optimizer's watchers with the factors and the damping of this step."""
@@ -321,6 +323,13 @@ def far_beyond_trust(step: Transaction, shortenings: Sequence[float]) -> list[st
 @cache
 def largest_number(dtype: torch.dtype) -> float:
     return torch.finfo(dtype).max
+
+
+def has_gradient(layer: LayerEntry, statistics: LayerStatistics | None) -> bool:
+    for entry in layer.blocks.values():
+        if entry.parameter.grad is not None:
+            return True
+    return statistics is not None and statistics.unformed is not None
 
 
 def has_values(layer: LayerEntry) -> bool:
