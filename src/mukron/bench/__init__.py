@@ -6,4 +6,5 @@ agreement      the first update of every method in float64, to measure numerical
 measure, memory, labels   time, peak memory, and time by part of a step
 kfac_step, shampoo_step, conv, roots, sweep   one benchmark per file
 result         the stored numbers; drawing and page read nothing else
+stability      do runs stay stable with stale inverses, averaged factors, zero gates and fitted data?
 """

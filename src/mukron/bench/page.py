@@ -56,7 +56,7 @@ def page_text(files: Sequence[Path], beside: Path) -> str:
         The text of the page.
     """
     results = [BenchResult.load(file) for file in files]
-    short = "\n".join(["## In short", "", *_markdown(summary_table(results))])
+    short = "\n".join(["## In short", "", *markdown_lines(summary_table(results))])
     sections = [section(result, file, beside) for result, file in zip(results, files, strict=True)]
     return "\n\n".join([PAGE_HEAD, short, *sections]) + "\n"
 
@@ -113,18 +113,30 @@ def section(result: BenchResult, file: Path, beside: Path) -> str:
     machine = f"{where}, {result.machine['cores']} cores, {result.machine['threads']} threads"
     lines = [f"## {result.bench}, {where}, {result.settings['precision']}", "", f"{result.title}.", ""]
     lines += [f"On {machine}, {result.date}; {versions}.", "", "```sh", result.command, "```", ""]
-    lines += _markdown(result.table())
+    lines += markdown_lines(result.table())
     picture = file.with_suffix(".svg")
     if picture.exists():
-        lines += ["", f"![{result.title}]({_link(picture, beside)})"]
-    lines += ["", f"Numbers: [{file.name}]({_link(file, beside)})."]
+        lines += ["", f"![{result.title}]({page_link(picture, beside)})"]
+    lines += ["", f"Numbers: [{file.name}]({page_link(file, beside)})."]
     parts = result.parts_table()
     if parts is not None:
-        lines += ["", f"### {parts.title}", "", *_markdown(parts)]
+        lines += ["", f"### {parts.title}", "", *markdown_lines(parts)]
     return "\n".join(lines)
 
 
-def _markdown(table: Table) -> list[str]:
+def markdown_lines(table: Table) -> list[str]:
+    """Returns a table as lines of Markdown, with its notes as a list below.
+
+    Args:
+        table: The table; its title is left out.
+
+    Returns:
+        The lines.
+
+    Example:
+        >>> markdown_lines(Table("Squares", ("x", "x^2"), (("2", "4"),)))
+        ['| x | x^2 |', '| --- | --- |', '| 2 | 4 |']
+    """
     lines = [_row(table.columns), _row(["---"] * len(table.columns)), *map(_row, table.rows)]
     return [*lines, *([""] if table.notes else []), *(f"- {note}" for note in table.notes)]
 
@@ -133,5 +145,18 @@ def _row(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
-def _link(file: Path, beside: Path) -> str:
+def page_link(file: Path, beside: Path) -> str:
+    """Returns the address of a file as a page links it.
+
+    Args:
+        file: The file.
+        beside: The page's folder.
+
+    Returns:
+        The relative path.
+
+    Example:
+        >>> page_link(Path("docs/figures/a.svg"), Path("docs"))
+        'figures/a.svg'
+    """
     return Path(os.path.relpath(file, beside)).as_posix()

@@ -289,7 +289,7 @@ def new_result(
     peer_versions = {package: version for package in packages if (version := installed_version(package))}
     return BenchResult(
         *(bench, title, base, (), tuple(notes), asdict(options)),
-        *(_machine(options.device), versions | peer_versions, datetime.now(timezone.utc).date().isoformat(), command),
+        *(machine_of(options.device), versions | peer_versions, datetime.now(timezone.utc).date().isoformat(), command),
     )
 
 
@@ -301,8 +301,19 @@ def _ms(number: float) -> str:
     return f"{number:.0f}" if number >= 1000 else f"{number:.3g}" if number >= 0.1 else f"{number:.3f}"
 
 
-def _machine(device: str) -> dict[str, Any]:
-    """Returns the processor's name and the numbers of cores and threads."""
+def machine_of(device: str) -> dict[str, Any]:
+    """Returns the processor's name and the numbers of cores and threads, and on a GPU its name.
+
+    Args:
+        device: "cpu" or "cuda".
+
+    Returns:
+        What is known, by name.
+
+    Example:
+        >>> sorted(machine_of("cpu"))
+        ['cores', 'cpu', 'threads']
+    """
     cpu = {"cpu": _cpu(), "cores": os.cpu_count(), "threads": torch.get_num_threads()}
     return {"gpu": torch.cuda.get_device_name(), **cpu} if device == "cuda" else cpu
 

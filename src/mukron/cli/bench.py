@@ -1,8 +1,7 @@
-"""``mukron bench``: the time and memory of a training step."""
+"""``mukron bench``: the time and memory of a training step; ``stability`` is in a file of its own."""
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar
@@ -10,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar
 import typer
 from rich.console import Console
 
-from mukron.cli.common import errors, show
+from mukron.cli.common import bench_command, errors, show
 from mukron.cli.numbers import read_numbers
+from mukron.cli.stability import stability
 
 if TYPE_CHECKING:
     from mukron.bench.result import BenchResult, MethodResult
@@ -47,6 +47,8 @@ BenchOutOption = Annotated[Path, typer.Option(help="Folder for the numbers and t
 ClassesOption = Annotated[int, typer.Option(help="Number of classes: 10 or 100.")]
 BENCH_FOLDER = Path("bench")
 
+bench_app.command("stability")(stability)
+
 
 @bench_app.command("kfac-step")
 def kfac_step(
@@ -69,7 +71,7 @@ def kfac_step(
         from mukron.bench.steps import StepsRun
 
         options = Options(_whole_numbers(widths), batch, rounds, device, precision, against, patience, memory, profile)
-        _run(StepsRun(KFAC_STEP, options, _command(context)), out)
+        _run(StepsRun(KFAC_STEP, options, bench_command(context)), out)
 
 
 @bench_app.command("shampoo-step")
@@ -93,7 +95,7 @@ def shampoo_step(
         from mukron.bench.steps import StepsRun
 
         options = Options(_whole_numbers(widths), batch, rounds, device, precision, against, patience, memory, profile)
-        _run(StepsRun(SHAMPOO_STEP, options, _command(context)), out)
+        _run(StepsRun(SHAMPOO_STEP, options, bench_command(context)), out)
 
 
 @bench_app.command("conv")
@@ -124,7 +126,7 @@ def conv(
         if classes not in (10, 100):
             raise ValueError(f"--classes {classes}: choose 10 or 100")
         options = Options(_whole_numbers(widths), batch, rounds, device, precision, "none", patience, memory, profile)
-        _run(StepsRun(conv_bench(classes), options, _command(context)), out)
+        _run(StepsRun(conv_bench(classes), options, bench_command(context)), out)
 
 
 @bench_app.command("roots")
@@ -151,7 +153,7 @@ def roots_command(
             patience=patience,
             memory=False,
         )
-        _run(RootsRun(options, _command(context)), out)
+        _run(RootsRun(options, bench_command(context)), out)
 
 
 @bench_app.command("sweep")
@@ -170,7 +172,7 @@ def sweep(
         from mukron.bench.sweep import SweepRun
 
         options = Options(_whole_numbers(widths), batch, rounds, device, precision, "none", memory=False)
-        _run(SweepRun(options, _command(context)), out)
+        _run(SweepRun(options, bench_command(context)), out)
 
 
 @bench_app.command("page")
@@ -217,22 +219,3 @@ def _whole_numbers(text: str) -> tuple[int, ...]:
     if any(number != int(number) for number in numbers):
         raise ValueError(f"--widths {text!r}: expected whole numbers, as in 256,1024")
     return tuple(sorted({int(number) for number in numbers}))
-
-
-def _command(context: typer.Context) -> str:
-    """Returns the command as it was typed, without an absolute --out, which would show the user's folders."""
-    arguments = ["mukron", "bench", str(context.info_name)]
-    for parameter in context.command.params:
-        name = parameter.name or ""
-        source = context.get_parameter_source(name)
-        if source is None or source.name != "COMMANDLINE":
-            continue
-        value = context.params[name]
-        if name == "out" and Path(value).is_absolute():
-            continue
-        flag = parameter.opts[0]
-        if isinstance(value, bool):
-            arguments.append(flag if value else flag.replace("--", "--no-"))
-        else:
-            arguments += [flag, str(value)]
-    return shlex.join(arguments)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -147,3 +149,29 @@ def split(text: str, separator: str, option: str, form: str) -> tuple[str, str]:
     if not (before and separated and after):
         raise ValueError(f"{option} {text!r}: expected {form}")
     return before, after
+
+
+def bench_command(context: typer.Context) -> str:
+    """Returns a command of ``mukron bench`` as it was typed, without absolute paths, which show the user's folders.
+
+    Args:
+        context: The command's context.
+
+    Returns:
+        The command.
+    """
+    arguments = ["mukron", "bench", str(context.info_name)]
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        source = context.get_parameter_source(name)
+        if source is None or source.name != "COMMANDLINE":
+            continue
+        value = context.params[name]
+        if isinstance(value, Path) and value.is_absolute():
+            continue
+        flag = parameter.opts[0]
+        if isinstance(value, bool):
+            arguments.append(flag if value else flag.replace("--", "--no-"))
+        else:
+            arguments += [flag, str(value)]
+    return shlex.join(arguments)

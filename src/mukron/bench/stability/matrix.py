@@ -1,0 +1,266 @@
+"""All runs of the stability matrix and of the check on fitted data, one after the other; each is stored at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+from statistics import fmean
+
+import torch
+
+from mukron.bench.stability.fitted import FITTED_PROBLEMS, FITTED_SEEDS, FITTED_STEPS, FittedRun, train_fitted
+from mukron.bench.stability.problems import SMOKE_SAMPLES, STABILITY_PROBLEMS, StabilityProblem
+from mukron.bench.stability.result import StabilityResult, StabilityRow, new_stability_result, row_finding
+from mukron.bench.stability.runs import CLASS_DEFAULTS, PLAIN_STEP, StabilityRun, settings_arguments, train_run
+from mukron.bench.stability.search import best_power, first_powers, next_power
+from mukron.data import DataError, Split
+from mukron.optim.spec import SPECS, spec_of
+
+Say = Callable[[str], None]
+REFRESHED = ("kfac", "foof", "shampoo")  # methods with factors that are kept
+SMOKE_FITTED = {"steps": 10, "seeds": 2}
+
+
+@dataclass(frozen=True)
+class StabilityOptions:
+    """What to run.
+
+    Attributes:
+        problems: Names of problems.
+        methods: Names of methods.
+        settings: "defaults", "plain" (``trust=None``), or trusts as ``Trust.of`` reads them.
+        memories: What factors remember, as texts.
+        momenta: Momenta, as plain numbers.
+        intervals: Steps from one refresh of the inverses to the next; the first is 1.
+        steps: The number of steps. None: each problem's own.
+        seeds: The number of seeds.
+        device: "cpu" or "cuda".
+        data_folder: Where data sets are. None: as ``mukron.data.data_folder`` says.
+        smoke: Narrow networks, a few steps, one memory and momentum, two intervals, no search beyond the first grid.
+        extends: Whether the grid of learning rates grows while the best one lies on its edge.
+
+    Raises:
+        ValueError: A name is not known, or there is no such device.
+
+    Example:
+        >>> StabilityOptions(("digits",), ("kfac",)).intervals
+        (1, 5, 10, 50)
+        >>> StabilityOptions(("digits",), ("kfac",)).for_smoke().intervals
+        (1, 5)
+    """
+
+    problems: tuple[str, ...] = tuple(STABILITY_PROBLEMS)
+    methods: tuple[str, ...] = REFRESHED
+    settings: tuple[str, ...] = (CLASS_DEFAULTS, PLAIN_STEP)
+    memories: tuple[str, ...] = ("batch", "ema:0.95", "sum")
+    momenta: tuple[float, ...] = (0.0, 0.9)
+    intervals: tuple[int, ...] = (1, 5, 10, 50)
+    steps: int | None = None
+    seeds: int = 1
+    device: str = "cpu"
+    data_folder: Path | None = None
+    smoke: bool = False
+    extends: bool = True
+
+    def __post_init__(self) -> None:
+        _check_known("--problems", self.problems, STABILITY_PROBLEMS)
+        _check_known("--methods", self.methods, REFRESHED)
+        _check_device(self.device)
+        for settings in self.settings:
+            settings_arguments(settings)
+
+    def for_smoke(self) -> StabilityOptions:
+        """The same problems and methods at a tiny scale."""
+        memories, momenta, intervals = self.memories[-2:-1], self.momenta[-1:], self.intervals[:2]
+        return replace(self, memories=memories, momenta=momenta, intervals=intervals, smoke=True, extends=False)
+
+
+class StabilityMatrix:
+    """Runs the matrix, row by row, and stores every run at once.
+
+    Args:
+        options: What to run.
+        result: Where runs are added; those that it has are not repeated.
+        folder: Where the result is saved.
+        say: Is told what was done, in lines.
+
+    Example:
+        >>> result = new_stability_result("mukron bench stability --smoke", "cpu", smoke=True)
+        >>> options = StabilityOptions(("digits",), ("foof",), ("plain",)).for_smoke()
+        >>> StabilityMatrix(options, result, Path("bench"), say=lambda line: None).run()
+        >>> len(result.findings())
+        1
+    """
+
+    def __init__(self, options: StabilityOptions, result: StabilityResult, folder: Path, say: Say) -> None:
+        self.options, self.result, self.folder, self.say = options, result, folder, say
+
+    def run(self) -> None:
+        """Run what is not stored yet."""
+        options = self.options
+        drop_outdated(self.result, options.methods, self.say)
+        self.result.intervals = sorted({*self.result.intervals, *options.intervals})
+        kinds = [*product(options.methods, options.memories, options.momenta, options.settings)]
+        for name in options.problems:
+            problem = STABILITY_PROBLEMS[name].for_smoke() if options.smoke else STABILITY_PROBLEMS[name]
+            try:
+                data = problem.load(options.data_folder, options.device, SMOKE_SAMPLES if options.smoke else None)
+            except DataError as error:
+                self.say(f"{name} is skipped, its data are not here: {error}")
+                continue
+            self.say(f"{name}: {problem.title}; {len(kinds)} rows")
+            for number, (method, memory, momentum, settings) in enumerate(kinds, start=1):
+                steps = options.steps or problem.steps
+                first = StabilityRun(name, method, settings, memory, momentum, 1, 0, 0, steps)
+                self._row(first, problem, data)
+                self.say(f"  {number} of {len(kinds)}: {self._summary(StabilityRow.of(first))}")
+
+    def _summary(self, row: StabilityRow) -> str:
+        runs = {run: outcome for run, outcome in self.result.runs.items() if StabilityRow.of(run) == row}
+        finding = row_finding(row, runs, self.options.intervals)
+        assert finding is not None
+        details = [f"every {every}: {', '.join(found)}" for every, found in finding.violations.items()]
+        return f"{row.label}, {row.settings}, lr 2^{finding.power}: {'; '.join(details) or finding.verdict}"
+
+    def _row(self, first: StabilityRun, problem: StabilityProblem, data: Split) -> None:
+        """Find the learning rate at an interval of 1, then run the other intervals with it."""
+        finals: dict[int, float] = {}
+        powers = list(first_powers(spec_of(first.method).lr_range))
+        while powers:
+            power = powers.pop(0)
+            finals[power] = self._final(replace(first, power=power), problem, data)
+            if not powers and self.options.extends and (beyond := next_power(finals)) is not None:
+                powers.append(beyond)
+        for every in self.options.intervals:
+            self._final(replace(first, power=best_power(finals), every=every), problem, data)
+
+    def _final(self, first: StabilityRun, problem: StabilityProblem, data: Split) -> float:
+        """The mean final loss over seeds; runs that are not stored are run."""
+        finals = []
+        for seed in range(self.options.seeds):
+            run = replace(first, seed=seed)
+            if run not in self.result.runs:
+                self.result.runs[run] = train_run(run, problem, data, self.options.device)
+                self.result.save(self.folder)
+            finals.append(self.result.runs[run].final)
+        return fmean(finals)
+
+
+@dataclass(frozen=True)
+class FittedOptions:
+    """What to run of the check on fitted data.
+
+    Attributes:
+        problems: Names of small problems.
+        methods: Names of methods of this library.
+        settings: "defaults", "plain" (``trust=None``), or trusts as ``Trust.of`` reads them.
+        steps: The number of steps.
+        seeds: The number of seeds.
+        device: "cpu" or "cuda".
+
+    Raises:
+        ValueError: A name is not known, or there is no such device.
+
+    Example:
+        >>> len([*FittedOptions(methods=("kfac",)).runs()])
+        90
+    """
+
+    problems: tuple[str, ...] = tuple(FITTED_PROBLEMS)
+    methods: tuple[str, ...] = REFRESHED
+    settings: tuple[str, ...] = (CLASS_DEFAULTS,)
+    steps: int = FITTED_STEPS
+    seeds: int = FITTED_SEEDS
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        _check_known("--problems", self.problems, FITTED_PROBLEMS)
+        _check_known("--methods", self.methods, [name for name, spec in SPECS.items() if spec.layerwise])
+        _check_device(self.device)
+        for settings in self.settings:
+            settings_arguments(settings)
+
+    def runs(self) -> Iterator[FittedRun]:
+        """All runs."""
+        for problem, method, settings, seed in product(self.problems, self.methods, self.settings, range(self.seeds)):
+            yield FittedRun(problem, method, settings, seed, self.steps)
+
+
+def run_fitted(options: FittedOptions, result: StabilityResult, folder: Path, say: Say) -> None:
+    """Run what is not stored yet of the check on fitted data, and store every run at once.
+
+    Args:
+        options: What to run.
+        result: Where runs are added; those that it has are not repeated.
+        folder: Where the result is saved.
+        say: Is told what was done, in lines.
+
+    Example:
+        >>> result = new_stability_result("mukron bench stability --fitted", "cpu", smoke=True)
+        >>> options = FittedOptions(("toy",), ("foof",), steps=10, seeds=2)
+        >>> run_fitted(options, result, Path("bench"), say=lambda line: None)
+        >>> len(result.fitted)
+        2
+    """
+    drop_outdated(result, options.methods, say)
+    for run in options.runs():
+        if run not in result.fitted:
+            result.fitted[run] = train_fitted(run, options.device)
+            result.save(folder)
+        if run.seed == options.seeds - 1:
+            group = [result.fitted[replace(run, seed=seed)] for seed in range(options.seeds)]
+            left = sum(outcome.left is not None for outcome in group)
+            fitted = sum(outcome.fitted is not None for outcome in group)
+            title = spec_of(run.method).title
+            say(f"{run.problem}, {title}, {run.settings}: {fitted} of {len(group)} seeds fitted, {left} left the fit")
+
+
+def stored_result(folder: Path, command: str, device: str, smoke: bool) -> StabilityResult:
+    """Return the result that is stored in a folder, to be continued; a new one if there is none.
+
+    Args:
+        folder: The folder.
+        command: The command that is run.
+        device: "cpu" or "cuda".
+        smoke: Whether it is a quick trial.
+
+    Returns:
+        The result, with this machine and today's date.
+
+    Raises:
+        ValueError: The file that is there is something else.
+
+    Example:
+        >>> stored_result(Path("empty"), "mukron bench stability", "cpu", smoke=False).runs
+        {}
+    """
+    result = new_stability_result(command, device, smoke)
+    path = folder / f"{result.name}.json"
+    if path.exists():
+        stored = StabilityResult.load(path)
+        commands = list(dict.fromkeys([*stored.commands, command]))
+        result = replace(stored, commands=commands, machine=result.machine, versions=result.versions, date=result.date)
+    return result
+
+
+def drop_outdated(result: StabilityResult, methods: tuple[str, ...], say: Say) -> None:
+    """Drop stored runs of methods whose classes have other defaults by now, and say so."""
+    for method in methods:
+        if dropped := result.drop_outdated(method):
+            say(f"{spec_of(method).title} has other defaults than when it was stored: {dropped} runs are repeated")
+
+
+def _check_known(option: str, names: tuple[str, ...], known: Iterable[str]) -> None:
+    listed = [*known]
+    for name in names:
+        if name not in listed:
+            raise ValueError(f"{option} {name!r}; known: {', '.join(listed)}")
+
+
+def _check_device(device: str) -> None:
+    if device not in ("cpu", "cuda"):
+        raise ValueError(f"unknown device {device!r}; choose cpu or cuda")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device 'cuda': torch finds no GPU here; choose cpu")

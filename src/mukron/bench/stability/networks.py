@@ -1,0 +1,132 @@
+"""Networks of the stability matrix that are not in ``mukron.models``: a small GPT and a ResNet with zero gates."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+INITIAL_STD = 0.02  # of every matrix of the GPT
+
+
+class CausalAttention(nn.Module):
+    """Causal self-attention with several heads, without biases.
+
+    Args:
+        width: The size of a token's vector, a multiple of the number of heads.
+        heads: The number of heads.
+
+    Example:
+        >>> CausalAttention(16, heads=4)(torch.randn(2, 5, 16)).shape
+        torch.Size([2, 5, 16])
+    """
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(width, 3 * width, bias=False)
+        self.out = nn.Linear(width, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, dim=-1))
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)  # [samples, heads, positions, width / heads]
+        output: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
+        return output
+
+
+class CharGPT(nn.Module):
+    """A GPT: pre-norm blocks of causal attention and an MLP, learned positions, an untied head, no biases.
+
+    Args:
+        width: The size of a token's vector.
+        tokens: The size of the vocabulary.
+        context: The longest sequence.
+        layers: The number of blocks.
+        heads: The number of heads of each block.
+
+    Example:
+        >>> CharGPT(16, tokens=30)(torch.zeros(2, 32, dtype=torch.long)).shape
+        torch.Size([2, 32, 30])
+    """
+
+    def __init__(self, width: int, tokens: int, context: int = 32, layers: int = 2, heads: int = 4) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(tokens, width)
+        self.positions = nn.Parameter(torch.empty(context, width))
+        self.blocks = nn.ModuleList()
+        for _ in range(layers):
+            mlp = nn.Sequential(
+                nn.Linear(width, 4 * width, bias=False), nn.GELU(), nn.Linear(4 * width, width, bias=False)
+            )
+            attention = nn.Sequential(nn.LayerNorm(width), CausalAttention(width, heads))
+            self.blocks += [attention, nn.Sequential(nn.LayerNorm(width), mlp)]
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, tokens, bias=False)
+        for parameter in self.parameters():
+            if parameter.ndim > 1:
+                nn.init.normal_(parameter, std=INITIAL_STD)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.tokens(tokens) + self.positions[: tokens.shape[1]]
+        for branch in self.blocks:
+            x = x + branch(x)
+        logits: Tensor = self.head(self.norm(x))
+        return logits
+
+
+class ZeroGateBlock(nn.Module):
+    """A residual block whose last norm starts at zero, so that the block starts as its shortcut.
+
+    Args:
+        channels: The channels of its input.
+        out: The channels of its output.
+        stride: The stride of the first convolution and of the shortcut.
+
+    Example:
+        >>> x = torch.rand(2, 8, 4, 4)
+        >>> bool((ZeroGateBlock(8, 8)(x) == x).all())
+        True
+    """
+
+    def __init__(self, channels: int, out: int, stride: int = 1) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, out, 3, stride, padding=1, bias=False)
+        self.norm1 = nn.BatchNorm2d(out)
+        self.conv2 = nn.Conv2d(out, out, 3, padding=1, bias=False)
+        self.norm2 = nn.BatchNorm2d(out)
+        self.shortcut = nn.Identity() if stride == 1 else nn.Conv2d(channels, out, 1, stride, bias=False)
+        nn.init.zeros_(self.norm2.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        branch = self.norm2(self.conv2(F.relu(self.norm1(self.conv1(x)))))
+        return F.relu(self.shortcut(x) + branch)
+
+
+class ZeroGateResNet(nn.Module):
+    """A small ResNet with zero gates: a convolution, three residual blocks, mean pooling, a linear layer.
+
+    Args:
+        width: The channels of the first half; the second half has twice as many.
+        channels: The channels of an image.
+        classes: The number of outputs.
+
+    Example:
+        >>> ZeroGateResNet(8)(torch.randn(2, 1, 8, 8)).shape
+        torch.Size([2, 10])
+    """
+
+    def __init__(self, width: int, channels: int = 1, classes: int = 10) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(channels, width, 3, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(width)
+        self.blocks = nn.Sequential(
+            ZeroGateBlock(width, width),
+            ZeroGateBlock(width, 2 * width, stride=2),
+            ZeroGateBlock(2 * width, 2 * width),
+        )
+        self.head = nn.Linear(2 * width, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.blocks(F.relu(self.norm(self.conv(x))))
+        logits: Tensor = self.head(x.mean((2, 3)))
+        return logits

@@ -1,0 +1,79 @@
+"""The tables of the docs' page on stability, written from the stored result only."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mukron import figures
+from mukron.bench.page import markdown_lines, page_link
+from mukron.bench.stability.drawing import draw_stability
+from mukron.bench.stability.problems import STABILITY_PROBLEMS
+from mukron.bench.stability.result import StabilityResult
+
+STABILITY_MARKER = "<!-- stability -->"
+
+
+def write_stability_page(file: Path, page: Path) -> Path:
+    """Replace what stands between the page's two markers, and draw the figure again next to the result.
+
+    Args:
+        file: A result of ``mukron bench stability``, .json.
+        page: The page, which has the marker ``<!-- stability -->`` twice.
+
+    Returns:
+        The page.
+
+    Raises:
+        ValueError: The page is not there or has no markers.
+    """
+    before, after = around_markers(page)
+    if figures.available():
+        draw_stability(StabilityResult.load(file), file.with_suffix(".svg"), (".svg",))
+    section = stability_section(file, page.parent)
+    page.write_text(f"{before}{STABILITY_MARKER}\n{section}\n{STABILITY_MARKER}{after}", encoding="utf-8")
+    return page
+
+
+def around_markers(page: Path) -> tuple[str, str]:
+    """Return what stands before the first marker of a page and after the second.
+
+    Args:
+        page: The page.
+
+    Returns:
+        The two texts.
+
+    Raises:
+        ValueError: The page is not there or has no markers.
+    """
+    parts = page.read_text(encoding="utf-8").split(STABILITY_MARKER) if page.exists() else [""]
+    if len(parts) != 3:
+        raise ValueError(f"{page}: expected {STABILITY_MARKER} twice, found it {len(parts) - 1} times")
+    return parts[0], parts[2]
+
+
+def stability_section(file: Path, beside: Path) -> str:
+    """Return what stands between the markers: where it was run, the tables, the figure.
+
+    Args:
+        file: A result of ``mukron bench stability``, .json.
+        beside: The page's folder, which links are relative to.
+
+    Returns:
+        The text.
+    """
+    result = StabilityResult.load(file)
+    where = result.machine.get("gpu") or result.machine["cpu"]
+    versions = ", ".join(f"{name} {version}" for name, version in result.versions.items())
+    lines = [f"On {where}, {result.date}; {versions}. Run again by", "", "```sh", *result.commands, "```", ""]
+    findings = result.findings()
+    if findings:
+        used = list(dict.fromkeys(finding.row.problem for finding in findings))
+        lines += [f"- `{name}`: {STABILITY_PROBLEMS[name].title}" for name in used]
+        lines += ["", "Stable rows:", "", *markdown_lines(result.summary()), "", "All rows:", ""]
+        lines += markdown_lines(result.table())
+        picture = file.with_suffix(".svg")
+        lines += ["", f"![Largest and final losses by refresh interval]({page_link(picture, beside)})", ""]
+    if result.fitted:
+        lines += ["Fitted data:", "", *markdown_lines(result.fitted_table()), ""]
+    return "\n".join([*lines, f"Numbers: [{file.name}]({page_link(file, beside)})."])
