@@ -114,6 +114,7 @@ class SecondOrder(Optimizer):
         self.rescues: Counter[str] = Counter()  # "layer factor: how" -> how often
         self.told: set[str] = set()  # layers whose precision was looked at
         self.waiting = False  # a layer waits for its first factors
+        self.found_reduction: str | None = None  # of the loss, from the derivative that the first step saw
         self._capture: Capture | None = None
         on_update = {"momentum": momentum, "nesterov": nesterov, "momentum_on": "update"}
         groups: dict[str, Any] = {"lr": lr, "damping": damping, "weight_decay": weight_decay, "decoupled": decoupled}
@@ -305,7 +306,6 @@ class SecondOrder(Optimizer):
         generator = state.pop("generator", None)
         super().__setstate__(state)
         if generator is not None:  # torch's load_state_dict passes groups and states alone
-            self._capture, self.watchers, self.exchange = None, [], None
             unpickle(self, generator)
             self._listen()
 

@@ -360,7 +360,7 @@ class StepOptions:
         object.__setattr__(self, "exclude", tuple(self.exclude))
 
 
-def check_one_of(name: str, value: str, known: Iterable[str]) -> None:
+def check_one_of(name: str, value: str | None, known: Iterable[str | None]) -> None:
     if value not in known:
         raise ValueError(f"unknown {name} {value!r}; known: {', '.join(map(repr, known))}")
 
