@@ -2,10 +2,10 @@
 
 Rows are valid where the loss depends on the output. With n samples that have a valid row at all and V valid rows,
 
-    A = sum over valid rows of h h^T / n        B = sum over valid rows of delta delta^T / V
+    A = sum over valid rows of h h^T / n        B = s sum over valid rows of delta delta^T / V
 
 and a bias, an input weight whose input is 1 at every valid row, is divided by V / n. Without padding that is the
-factors' usual definition.
+factors' usual definition. The loss here is a mean over valid rows, whose scale s is n / V.
 """
 
 from __future__ import annotations
@@ -162,8 +162,8 @@ def reference(model, tokens, targets, fisher, rho=0.1):
     f = model(tokens)
     p = f.detach().softmax(-1)
     outputs = [seen[name][1] for name in layers]
-    if fisher == "empirical":  # n times the derivatives of the mean loss
-        signals = [[n * each for each in torch.autograd.grad(loss_of(f, targets), outputs, retain_graph=True)]]
+    if fisher == "empirical":  # V times the derivatives of the mean loss
+        signals = [[V * each for each in torch.autograd.grad(loss_of(f, targets), outputs, retain_graph=True)]]
     else:
         signals = []
         for position in range(tokens.shape[1]):
@@ -180,7 +180,7 @@ def reference(model, tokens, targets, fisher, rho=0.1):
         rows = h[valid]
         A = rows.T @ rows / n
         D = [each[index][valid] for each in signals]
-        B = sum(d.T @ d for d in D) / V
+        B = sum(d.T @ d for d in D) / V * (n / V)
         A, B = (M + rho * M.trace() / len(M) * torch.eye(len(M), dtype=M.dtype) for M in (A, B))
         G = module.weight.grad.T if name == "embedding" else module.weight.grad
         step = torch.linalg.solve(B, G) @ torch.linalg.inv(A)

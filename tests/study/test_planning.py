@@ -133,7 +133,7 @@ torch.manual_seed(0)
 shapes = mukron.base_shapes(network, width=32)
 model = network(8192)
 p = mukron.parametrize(model, shapes)
-optimizer = mukron.KFAC(model, p, lr=0.02, damping=mukron.Rescaled(0.5), momentum=0.9)
+optimizer = mukron.KFAC(model, p, lr=0.02, damping=mukron.Rescaled(0.5))
 
 for epoch in range(3):
     for x, y in loader:  # batches of 12: inputs, class numbers

@@ -17,5 +17,10 @@ from mukron.curvature.passes import LayerStatistics as LayerStatistics
 from mukron.curvature.passes import gather as gather
 from mukron.curvature.precision import double as double
 from mukron.curvature.precision import perturbed as perturbed
+from mukron.curvature.scale import AS_A_SUM as AS_A_SUM
+from mukron.curvature.scale import OVER_POSITIONS as OVER_POSITIONS
+from mukron.curvature.scale import OVER_SAMPLES as OVER_SAMPLES
+from mukron.curvature.scale import LossScale as LossScale
+from mukron.curvature.scale import signal_scale as signal_scale
 
 __all__ = ["FORMS", "LIKELIHOODS", "CaptureOptions", "Empirical", "Exact", "Fisher", "MonteCarlo"]

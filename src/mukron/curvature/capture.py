@@ -29,6 +29,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from mukron.curvature.fisher import CaptureOptions, OwnPasses, add_jacobians, send_signals
 from mukron.curvature.forms import replaces_gradient
 from mukron.curvature.passes import LayerPass, LayerStatistics, Pass, gather
+from mukron.curvature.scale import weigh
 from mukron.layers import MatrixLayer
 from mukron.stages import stage
 
@@ -218,15 +219,18 @@ class Capture:
                 this.restart()
                 self.passes.append(this)
         torch.autograd.Variable._execution_engine.queue_callback(self._note_gradients)  # as this backward pass ends
+        this.add_errors(errors, class_dim)
+        weighs = this.checked and self.options.weighs_loss and f.ndim > 1 and f._version == version
+        if weighs and this.errors is not None:
+            said = self.options.class_dim
+            this.weighed = weigh(f, this.errors.reshape(f.shape), class_dim if said is None else said)
         if again:
-            this.add_errors(errors, class_dim)
             for name in outputs:
                 this.add_delta(name, errors)
             return
         self.passes.append(this)
         if self._generator_before is None and self.options.signals and not self.options.empirical:
             self._generator_before = self.generator.get_state()
-        this.add_errors(errors, class_dim)
         edges = {name: layer.edge for name, layer in this.layers.items() if layer.edge is not None}
         with torch.autocast(f.device.type, enabled=False):  # statistics keep their precision
             if this.due and (self.options.jacobian or (self.options.signals and not self.options.empirical)):

@@ -43,12 +43,14 @@ class Fisher:
         Fisher.kinds[cls.name] = cls
 
     @staticmethod
-    def of(fisher: Fisher | str, reduction: str = "mean", grad_scaler: torch.amp.GradScaler | None = None) -> Fisher:
+    def of(
+        fisher: Fisher | str, reduction: str | None = None, grad_scaler: torch.amp.GradScaler | None = None
+    ) -> Fisher:
         """Make it from text: "mc", "mc:4", "exact" or "empirical".
 
         Args:
             fisher: The text, or a value, which is returned as it is.
-            reduction: How the loss reduces over samples, "mean" or "sum"; for "empirical".
+            reduction: How the loss reduces over samples, "mean" or "sum"; None: found from the loss. For "empirical".
             grad_scaler: The GradScaler that multiplies the loss; for "empirical".
         """
         if isinstance(fisher, Fisher):
@@ -98,7 +100,7 @@ class Empirical(Fisher):
     """The targets of the data, read from the derivatives of your loss.
 
     Attributes:
-        reduction: How your loss reduces over samples, "mean" or "sum".
+        reduction: How your loss reduces over samples, "mean" or "sum". None: as a categorical loss shows it, or "mean".
         grad_scaler: The GradScaler that multiplies your loss, if there is one.
 
     Example:
@@ -107,21 +109,21 @@ class Empirical(Fisher):
     """
 
     name = "empirical"
-    reduction: str = "mean"
+    reduction: str | None = None
     grad_scaler: torch.amp.GradScaler | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        if self.reduction not in REDUCTIONS:
+        if self.reduction is not None and self.reduction not in REDUCTIONS:
             known = ", ".join(map(repr, REDUCTIONS))
             raise ValueError(f"unknown reduction {self.reduction!r}; known: {known}")
 
     def scale(self, samples: int) -> float:
-        """What turns a derivative of the loss into one of the summed log-likelihood.
+        """What turns a derivative of the loss, a mean over samples or a sum, into one of the summed log-likelihood.
 
         Args:
             samples: The number of samples of the batch.
         """
-        scale = float(samples) if self.reduction == "mean" else 1.0
+        scale = 1.0 if self.reduction == "sum" else float(samples)
         return scale if self.grad_scaler is None else scale / self.grad_scaler.get_scale()
 
 
@@ -140,7 +142,10 @@ class CaptureOptions:
         form: Whether factors are held as rows or as matrices.
         output: Picks the network's output out of what the model returns.
         fused: Weights whose gradient is cheaper as D^T H get none.
+        reduction: How the user says that his loss reduces over samples; None: not said.
+        grad_scaler: The GradScaler that multiplies the loss; None: there is none, or it is not known.
         empirical: Signals are the derivatives of the user's own loss.
+        weighs_loss: How the loss reduces can be found from its derivative.
 
     Example:
         >>> CaptureOptions(fisher=Empirical()).empirical
@@ -157,10 +162,14 @@ class CaptureOptions:
     form: str = "auto"
     output: Callable[[Any], Tensor] | None = None
     fused: bool = False
+    reduction: str | None = None
+    grad_scaler: torch.amp.GradScaler | None = field(default=None, compare=False, repr=False)
     empirical: bool = field(init=False)
+    weighs_loss: bool = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "empirical", self.signals and isinstance(self.fisher, Empirical))
+        object.__setattr__(self, "weighs_loss", self.signals and self.likelihood == "categorical")
 
     @property
     def anything(self) -> bool:

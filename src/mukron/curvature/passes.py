@@ -67,11 +67,12 @@ class Accumulator:
             self.rows = [torch.cat(self.rows, dim=-2)]
         return self.rows[0]
 
-    def factor(self, scale: float = 1.0) -> Factor:
+    def factor(self, scale: float | Tensor = 1.0) -> Factor:
         """``scale`` multiplies every row."""
         if self.matrix is not None:
             return MatrixFactor(self.matrix * (scale**2 / self.count))
-        return RowsFactor(self.joined(), self.count / scale**2)
+        X, n = self.joined(), self.count
+        return RowsFactor(X * scale, n) if isinstance(scale, Tensor) else RowsFactor(X, n / scale**2)
 
 
 class Frequencies:
@@ -118,7 +119,6 @@ class LayerStatistics:
     halves: list[Halves] = field(default_factory=list)
     jacobians: list[Jacobian] = field(default_factory=list)
     rounding: float = 0.0  # of the products that the gradient is made of, where they are coarser than its dtype
-
     product: LowRank | None = None  # the gradient as D^T H, where that is known
     unformed: LowRank | None = None  # the part of it that autograd does not form
 
@@ -204,6 +204,7 @@ class Pass:
         double: Layers whose statistics are made in float64.
         ignored: Which positions of the output the loss ignores; None: it has no positions.
         errors: The loss's derivative by the model's output; None: not differentiated yet.
+        weighed: Sums that show the loss's scale (``scale.weigh``), while uses of weights are checked.
         over: A step has used it, or its gradients were thrown away.
     """
 
@@ -215,6 +216,7 @@ class Pass:
     double: frozenset[str] = frozenset()
     ignored: Ignored | None = None
     errors: Tensor | None = None
+    weighed: Tensor | None = None
     over: bool = False
 
     def add_errors(self, errors: Tensor, class_dim: int) -> None:
@@ -332,8 +334,7 @@ class Pass:
 
     def add_jacobian(self, name: str, deltas: list[Tensor]) -> None:
         """Every output's derivative by a layer's output."""
-        this = self.layers[name]
-        layer, x = this.layer, this.input
+        layer, x = (this := self.layers[name]).layer, this.input
         assert x is not None and self.errors is not None  # noqa: PT018
         if self.checked:
             this.probe = self._probed(layer, x)

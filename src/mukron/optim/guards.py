@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from mukron.curvature import Empirical, LayerStatistics, perturbed
+from mukron.curvature import (
+    AS_A_SUM,
+    OVER_POSITIONS,
+    OVER_SAMPLES,
+    Empirical,
+    LayerStatistics,
+    LossScale,
+    perturbed,
+)
 from mukron.damping import Adaptive, Rule
 from mukron.layers import WEIGHT
 from mukron.linalg import probe
@@ -25,6 +33,7 @@ if TYPE_CHECKING:
 
 TOO_COARSE = 0.005
 PATIENCE = 10  # skipped steps in a row before the user is told
+LARGEST_POWER = -3.5  # of two, from which on a smaller gradient may be an unscaled one
 SUSPICIOUS = 0.05  # of a gradient that does not come from its layer's own pass
 
 
@@ -158,21 +167,74 @@ def check_uses(optimizer: SecondOrder, step: Transaction) -> None:
             statistics.join()
             entry.parameter.grad = None
     _check_scaler(optimizer, list(factors.values()))
+    if optimizer.capture_options.weighs_loss and optimizer.found_reduction is None and capture.passes:
+        _find_reduction(optimizer, list(factors.values()))
 
 
 def _check_scaler(optimizer: SecondOrder, factors: Sequence[float]) -> None:
-    """Gradients that a GradScaler has unscaled are a power of two smaller than the signals of the same pass."""
+    """Signals that are read from the loss are those of the scaled one, unless the scaler is known."""
     fisher = optimizer.capture_options.fisher
     reads_loss = optimizer.capture_options.empirical or optimizer.capture_options.jacobian
     scaler = fisher.grad_scaler if isinstance(fisher, Empirical) else None
-    if not reads_loss or scaler is not None or not factors:
-        return
-    powers = [math.log2(factor) if factor > 0 else 0.0 for factor in factors]
-    if all(power < -3.5 and abs(power - round(powers[0])) < 1e-3 for power in powers):
+    power = _unscaled_by(factors)
+    if reads_loss and scaler is None and power is not None:
         warnings.warn(
-            f"gradients are 2^{round(powers[0])} times those of the backward pass, as if a GradScaler had unscaled "
+            f"gradients are 2^{power} times those of the backward pass, as if a GradScaler had unscaled "
             f"them; the signals that {type(optimizer).__name__} reads from the loss are still scaled. Pass the scaler: "
             "grad_scaler=scaler",
+            UserWarning,
+            stacklevel=5,
+        )
+
+
+def _unscaled_by(factors: Sequence[float]) -> int | None:
+    """Gradients that a GradScaler has unscaled are a power of two smaller than the signals of the same pass: which."""
+    powers = [math.log2(factor) if factor > 0 else 0.0 for factor in factors]
+    if powers and all(power < LARGEST_POWER and abs(power - round(powers[0])) < 1e-3 for power in powers):
+        return round(powers[0])
+    return None
+
+
+def _find_reduction(optimizer: SecondOrder, factors: Sequence[float]) -> None:
+    """Find how the loss reduces over samples and positions; tell where that is not what the user says, or unclear.
+
+    factors: by layer, the gradient beside that of the backward pass. Where it is much smaller and no power of two, it
+    was clipped, or clipped and unscaled. Then a loss that is scaled cannot be told from a sum, which is left out.
+    """
+    options, power = optimizer.capture_options, _unscaled_by(factors)
+    if any(group["maximize"] for group in optimizer.param_groups):
+        return  # the target's entry is not the negative one
+    scale = LossScale.of(optimizer.capture.passes)
+    if scale is None:
+        return
+    if scale.weight == 0:
+        optimizer.capture.checks_uses = True  # nothing is seen by this; the next step will tell
+        return
+    if options.grad_scaler is not None:
+        scale = scale._replace(weight=scale.weight / options.grad_scaler.get_scale())
+    elif power is not None:
+        scale = scale._replace(weight=scale.weight * 2.0**power)
+    elif not factors or math.log2(max(min(factors), 1e-300)) < LARGEST_POWER:
+        optimizer.found_reduction = scale.reduction((OVER_SAMPLES, OVER_POSITIONS))
+        return
+    found = optimizer.found_reduction = scale.reduction()
+    name, said = type(optimizer).__name__, options.reduction
+    if found is None:
+        otherwise, usual = (AS_A_SUM, 1.0) if said == "sum" else (OVER_SAMPLES, 1 / scale.samples)
+        warnings.warn(
+            f"the loss gives the log-likelihood of a position the weight {scale.weight:.3g}. There are "
+            f"{scale.samples:.0f} samples with {scale.positions:.0f} positions, so it is no mean over either, and no "
+            f"sum. {name}'s curvature is that of a {otherwise}, and its steps are "
+            f"{scale.weight / usual:.3g} times those of such a loss. Take the factor out of the loss, divide the "
+            "loss by the number of backward passes before a step, or pass the GradScaler that multiplies it: "
+            "grad_scaler=scaler",
+            UserWarning,
+            stacklevel=5,
+        )
+    elif said is not None and (said == "sum") != (found == AS_A_SUM) and scale.samples > 2:
+        warnings.warn(
+            f'reduction="{said}" was given, but the derivative of the loss is that of a {found}, and {name} takes it '
+            "for that. Leave reduction= out, or change the loss",
             UserWarning,
             stacklevel=5,
         )

@@ -10,12 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from mukron.curvature import (
+    AS_A_SUM,
     FORMS,
     LIKELIHOODS,
+    OVER_SAMPLES,
     CaptureOptions,
     Empirical,
     Fisher,
     LayerStatistics,
+    signal_scale,
 )
 from mukron.damping import Adaptive, Heuristic, Rescaled, Rule
 from mukron.layers import BIAS, WEIGHT
@@ -85,7 +88,7 @@ class KFAC(SecondOrder):
         likelihood: str = "categorical",
         class_dim: int | None = None,
         output: Callable[[Any], Tensor] | None = None,
-        reduction: str = "mean",
+        reduction: str | None = None,
         grad_scaler: torch.amp.GradScaler | None = None,
         sharing: str = "expand",
         memory: str | Memory | None = None,
@@ -109,7 +112,7 @@ class KFAC(SecondOrder):
         seed: int = 0,
     ) -> None:
         check_one_of("likelihood", likelihood, LIKELIHOODS)
-        check_one_of("reduction", reduction, ("mean", "sum"))
+        check_one_of("reduction", reduction, (None, "mean", "sum"))
         check_one_of("sharing", sharing, ("expand", "reduce"))
         check_one_of("form", form, FORMS)
         bound = Trust.of(trust)
@@ -125,20 +128,24 @@ class KFAC(SecondOrder):
             exclude=exclude,
             seed=seed,
         )
+        targets = Fisher.of(fisher, reduction, grad_scaler)
+        if isinstance(targets, Empirical):
+            reduction, grad_scaler = targets.reduction, targets.grad_scaler
+        if fused and grad_scaler is not None:
+            raise ValueError("fused=True leaves no gradients for a GradScaler to unscale; train in bfloat16 or float32")
         capture_options = CaptureOptions(
             signals=self.method.e_B > 0,
-            fisher=Fisher.of(fisher, reduction, grad_scaler),
+            fisher=targets,
             likelihood=likelihood,
             class_dim=class_dim,
             sharing=sharing,
             form=_form(options, form),
             output=output,
             fused=fused,
+            reduction=reduction,
+            grad_scaler=grad_scaler,
         )
         self.positions_power = float(self.method.e_A)
-        scaler = capture_options.fisher.grad_scaler if isinstance(capture_options.fisher, Empirical) else grad_scaler
-        if fused and scaler is not None:
-            raise ValueError("fused=True leaves no gradients for a GradScaler to unscale; train in bfloat16 or float32")
         super().__init__(
             model,
             parametrization,
@@ -174,14 +181,26 @@ class KFAC(SecondOrder):
                 "itself (not its parts) in training mode with gradients on and not paused; activation checkpointing "
                 "needs use_reentrant=False"
             )
+        scale = self._signal_scale(step) if statistics.B is not None else 1.0
         factors = {"A": statistics.A.factor()}
         if statistics.B is not None:
-            fisher = self.capture_options.fisher
-            scale = fisher.scale(self.capture.samples) if isinstance(fisher, Empirical) else 1.0
             factors["B"] = statistics.B.factor(scale)
         if layer.name in step.double:
             factors = {name: factor.double() for name, factor in factors.items()}
         return {WEIGHT: factors}
+
+    def _signal_scale(self, step: Transaction) -> float | Tensor:
+        """What makes A (x) B the curvature of the user's loss. It is part of B, which biases are divided by too."""
+        options = self.capture_options
+        reduction = self.found_reduction or (AS_A_SUM if options.reduction == "sum" else OVER_SAMPLES)
+        if reduction == OVER_SAMPLES and not options.empirical:
+            return 1.0
+        if "signal scale" not in step.scratch:
+            scale = signal_scale(self.capture.passes, reduction, options.empirical)
+            scaler = options.grad_scaler if options.empirical else None
+            step.scratch["signal scale"] = scale if scaler is None else scale / scaler.get_scale()
+        known: float | Tensor = step.scratch["signal scale"]
+        return known
 
     def precondition(self, layer: LayerEntry, block: str, G: Move, step: Transaction) -> Move:
         """Divide the gradient of a block by both factors, that of a bias by B alone.

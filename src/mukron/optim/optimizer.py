@@ -115,6 +115,7 @@ class SecondOrder(Optimizer):
         self.rescues: Counter[str] = Counter()  # "layer factor: how" -> how often
         self.told: set[str] = set()  # layers whose precision was looked at; and "trust of LAYER"
         self.waiting = False  # a layer waits for its first factors
+        self.found_reduction: str | None = None  # of the loss, from the derivative that the first step saw
         self._capture: Capture | None = None
         groups: dict[str, Any] = {"lr": lr, "damping": damping, "weight_decay": weight_decay, "decoupled": decoupled}
         groups |= {"maximize": maximize, "fallback_lr": fallback_lr, **_momentum(momentum, nesterov, options.trust)}
@@ -305,7 +306,6 @@ class SecondOrder(Optimizer):
         generator = state.pop("generator", None)
         super().__setstate__(state)
         if generator is not None:  # torch's load_state_dict passes groups and states alone
-            self._capture, self.watchers, self.exchange = None, [], None
             unpickle(self, generator)
             self._listen()
 

@@ -386,6 +386,6 @@ def usual_fallback_lr(trust: Trust | None, fallback: StepRule, lr: float) -> flo
     return lr / 20 if isinstance(trust, Spectral) and isinstance(fallback, AdamStep) and lr > 0 else None
 
 
-def check_one_of(name: str, value: str, known: Iterable[str]) -> None:
+def check_one_of(name: str, value: str | None, known: Iterable[str | None]) -> None:
     if value not in known:
         raise ValueError(f"unknown {name} {value!r}; known: {', '.join(map(repr, known))}")

@@ -27,6 +27,7 @@ def complete_state(optimizer: SecondOrder, state_dict: dict[str, Any]) -> dict[s
         "skipped": optimizer.skipped,
         "rescues": dict(optimizer.rescues),
         "waiting": optimizer.waiting,
+        "reduction": optimizer.found_reduction if optimizer.steps else None,
         "generator": optimizer.generator.get_state(),
         "parametrization": None if optimizer.parametrization is None else optimizer.parametrization.to_dict(),
         "dtypes": [str(p.dtype) for group in optimizer.param_groups for p in group["params"]],
@@ -54,7 +55,7 @@ def load_state(optimizer: SecondOrder, state_dict: Mapping[str, Any]) -> None:
         group["params"] = here["params"]
     torch.optim.Optimizer.__setstate__(optimizer, {"state": defaultdict(dict, state), "param_groups": groups})
     optimizer.steps, optimizer.skipped, optimizer.rescues = own["steps"], own["skipped"], Counter(own["rescues"])
-    optimizer.waiting = own["waiting"]
+    optimizer.waiting, optimizer.found_reduction = own["waiting"], own.get("reduction")
     _restore_generator(optimizer.generator, own["generator"])
     for post_hook in optimizer._optimizer_load_state_dict_post_hooks.values():
         post_hook(optimizer)
@@ -118,6 +119,7 @@ def _restore_generator(generator: torch.Generator, state: Tensor) -> None:
 
 def unpickle(optimizer: SecondOrder, generator: Tensor) -> None:
     """Complete a copy: a random generator in that state on the copy's device, and a plan of the copied model."""
+    optimizer._capture, optimizer.watchers, optimizer.exchange = None, [], None
     first = next(parameter for group in optimizer.param_groups for parameter in group["params"])
     optimizer.generator = torch.Generator(first.device)
     optimizer.generator.set_state(generator)

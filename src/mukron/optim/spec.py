@@ -183,7 +183,7 @@ class MethodSpec:
         variant: dict[str, Fraction] = self.family.read(exponents) if self.family is not None and exponents else {}
         keywords = self.arguments(run, {**self.parsed(run.method_options), **variant})
         if self.bounded(keywords) and keywords.get("momentum") and not keywords.get("nesterov"):
-            keywords["momentum"] = GradientMomentum(keywords["momentum"])  # the usual one beside a bound
+            keywords["momentum"] = GradientMomentum(keywords["momentum"])  # the usual kind beside a bound
         return keywords
 
 

@@ -13,6 +13,7 @@ import mukron
 from mukron.damping import Rule
 from mukron.imports import import_function
 from mukron.models import get_model
+from mukron.optim import GradientMomentum
 from mukron.theory import MUP, get_method
 from mukron.train import RunConfig
 
@@ -67,10 +68,13 @@ def _setup(config: RunConfig, by_name: bool) -> list[str]:
 
 def _optimizer(config: RunConfig) -> str:
     spec = config.spec
+    usual = {"momentum": GradientMomentum()} if spec.bounded(config.method_options) else {}
     keywords = {
         name: value
         for name, value in spec.keywords(config).items()
-        if name in config.method_options or name not in spec.defaults or spec.defaults[name] != value
+        if name in config.method_options
+        or name not in spec.defaults
+        or value not in (spec.defaults[name], usual.get(name))
     }
     decay = {"weight_decay": config.weight_decay} if config.weight_decay else {}
     if not spec.layerwise:
