@@ -52,7 +52,7 @@ def step(length, loss, ignored=False, model=None, samples=SAMPLES, steps=1, **op
     model = network() if model is None else copy.deepcopy(model)
     x, y = batch(length, samples, ignored, next(model.parameters()).dtype)
     options = {"lr": 1.0, "damping": 0.1, "class_dim": -1, **options}
-    optimizer = KFAC(model, **options)
+    optimizer = KFAC(model, **{"trust": None, **options})
     start = copy.deepcopy(model.state_dict())
     for _ in range(steps):
         model.load_state_dict(start)
@@ -114,7 +114,7 @@ def test_the_three_fishers_agree(length, loss, ignored):
     moves = []
     for fisher in ("exact", "mc:40", "empirical"):
         other = copy.deepcopy(model)
-        optimizer = KFAC(other, lr=1.0, damping=0.1, class_dim=-1, fisher=fisher)
+        optimizer = KFAC(other, lr=1.0, damping=0.1, class_dim=-1, fisher=fisher, trust=None)
         loss(other(x), y).backward()
         for p in other.parameters():  # the same gradient for all, of no special direction
             p.grad = torch.ones_like(p)
@@ -136,7 +136,7 @@ def test_the_step_of_a_mean_over_positions_does_not_shrink_with_their_number(fis
     sizes = []
     for length in LENGTHS:
         model = network()
-        optimizer = KFAC(model, lr=1.0, damping=0.1, class_dim=-1, fisher=fisher)
+        optimizer = KFAC(model, lr=1.0, damping=0.1, class_dim=-1, fisher=fisher, trust=None)
         LOSSES[OVER_POSITIONS](model(x.expand(-1, length, -1)), y.expand(-1, length)).backward()
         before = copy.deepcopy(model.state_dict())
         optimizer.step()
@@ -157,7 +157,7 @@ def test_absolute_damping_is_beside_the_curvature_of_the_loss():
 
 def factors_of(model, x, y, loss, **options):
     """A (x) B of the one layer, from the optimizer."""
-    optimizer = KFAC(model, lr=0.0, class_dim=-1, form="matrix", **options)
+    optimizer = KFAC(model, lr=0.0, class_dim=-1, form="matrix", **{"trust": None, **options})
     seen = {}
     optimizer.watch(lambda layer, block, factors, rho: seen.update(factors))
     loss(model(x), y).backward()
@@ -203,7 +203,7 @@ def test_curvature_of_a_loss_over_positions_is_curvlinops(fisher, theirs, reduct
         other.compute_kronecker_factors()
         (name,) = other._input_covariances
         expected = torch.kron(other._gradient_covariances[name], other._input_covariances[name])
-        optimizer = KFAC(model, lr=0.0, class_dim=1, form="matrix", fisher=fisher)
+        optimizer = KFAC(model, lr=0.0, class_dim=1, form="matrix", fisher=fisher, trust=None)
         seen = {}
         optimizer.watch(lambda layer, block, factors, rho: seen.update(factors))
         loss_func(model(x), y).backward()
@@ -234,7 +234,9 @@ def test_a_mean_over_samples_is_bit_identical(length, fisher, monkeypatch):
         if not finds:
             monkeypatch.setattr("mukron.optim.guards._find_reduction", lambda optimizer, factors: None)
         model = network(torch.float32)
-        optimizer = KFAC(model, lr=0.01, fisher=fisher, momentum=0.9, class_dim=None if length is None else -1)
+        optimizer = KFAC(
+            model, lr=0.01, fisher=fisher, momentum=0.9, class_dim=None if length is None else -1, trust=None
+        )
         for _ in range(3):
             optimizer.zero_grad()
             if length is None:
@@ -252,7 +254,7 @@ def test_a_mean_over_samples_is_bit_identical(length, fisher, monkeypatch):
 def test_micro_batches_are_the_whole_batch(loss, fisher):
     whole, _ = step(8, LOSSES[loss], fisher=fisher)
     model = network()
-    optimizer = KFAC(model, lr=1.0, damping=0.1, class_dim=-1, fisher=fisher)
+    optimizer = KFAC(model, lr=1.0, damping=0.1, class_dim=-1, fisher=fisher, trust=None)
     before, (x, y) = copy.deepcopy(model.state_dict()), batch(8)
     for part in range(3):
         rows = slice(2 * part, 2 * part + 2)
@@ -266,7 +268,7 @@ def test_weights_of_classes_and_smoothed_targets_shift_it_only_a_little():
     model = network()
     x, y = batch(16)
     for options in ({"label_smoothing": 0.2}, {"weight": torch.tensor([0.3, 1.0, 3.0, 1.0]).double()}):
-        optimizer = KFAC(copy.deepcopy(model), class_dim=-1)
+        optimizer = KFAC(copy.deepcopy(model), class_dim=-1, trust=None)
         f = optimizer.model(x)
         F.cross_entropy(f.flatten(0, 1), y.flatten(), **options).backward()
         optimizer.step()
@@ -284,7 +286,7 @@ def test_large_outputs_are_weighed_in_parts(class_dim, monkeypatch):
 
 def test_it_is_saved_with_the_state():
     _, optimizer = step(16, LOSSES[OVER_POSITIONS])
-    other = KFAC(network(), class_dim=-1)
+    other = KFAC(network(), class_dim=-1, trust=None)
     other.load_state_dict(optimizer.state_dict())
     assert other.found_reduction == OVER_POSITIONS
     assert copy.deepcopy(optimizer).found_reduction == OVER_POSITIONS
@@ -292,7 +294,7 @@ def test_it_is_saved_with_the_state():
 
 def test_a_batch_that_shows_nothing_is_followed_by_one_that_does():
     model = network()
-    optimizer = KFAC(model, lr=0.1, class_dim=-1)
+    optimizer = KFAC(model, lr=0.1, class_dim=-1, trust=None)
     x, y = batch(16)
     for wanted in (torch.full_like(y, IGNORED), y):
         assert optimizer.found_reduction is None
@@ -317,7 +319,7 @@ def test_a_grad_scaler_is_no_part_of_the_scale(fisher, loss, clip, known):
     model, (x, y) = network(), batch(64, samples=16)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     options = {"grad_scaler": scaler} if known else {}
-    optimizer = KFAC(model, lr=1.0, damping=0.1, class_dim=-1, fisher=fisher, **options)
+    optimizer = KFAC(model, lr=1.0, damping=0.1, class_dim=-1, fisher=fisher, **{"trust": None, **options})
     before = copy.deepcopy(model.state_dict())
     scaler.scale(LOSSES[loss](model(x), y)).backward()
     if clip is not None:

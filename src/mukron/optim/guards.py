@@ -84,6 +84,7 @@ def check_layers(optimizer: SecondOrder) -> None:
         raise ValueError(
             "there is nothing to precondition: no Linear, Conv or Embedding layer among the parameters given"
             + (f" that is not in exclude={exclude}" if exclude else "")
+            + (". With a trust, embeddings are left to the fallback rule; exclude=() includes them" * (exclude is None))
         )
 
 
