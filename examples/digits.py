@@ -12,7 +12,7 @@ import torch
 from sklearn.datasets import load_digits
 from torch.nn import functional as F
 
-from mukron import EMA, KFAC, Shampoo
+from mukron import KFAC, Shampoo
 from mukron.models import MLP
 
 WIDTH, BATCH, STEPS, SEEDS = 256, 256, 200, range(3)
@@ -25,14 +25,8 @@ OPTIMIZERS = {
         lambda model, lr: torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.0),
         (0.001, 0.003, 0.01, 0.03, 0.1),
     ),
-    "K-FAC, momentum 0.9, EMA 0.95": (
-        lambda model, lr: KFAC(model, lr=lr, momentum=0.9, memory=EMA(0.95)),
-        (0.0003, 0.0005, 0.001, 0.002, 0.003),
-    ),
-    "Shampoo, momentum 0.9": (
-        lambda model, lr: Shampoo(model, lr=lr, momentum=0.9),
-        (0.02, 0.05, 0.1, 0.2, 0.5),
-    ),
+    "K-FAC": (lambda model, lr: KFAC(model, lr=lr), (0.03, 0.05, 0.1, 0.2, 0.3)),
+    "Shampoo": (lambda model, lr: Shampoo(model, lr=lr), (0.03, 0.05, 0.1, 0.2, 0.3)),
 }
 
 

@@ -18,7 +18,7 @@ def make(width):
 torch.manual_seed(0)
 model = make(width=1024)
 p = mukron.parametrize(model, mukron.base_shapes(make, width=64))  # 1: scales the initial weights
-opt = mukron.KFAC(model, p, lr=0.005, damping=1.0, momentum=0.9)  # 2: scales learning rates and damping
+opt = mukron.KFAC(model, p, lr=0.1, damping=1.0)  # 2: scales learning rates and damping
 
 for step in range(20):
     batch = torch.randperm(len(x))[:256]

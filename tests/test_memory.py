@@ -17,5 +17,5 @@ def test_a_memory_from_text(text, memory):
 
 @pytest.mark.parametrize("text", ["emma:0.5", "sum:3", ""])
 def test_text_that_is_no_memory(text):
-    with pytest.raises(ValueError, match="known: batch, sum, ema:DECAY, window:BATCHES"):
+    with pytest.raises(ValueError, match="known: batch, sum, ema:DECAY, auto:DECAY, window:BATCHES"):
         parse_memory(text)

@@ -23,7 +23,7 @@ METHODS = {
 }
 EXACT = {  # methods whose quadratic model is the loss itself for one linear layer and half the squared distance
     "kfac": lambda *args, **options: KFAC(*args, fisher="exact", likelihood="gaussian", **{"trust": None, **options}),
-    "foof": FOOF,
+    "foof": lambda *args, **options: FOOF(*args, **{"trust": None, **options}),
 }
 NO_DAMPING = Adaptive(Rescaled(1e-11), every=1, lowest=1e-12)
 
