@@ -132,7 +132,7 @@ def transfer(
             config, model, factory, given, settings or [], base_width, chosen_widths
         )
         base = described.base_width or 1.0
-        lrs, dampings = _axes(over, lr, damping, described.spec.lr_range, search is not None)
+        lrs, dampings = _axes(over, lr, damping, described.spec.rates(described.method_options), search is not None)
         design = Design(
             described,
             widths=chosen_widths or [base * times for times in (1, 2, 4, 8)],
@@ -209,7 +209,9 @@ def tune(
         described, config_scheme = _describe_study(config, model, factory, given, settings or [], width)
         has_damping = described.spec.damping is not None
         damping = damping or (SEARCHED_DAMPING if has_damping else None)
-        lrs, dampings = _axes("lr,damping" if has_damping else "lr", lr, damping, described.spec.lr_range, True)
+        lrs, dampings = _axes(
+            "lr,damping" if has_damping else "lr", lr, damping, described.spec.rates(described.method_options), True
+        )
         design = Design(
             described,
             widths=width,

@@ -26,7 +26,7 @@ from mukron.theory import METHODS
         name="foof",
         method=METHODS["foof"],
         lr=0.02,
-        lr_range=(-9, 0),
+        **{"lr_range": (-6, 2), "plain_lr_range": (-9, 0)},  # type: ignore[arg-type]
         options=without(KFAC.spec.options, *(option.name for option in FISHER)),
         sp_damping=None,
         captures=("inputs",),

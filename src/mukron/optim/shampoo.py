@@ -51,7 +51,8 @@ ROOT_SOLVERS = ("eigh", "newton", "tracked")
         name="shampoo",
         method=METHODS["shampoo"],
         lr=0.005,
-        lr_range=(-9, -1),
+        lr_range=(-8, 1),
+        plain_lr_range=(-9, -1),
         options=(
             *EVERY_LAYER,
             *INTERVALS,

@@ -70,6 +70,7 @@ class MethodSpec:
         sp_damping: The damping that people use with it today, without muP. None: ``damping``.
         lr: A learning rate small enough for the first steps to follow the theory at every width.
         lr_range: The learning rates to search, as powers of two: (-11, -2) is 2^-11 to 2^-2.
+        plain_lr_range: The same for steps without a trust. None: ``lr_range``.
         captures: What it records of a pass: some of "inputs", "signals" and "jacobian".
         arguments: From a run and its parsed options to the optimizer's keyword arguments.
         state_size: From a layer's sizes and all options to the numbers that its factors and inverses hold.
@@ -96,6 +97,7 @@ class MethodSpec:
     options: tuple[Option, ...] = ()
     damping: Rule | None = None
     sp_damping: Rule | None = None
+    plain_lr_range: tuple[int, int] | None = None
     captures: tuple[str, ...] = ()
     arguments: Callable[[RunFields, dict[str, Any]], dict[str, Any]] = with_momentum
     state_size: Callable[[LayerSize, Mapping[str, Any]], int] = sizes.nothing
@@ -161,6 +163,14 @@ class MethodSpec:
             options: Options by name, as a run's configuration has them.
         """
         return Trust.of(options.get("trust", self.defaults.get("trust"))) is not None
+
+    def rates(self, options: Mapping[str, Any]) -> tuple[int, int]:
+        """The learning rates to search with these options, as powers of two.
+
+        Args:
+            options: Options by name, as a run's configuration has them.
+        """
+        return self.lr_range if self.bounded(options) else self.plain_lr_range or self.lr_range
 
     def interval(self, options: Mapping[str, Any]) -> int:
         """How many steps there are from one refresh of the inverses to the next.
