@@ -234,7 +234,8 @@ def test_more_problems_and_seeds_are_added_to_what_is_stored(tmp_path, counted):
     assert {run.method for run in trained[before:]} == {"kfac"}
     before = len(trained)
     run_matrix(options(seeds=2), tmp_path)
-    assert {run.seed for run in trained[before:]} == {1}
+    assert 1 in {run.seed for run in trained[before:]}
+    assert not set(trained[:before]) & set(trained[before:])  # the mean of two seeds may ask for more learning rates
     assert len(result.findings()) == 4
 
 

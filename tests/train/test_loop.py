@@ -45,7 +45,7 @@ def weights_at_the_end(config, **options):
         ("kfac", (0.1, 0.1), {}),
         ("foof", (0.2, 0.2), {}),
         ("shampoo", (0.1, 0.1), {}),
-        ("gauss-newton", (0.2, 0.2), {}),
+        ("gauss-newton", (0.05, 0.05), {}),
         ("kfac", (0.002, 0.03), {"memory": "ema:0.95", "trust": "none"}),
         ("kfac", (0.002, 0.002), {"fisher": "empirical", "inverse_every": 2, "trust": "none"}),
         ("foof", (0.1, 0.1), {"trust": "none"}),

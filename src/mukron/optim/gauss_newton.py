@@ -47,6 +47,8 @@ class GaussNewton(SecondOrder):
 
     Args:
         damping: A number means ``Rescaled(number)``: that many times the mean eigenvalue of the layer's kernel.
+        momentum: A number or ``HeavyBall(beta, nesterov)``: on the update. ``GradientMomentum(beta)``: on the gradient,
+            of which other batches' parts do not fit this batch's curvature.
 
     Example:
         >>> import torch, mukron
@@ -71,7 +73,7 @@ class GaussNewton(SecondOrder):
         trust: str | Trust | None = "spectral",
         fallback: str | StepRule | None = None,
         fallback_lr: float | None = None,
-        momentum: float | Momentum | None = None,
+        momentum: float | Momentum = 0.0,
         nesterov: bool = False,
         weight_decay: float = 0.0,
         decoupled: bool = True,

@@ -84,7 +84,7 @@ class MethodSpec:
         >>> from mukron.optim.spec import spec_of
         >>> spec = spec_of("kfac")
         >>> spec.optimizer.__name__, spec.damping, spec.lr_range
-        ('KFAC', Rescaled(rho=1.0, floor=0.01), (-11, -2))
+        ('KFAC', Rescaled(rho=1.0, floor=0.01), (-7, 1))
         >>> [option.name for option in spec_of("adamw").options]
         ['beta2', 'eps']
     """
@@ -192,7 +192,8 @@ class MethodSpec:
         _, _, exponents = run.method.partition(":")
         variant: dict[str, Fraction] = self.family.read(exponents) if self.family is not None and exponents else {}
         keywords = self.arguments(run, {**self.parsed(run.method_options), **variant})
-        if self.bounded(keywords) and keywords.get("momentum") and not keywords.get("nesterov"):
+        averages = "memory" in self.known_options and self.bounded(keywords)
+        if averages and keywords.get("momentum") and not keywords.get("nesterov"):
             keywords["momentum"] = GradientMomentum(keywords["momentum"])  # the usual kind beside a bound
         return keywords
 

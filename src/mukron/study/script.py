@@ -68,7 +68,11 @@ def _setup(config: RunConfig, by_name: bool) -> list[str]:
 
 def _optimizer(config: RunConfig) -> str:
     spec = config.spec
-    usual = {"momentum": GradientMomentum()} if spec.bounded(config.method_options) else {}
+    usual = (
+        {"momentum": GradientMomentum()}
+        if "memory" in spec.known_options and spec.bounded(config.method_options)
+        else {}
+    )
     keywords = {
         name: value
         for name, value in spec.keywords(config).items()
