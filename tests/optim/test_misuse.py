@@ -518,3 +518,10 @@ def test_gauss_newton_at_small_damping_goes_on_after_loading():
         optimizer = GaussNewton(model, lr=0.05, damping=1e-4, momentum=0.9, trust=None)
         optimizer.load_state_dict(state)
     assert optimizer.steps == 2
+
+
+@pytest.mark.parametrize(("old", "new"), [("kl_clip", "trust=mukron.KLClip"), ("graft", "trust=mukron.Graft")])
+@pytest.mark.parametrize("method", [KFAC, FOOF, Shampoo, GaussNewton])
+def test_what_took_the_place_of_an_argument_is_said(method, old, new):
+    with pytest.raises(TypeError, match=rf"{method.__name__} has no argument '{old}'; say {new}"):
+        method(Net(8), **{old: "adam"})

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from torch.optim import lr_scheduler
 
 from mukron import FOOF, KFAC, GaussNewton, Shampoo
+from mukron.optim.direction import base_rate
 from networks import INPUTS, Net
 
 LR, FALLBACK_LR, STEPS = 0.1, 0.01, 6
@@ -171,3 +172,13 @@ def test_weight_decay_of_the_fallback_follows_too():
     expected = before * (1 - rate * 0.5) - rate * model.norm.weight.grad
     optimizer.step()
     torch.testing.assert_close(model.norm.weight.detach(), expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("method", [KFAC, FOOF, Shampoo, GaussNewton])
+def test_a_schedule_may_begin_at_zero(method):
+    """Adam's steps beside a bound keep their proportion to the layers' learning rate."""
+    optimizer = method(Net(8), lr=0.0)
+    for group in optimizer.param_groups:
+        group["lr"] = 0.2
+    rates = {entry.preconditioned: base_rate(entry) for entry in optimizer.entries.values()}
+    assert rates == {True: 0.2, False: pytest.approx(0.01)}

@@ -61,6 +61,9 @@ ARGUMENTS = {
 }
 
 
+MOVED = {"kl_clip": "trust=mukron.KLClip(kappa)", "graft": 'trust=mukron.Graft("adam")'}  # and what took their place
+
+
 def describe(cls: Class) -> Class:
     """A class decorator: complete the ``Args:`` of the docstring with the shared arguments of the signature."""
     text = inspect.cleandoc(cls.__doc__ or "")
@@ -97,6 +100,8 @@ def refuse_unknown(cls: type, arguments: Iterable[str], useless: Mapping[str, st
     for name in arguments:
         if name in useless and name not in known:
             raise TypeError(f"{cls.__name__} {useless[name]}: {name} would have no effect")
+        if name in MOVED and "trust" in known:
+            raise TypeError(f"{cls.__name__} has no argument {name!r}; say {MOVED[name]}")
         if name not in known:
             nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
             hint = f"; did you mean {nearest[0]!r}?" if nearest else "."

@@ -351,6 +351,7 @@ def _completed(optimizer: SecondOrder, param_group: dict[str, Any]) -> dict[str,
         group |= _momentum(group["momentum"])
     group["reference_lr"] = lr = float(group.get("lr", optimizer.defaults["lr"]))
     if group.get("fallback_lr", optimizer.defaults["fallback_lr"]) is None:
+        group["reference_lr"] = lr = lr or 1.0  # a schedule may begin at zero; the two keep their proportion
         group["fallback_lr"] = usual_fallback_lr(optimizer.options.trust, optimizer.options.fallback, lr)
     return group
 

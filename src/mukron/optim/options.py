@@ -383,7 +383,7 @@ def usual_fallback_lr(trust: Trust | None, fallback: StepRule, lr: float) -> flo
 
     A spectral bound counts in multiples of a weight's natural size, of which Adam takes small steps.
     """
-    return lr / 20 if isinstance(trust, Spectral) and isinstance(fallback, AdamStep) and lr > 0 else None
+    return lr / 20 if isinstance(trust, Spectral) and isinstance(fallback, AdamStep) else None
 
 
 def check_one_of(name: str, value: str | None, known: Iterable[str | None]) -> None:

@@ -127,7 +127,7 @@ class StabilityMatrix:
     def _row(self, first: StabilityRun, problem: StabilityProblem, data: Split) -> None:
         """Find the learning rate at an interval of 1, then run the other intervals with it."""
         finals: dict[int, float] = {}
-        powers = list(first_powers(spec_of(first.method).lr_range))
+        powers = list(first_powers(spec_of(first.method).rates(settings_arguments(first.settings))))
         while powers:
             power = powers.pop(0)
             finals[power] = self._final(replace(first, power=power), problem, data)
