@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 INPUTS, CLASSES, VOCABULARY, LENGTH = 12, 5, 50, 6
@@ -59,3 +59,14 @@ class GPT(nn.Module):
 
 
 GPT_ROLES = {"token.weight": "input", "position": "input"}
+
+
+def features(model: nn.Sequential, x: Tensor) -> list[Tensor]:
+    """The activations of every hidden layer, and the output."""
+    kept = []
+    with torch.no_grad():
+        for layer in model:
+            x = layer(x)
+            if isinstance(layer, nn.ReLU):
+                kept.append(x)
+    return [*kept, x]

@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 
 import mukron
 from mukron import FOOF, KFAC, GaussNewton, Heuristic, Shampoo
 from mukron.models import MLP
+from networks import features
 
 WIDTHS, SEEDS, STEPS, BASE, CLASSES = (256, 512, 1024, 2048), range(2), (1, 10), 64, 4
 METHODS = {
@@ -24,16 +25,6 @@ METHODS = {
 
 def make(width: int) -> nn.Sequential:
     return MLP(width, inputs=16, classes=CLASSES)
-
-
-def features(model: nn.Sequential, x: Tensor) -> list[Tensor]:
-    kept = []
-    with torch.no_grad():
-        for layer in model:
-            x = layer(x)
-            if isinstance(layer, nn.ReLU):
-                kept.append(x)
-    return [*kept, x]
 
 
 def changes(method, options, width, seed) -> dict[int, list[float]]:

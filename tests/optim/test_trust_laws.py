@@ -9,12 +9,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 
 import mukron
 from mukron import EMA, FOOF, KFAC, RMS, GaussNewton, GradientMomentum, Graft, KLClip, Shampoo, Spectral
 from mukron.models import MLP
+from networks import features
 
 BASE, CLASSES, INPUTS, SAMPLES, BATCHES, STEPS, SEEDS = 64, 4, 16, 32, 4, (1, 12), range(2)
 FLAT = 0.12  # the largest slope of log change against log width, as for the plain step
@@ -62,17 +63,6 @@ def train(model, optimizer, batches, steps):
         F.cross_entropy(model(x), y).backward()
         optimizer.step()
         yield step
-
-
-def features(model: nn.Sequential, x: Tensor) -> list[Tensor]:
-    """The activations of every hidden layer, and the output."""
-    kept = []
-    with torch.no_grad():
-        for layer in model:
-            x = layer(x)
-            if isinstance(layer, nn.ReLU):
-                kept.append(x)
-    return [*kept, x]
 
 
 def changes(method, width, seed, **options) -> dict[int, list[float]]:
