@@ -19,8 +19,8 @@ from mukron.bench.stability.page import STABILITY_MARKER, stability_section, wri
 from mukron.bench.stability.problems import STABILITY_PROBLEMS, batches
 from mukron.bench.stability.result import StabilityFinding, StabilityResult, StabilityRow, new_stability_result
 from mukron.bench.stability.rule import RULE
-from mukron.bench.stability.runs import StabilityOutcome, StabilityRun, train_run
-from mukron.bench.stability.search import HIGHEST_POWER, best_power, next_power
+from mukron.bench.stability.runs import StabilityOutcome, StabilityRun, method_defaults, train_run
+from mukron.bench.stability.search import HIGHEST_POWER, best_power, lowest_power, next_power
 from mukron.cli import app
 from mukron.data import Split
 from mukron.optim import Spectral
@@ -157,17 +157,51 @@ def test_an_epoch_has_every_sample_once():
 # The learning rate.
 
 
+def with_final(final: float, largest: float = 2.0) -> StabilityOutcome:
+    return StabilityOutcome(2.0, largest, final)
+
+
 def test_the_grid_grows_until_the_best_rate_lies_inside():
     def search(loss) -> int:
-        finals = {power: loss(power) for power in (-9, -7, -5)}
-        while (power := next_power(finals)) is not None:
-            finals[power] = loss(power)
-        return best_power(finals)
+        fresh = {power: with_final(loss(power)) for power in (-9, -7, -5)}
+        while (power := next_power(fresh)) is not None:
+            fresh[power] = with_final(loss(power))
+        return best_power(fresh)
 
-    assert search(lambda power: abs(power + 7)) == -7
-    assert search(lambda power: abs(power - 1)) == 1
-    assert search(lambda power: inf if power > -15 else abs(power + 17)) == -17
-    assert search(lambda power: -power) == HIGHEST_POWER
+    assert search(lambda power: abs(power + 7) + 1) == -7
+    assert search(lambda power: abs(power - 1) + 1) == 1
+    assert search(lambda power: inf if power > -15 else abs(power + 17) + 1) == -17
+    assert search(lambda power: 100 - power) == HIGHEST_POWER
+    assert search(lambda power: 0.01 if power > -13 else 1) == -11  # losses below the floor are equal
+
+
+def test_the_best_rate_is_stable_itself():
+    """The first rule took the lowest loss whatever happened on the way; both choices are searched for."""
+    fresh = {-5: with_final(0.5), -3: with_final(0.2), -1: with_final(0.1, largest=9.0), 1: with_final(inf, inf)}
+    assert (best_power(fresh), lowest_power(fresh)) == (-3, -1)
+    assert next_power(fresh) is None
+    assert next_power({**fresh, 1: with_final(0.05, largest=99.0)}) == 3
+    wild = {power: with_final(1.0 + power, largest=9.0) for power in (1, 3, 5)}
+    assert best_power(wild) == 1
+
+
+def test_both_rules_have_a_verdict():
+    result = new_stability_result("", "cpu", smoke=True)
+    result.intervals = [1, 10]
+    for power, largest, final in ((-7, 2.0, 0.04), (-5, 2.0, 0.01), (-3, 9.0, 0.02)):
+        result.runs[replace(RUN, power=power)] = with_final(final, largest)
+    (finding,) = result.findings()
+    assert (finding.power, finding.first.power) == (-7, -5)
+    assert (finding.verdict, finding.first_verdict) == ("incomplete", "incomplete")
+    result.runs[replace(RUN, every=10)] = with_final(0.05)
+    result.runs[replace(RUN, every=10, power=-5)] = with_final(0.2)
+    (finding,) = result.findings()
+    assert (finding.verdict, finding.first_verdict) == ("stable", "unstable at 10")
+    result.runs[replace(RUN, power=-3)] = with_final(0.001, largest=9.0)
+    assert result.findings()[0].first_verdict == "unstable at 1"
+    columns, (row,) = result.summary().columns, result.summary().rows
+    assert dict(zip(columns, row, strict=True))["defaults"] == "1 of 1"
+    assert dict(zip(columns, row, strict=True))["defaults, first rule"] == "0 of 1"
 
 
 def test_stale_runs_take_the_rate_that_is_best_when_refreshed_at_every_step(tmp_path):
@@ -239,6 +273,20 @@ def test_more_problems_and_seeds_are_added_to_what_is_stored(tmp_path, counted):
     assert len(result.findings()) == 4
 
 
+def test_several_processes_come_to_the_same(tmp_path):
+    one = run_matrix(options(), tmp_path / "one")
+    two = run_matrix(options(workers=2), tmp_path / "two")
+    assert two.runs == one.runs
+    assert StabilityResult.load(tmp_path / "two" / "stability-smoke-cpu.json").table() == one.table()
+
+
+def test_what_defaults_stand_for_is_recorded():
+    """A default of None is written as None in the signature, whatever it stands for."""
+    recorded = method_defaults(spec_of("kfac"))
+    assert "inverse_every=10" in recorded["step"]
+    assert recorded["group momentum_on"] == "gradient"
+
+
 def test_runs_with_other_defaults_are_repeated(tmp_path, counted):
     trained, _ = counted
     result = run_matrix(options(methods=("foof", "kfac")), tmp_path)
@@ -301,7 +349,7 @@ def test_the_table_has_a_verdict_for_every_row():
     assert defaults[:8] == ("digits", "K-FAC", "ema:0.95", "0.9", "200", "defaults", "2^-7", "1.05x 0.200")
     assert defaults[8:] == (*["1.00x 0.200"] * 3, "stable")
     assert plain[8:] == (*["1e+18x inf"] * 3, "unstable at 5, 10, 50")
-    assert made_up().summary().rows == (("digits", "K-FAC", "1 of 1", "0 of 1"),)
+    assert made_up().summary().rows == (("digits", "K-FAC", "1 of 1", "1 of 1", "0 of 1", "0 of 1"),)
 
 
 def test_the_figure_has_two_panels_for_each_kind_of_settings(tmp_path):

@@ -10,10 +10,10 @@ import torch
 from torch.nn import functional as F
 from typer.testing import CliRunner
 
+from mukron.bench.networks import CharGPT, ZeroGateBlock, ZeroGateResNet
 from mukron.bench.stability import matrix
 from mukron.bench.stability.fitted import FITTED_PROBLEMS, FittedOutcome, FittedRun, train_fitted
 from mukron.bench.stability.matrix import FittedOptions, run_fitted
-from mukron.bench.stability.networks import CharGPT, ZeroGateBlock, ZeroGateResNet
 from mukron.bench.stability.problems import loss_of
 from mukron.bench.stability.result import StabilityResult, new_stability_result
 from mukron.bench.stability.text import ALPHABET, WORDS, markov_text, text_dataset

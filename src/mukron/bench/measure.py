@@ -60,14 +60,30 @@ class Options:
     def __post_init__(self) -> None:
         if not self.widths or any(width < 1 for width in self.widths):
             raise ValueError(f"--widths {list(self.widths)}: expected whole numbers from 1 on, as in 256,1024")
-        if self.device not in ("cpu", "cuda"):
-            raise ValueError(f"unknown device {self.device!r}; choose cpu or cuda")
-        if self.device == "cuda" and not torch.cuda.is_available():
-            raise ValueError("device 'cuda': torch finds no GPU here; choose cpu")
-        if self.precision not in ("float32", "tf32"):
-            raise ValueError(f"unknown precision {self.precision!r}; choose float32 or tf32")
-        if self.precision == "tf32" and self.device == "cpu":
-            raise ValueError("precision 'tf32' is of GPUs: choose --device cuda, or float32")
+        check_device(self.device, self.precision)
+
+
+def check_device(device: str, precision: str = "float32") -> None:
+    """Refuse a device or a precision that is not here.
+
+    Args:
+        device: "cpu" or "cuda".
+        precision: Of matrix products: "float32" or "tf32".
+
+    Raises:
+        ValueError: One of them is not known, or not here.
+
+    Example:
+        >>> check_device("cpu")
+    """
+    if device not in ("cpu", "cuda"):
+        raise ValueError(f"unknown device {device!r}; choose cpu or cuda")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device 'cuda': torch finds no GPU here; choose cpu")
+    if precision not in ("float32", "tf32"):
+        raise ValueError(f"unknown precision {precision!r}; choose float32 or tf32")
+    if precision == "tf32" and device == "cpu":
+        raise ValueError("precision 'tf32' is of GPUs: choose --device cuda, or float32")
 
 
 @contextmanager

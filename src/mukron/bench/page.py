@@ -160,3 +160,22 @@ def page_link(file: Path, beside: Path) -> str:
         'figures/a.svg'
     """
     return Path(os.path.relpath(file, beside)).as_posix()
+
+
+def around_markers(page: Path, marker: str) -> tuple[str, str]:
+    """Return what stands before the first marker of a page and after the second.
+
+    Args:
+        page: The page.
+        marker: The marker, which the page has twice.
+
+    Returns:
+        The two texts.
+
+    Raises:
+        ValueError: The page is not there or has no markers.
+    """
+    parts = page.read_text(encoding="utf-8").split(marker) if page.exists() else [""]
+    if len(parts) != 3:
+        raise ValueError(f"{page}: expected {marker} twice, found it {len(parts) - 1} times")
+    return parts[0], parts[2]

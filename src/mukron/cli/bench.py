@@ -1,4 +1,4 @@
-"""``mukron bench``: the time and memory of a training step; ``stability`` is in a file of its own."""
+"""``mukron bench``: the time and memory of a training step; ``stability`` and ``gpt`` have files of their own."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from mukron.cli.common import bench_command, errors, show
+from mukron.cli.gpt import gpt
 from mukron.cli.numbers import read_numbers
 from mukron.cli.stability import stability
 
@@ -48,6 +49,7 @@ ClassesOption = Annotated[int, typer.Option(help="Number of classes: 10 or 100."
 BENCH_FOLDER = Path("bench")
 
 bench_app.command("stability")(stability)
+bench_app.command("gpt")(gpt)
 
 
 @bench_app.command("kfac-step")

@@ -126,6 +126,31 @@ def show(table: Table) -> None:
     console.print(*notes, sep="\n", highlight=False, markup=False)
 
 
+def names_in(text: str | None) -> tuple[str, ...]:
+    """Reads names that are separated by commas.
+
+    Args:
+        text: The names, or nothing.
+
+    Returns:
+        The names, each once.
+
+    Example:
+        >>> names_in("kfac, foof,kfac"), names_in(None)
+        (('kfac', 'foof'), ())
+    """
+    return tuple(dict.fromkeys(name.strip() for name in (text or "").split(",") if name.strip()))
+
+
+def say(line: str) -> None:
+    """Prints a line of progress, which is no result: to the error stream.
+
+    Args:
+        line: The line.
+    """
+    Console(stderr=True, soft_wrap=True).print(line, highlight=False, markup=False)
+
+
 def split(text: str, separator: str, option: str, form: str) -> tuple[str, str]:
     """Splits an option's value in two.
 

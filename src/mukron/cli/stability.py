@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
-from mukron.cli.common import bench_command, errors, show
+from mukron.cli.common import bench_command, errors, names_in, say, show
 
 if TYPE_CHECKING:
     from mukron.bench.stability.result import StabilityResult
@@ -41,6 +40,7 @@ StabilityDeviceOption = Annotated[str, typer.Option(help="cpu or cuda.")]
 StabilityDataOption = Annotated[
     Path | None, typer.Option("--data-dir", help="Data folder. Problems whose data are not there are skipped.")
 ]
+StabilityWorkersOption = Annotated[int, typer.Option(min=1, help="Number of processes; each trains one run at a time.")]
 FittedOption = Annotated[
     bool, typer.Option("--fitted", help="Run the check on fitted data instead: small problems, many seeds.")
 ]
@@ -60,6 +60,7 @@ def stability(
     seeds: StabilitySeedsOption = None,
     device: StabilityDeviceOption = "cpu",
     data_dir: StabilityDataOption = None,
+    workers: StabilityWorkersOption = 1,
     fitted: FittedOption = False,
     smoke: SmokeOption = False,
     out: StabilityOutOption = Path("bench"),
@@ -70,19 +71,20 @@ def stability(
     Every run is stored at once. The same command continues where it was interrupted.
     """
     with errors():
+        from mukron.bench.page import around_markers
         from mukron.bench.stability.matrix import stored_result
-        from mukron.bench.stability.page import around_markers
+        from mukron.bench.stability.page import STABILITY_MARKER
 
         choices: dict[str, Any] = {
-            "problems": _names(problems),
-            "methods": _names(methods),
-            "settings": _names(settings),
+            "problems": names_in(problems),
+            "methods": names_in(methods),
+            "settings": names_in(settings),
         }
-        choices |= {"steps": steps, "seeds": seeds, "device": device}
+        choices |= {"steps": steps, "seeds": seeds, "device": device, "workers": workers}
         given = {name: value for name, value in choices.items() if value}
         work = _fitted_work(given, smoke) if fitted else _matrix_work({**given, "data_folder": data_dir}, smoke)
         if page is not None:
-            around_markers(page)  # an error now, not after hours
+            around_markers(page, STABILITY_MARKER)  # an error now, not after hours
         result = stored_result(out, bench_command(context), device, smoke)
         try:
             work(result, out)
@@ -94,14 +96,14 @@ def _matrix_work(given: dict[str, Any], smoke: bool) -> Work:
     from mukron.bench.stability.matrix import StabilityMatrix, StabilityOptions
 
     options = StabilityOptions(**given).for_smoke() if smoke else StabilityOptions(**given)
-    return lambda result, out: StabilityMatrix(options, result, out, _say).run()
+    return lambda result, out: StabilityMatrix(options, result, out, say).run()
 
 
 def _fitted_work(given: dict[str, Any], smoke: bool) -> Work:
     from mukron.bench.stability.matrix import SMOKE_FITTED, FittedOptions, run_fitted
 
     options = FittedOptions(**{**(SMOKE_FITTED if smoke else {}), **given})
-    return lambda result, out: run_fitted(options, result, out, _say)
+    return lambda result, out: run_fitted(options, result, out, say)
 
 
 def _show(result: StabilityResult, out: Path, page: Path | None) -> None:
@@ -123,11 +125,3 @@ def _show(result: StabilityResult, out: Path, page: Path | None) -> None:
     if page is not None:
         written.append(write_stability_page(written[0], page))
     print(f"wrote {', '.join(map(str, written))}")
-
-
-def _names(text: str | None) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(name.strip() for name in (text or "").split(",") if name.strip()))
-
-
-def _say(line: str) -> None:
-    Console(stderr=True, soft_wrap=True).print(line, highlight=False, markup=False)

@@ -49,8 +49,9 @@ ARGUMENTS = {
     "exclude": "Names of layers, or of modules around them, that are left to the fallback rule. None: embeddings with "
     "a ``trust``, else none.",
     "seed": "Of the generator that draws targets.",
-    "momentum": "A number or ``HeavyBall(beta, nesterov)``: on the update. ``GradientMomentum(beta)``: on the "
-    "gradient, before it is preconditioned. None: ``GradientMomentum(0.9)`` with a ``trust``, else none.",
+    "momentum": "``GradientMomentum(beta)``: on the gradient, before it is preconditioned. ``HeavyBall(beta, "
+    "nesterov)``: on the update. A number: the former with a ``trust``, the latter without. None: 0.9 with a "
+    "``trust``, else 0.",
     "nesterov": "Look one step ahead along the momentum buffer; the same as ``HeavyBall(beta, nesterov=True)``.",
     "options": "What is the same for all parameter groups.",
     "capture_options": "What is measured in forward and backward passes. None: nothing.",

@@ -15,7 +15,7 @@ from mukron.linalg import KernelFactor, LowRank
 from mukron.optim import sizes
 from mukron.optim.docs import describe
 from mukron.optim.optimizer import SecondOrder
-from mukron.optim.options import Momentum, StepOptions, StepRule, Trust
+from mukron.optim.options import HeavyBall, Momentum, StepOptions, StepRule, Trust
 from mukron.optim.run_options import EVERY_LAYER
 from mukron.optim.spec import MethodSpec, register
 from mukron.optim.table import LayerEntry
@@ -64,7 +64,7 @@ class GaussNewton(SecondOrder):
         self,
         model: nn.Module,
         parametrization: Parametrization | None = None,
-        lr: float | Tensor = 0.1,
+        lr: float | Tensor = 0.02,
         *,
         damping: float | Rule | Adaptive = 1.0,
         output: Callable[[Any], Tensor] | None = None,
@@ -87,8 +87,8 @@ class GaussNewton(SecondOrder):
             parametrization,
             lr,
             damping=damping,
-            momentum=momentum,
-            nesterov=nesterov,
+            momentum=momentum if isinstance(momentum, Momentum) else HeavyBall(momentum, nesterov),
+            nesterov=nesterov and isinstance(momentum, Momentum),
             weight_decay=weight_decay,
             decoupled=decoupled,
             maximize=maximize,

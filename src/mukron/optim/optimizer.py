@@ -358,12 +358,13 @@ def _completed(optimizer: SecondOrder, param_group: dict[str, Any]) -> dict[str,
 
 def _momentum(momentum: float | Momentum | None, nesterov: bool = False, trust: Trust | None = None) -> dict[str, Any]:
     """Momentum as entries of a parameter group, where schedulers look for numbers."""
-    if momentum is None:
-        momentum = 0.0 if trust is None or nesterov else GradientMomentum()
     if isinstance(momentum, Momentum) and nesterov:
         raise ValueError(f"nesterov=True goes with a number as momentum; got {momentum}. Use HeavyBall(nesterov=True)")
+    on_update = trust is None or nesterov  # a bound is on a single move, of which heavy ball would add many up
+    if momentum is None:
+        momentum = 0.0 if on_update else 0.9
+    if not isinstance(momentum, Momentum):
+        momentum = HeavyBall(momentum, nesterov) if on_update else GradientMomentum(momentum)
     if isinstance(momentum, HeavyBall):
         return {"momentum": momentum.beta, "nesterov": momentum.nesterov, "momentum_on": "update"}
-    if isinstance(momentum, GradientMomentum):
-        return {"momentum": momentum.beta, "nesterov": False, "momentum_on": "gradient"}
-    return {"momentum": momentum, "nesterov": nesterov, "momentum_on": "update"}
+    return {"momentum": momentum.beta, "nesterov": False, "momentum_on": "gradient"}

@@ -19,7 +19,7 @@ from mukron.damping import Constant, Rule
 from mukron.optim import sizes
 from mukron.optim.docs import arguments_of
 from mukron.optim.optimizer import SecondOrder
-from mukron.optim.options import GradientMomentum, Trust, usual_interval
+from mukron.optim.options import Trust, usual_interval
 from mukron.optim.run_options import Option
 from mukron.optim.sizes import LayerSize
 from mukron.theory import FAMILIES, METHODS, Family, Method, get_method
@@ -191,11 +191,7 @@ class MethodSpec:
         """
         _, _, exponents = run.method.partition(":")
         variant: dict[str, Fraction] = self.family.read(exponents) if self.family is not None and exponents else {}
-        keywords = self.arguments(run, {**self.parsed(run.method_options), **variant})
-        averages = "memory" in self.known_options and self.bounded(keywords)
-        if averages and keywords.get("momentum") and not keywords.get("nesterov"):
-            keywords["momentum"] = GradientMomentum(keywords["momentum"])  # the usual kind beside a bound
-        return keywords
+        return self.arguments(run, {**self.parsed(run.method_options), **variant})
 
 
 SPECS: dict[str, MethodSpec] = {}  # by name

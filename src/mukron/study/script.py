@@ -13,7 +13,6 @@ import mukron
 from mukron.damping import Rule
 from mukron.imports import import_function
 from mukron.models import get_model
-from mukron.optim import GradientMomentum
 from mukron.theory import MUP, get_method
 from mukron.train import RunConfig
 
@@ -68,11 +67,7 @@ def _setup(config: RunConfig, by_name: bool) -> list[str]:
 
 def _optimizer(config: RunConfig) -> str:
     spec = config.spec
-    usual = (
-        {"momentum": GradientMomentum()}
-        if "memory" in spec.known_options and spec.bounded(config.method_options)
-        else {}
-    )
+    usual = {"momentum": 0.9} if "memory" in spec.known_options and spec.bounded(config.method_options) else {}
     keywords = {
         name: value
         for name, value in spec.keywords(config).items()

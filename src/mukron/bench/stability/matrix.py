@@ -4,19 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import product
 from pathlib import Path
-from statistics import fmean
+from threading import Lock
 
-import torch
-
+from mukron.bench.measure import check_device
 from mukron.bench.stability.fitted import FITTED_PROBLEMS, FITTED_SEEDS, FITTED_STEPS, FittedRun, train_fitted
 from mukron.bench.stability.problems import SMOKE_SAMPLES, STABILITY_PROBLEMS, StabilityProblem
-from mukron.bench.stability.result import StabilityResult, StabilityRow, new_stability_result, row_finding
-from mukron.bench.stability.runs import CLASS_DEFAULTS, PLAIN_STEP, StabilityRun, settings_arguments, train_run
-from mukron.bench.stability.search import best_power, first_powers, next_power
+from mukron.bench.stability.result import (
+    StabilityResult,
+    StabilityRow,
+    new_stability_result,
+    over_seeds,
+    row_finding,
+)
+from mukron.bench.stability.rule import RULE
+from mukron.bench.stability.runs import (
+    CLASS_DEFAULTS,
+    PLAIN_STEP,
+    StabilityOutcome,
+    StabilityRun,
+    settings_arguments,
+    train_run,
+)
+from mukron.bench.stability.search import best_power, first_powers, lowest_power, next_power
 from mukron.data import DataError, Split
 from mukron.optim.spec import SPECS, spec_of
+from mukron.workers.pool import WorkerPool
 
 Say = Callable[[str], None]
 REFRESHED = ("kfac", "foof", "shampoo")  # methods with factors that are kept
@@ -40,6 +55,7 @@ class StabilityOptions:
         data_folder: Where data sets are. None: as ``mukron.data.data_folder`` says.
         smoke: Narrow networks, a few steps, one memory and momentum, two intervals, no search beyond the first grid.
         extends: Whether the grid of learning rates grows while the best one lies on its edge.
+        workers: The number of processes; each trains one run at a time.
 
     Raises:
         ValueError: A name is not known, or there is no such device.
@@ -63,11 +79,12 @@ class StabilityOptions:
     data_folder: Path | None = None
     smoke: bool = False
     extends: bool = True
+    workers: int = 1
 
     def __post_init__(self) -> None:
         _check_known("--problems", self.problems, STABILITY_PROBLEMS)
         _check_known("--methods", self.methods, REFRESHED)
-        _check_device(self.device)
+        check_device(self.device)
         for settings in self.settings:
             settings_arguments(settings)
 
@@ -96,6 +113,7 @@ class StabilityMatrix:
 
     def __init__(self, options: StabilityOptions, result: StabilityResult, folder: Path, say: Say) -> None:
         self.options, self.result, self.folder, self.say = options, result, folder, say
+        self.lock = Lock()  # of the result: rows come from several threads
 
     def run(self) -> None:
         """Run what is not stored yet."""
@@ -103,19 +121,21 @@ class StabilityMatrix:
         drop_outdated(self.result, options.methods, self.say)
         self.result.intervals = sorted({*self.result.intervals, *options.intervals})
         kinds = [*product(options.methods, options.memories, options.momenta, options.settings)]
+        rows: list[StabilityRun] = []
         for name in options.problems:
-            problem = STABILITY_PROBLEMS[name].for_smoke() if options.smoke else STABILITY_PROBLEMS[name]
+            problem = stability_problem(name, options.smoke)
             try:
-                data = problem.load(options.data_folder, options.device, SMOKE_SAMPLES if options.smoke else None)
+                stability_data(name, options.smoke, options.data_folder, options.device)
             except DataError as error:
                 self.say(f"{name} is skipped, its data are not here: {error}")
                 continue
             self.say(f"{name}: {problem.title}; {len(kinds)} rows")
-            for number, (method, memory, momentum, settings) in enumerate(kinds, start=1):
-                steps = options.steps or problem.steps
-                first = StabilityRun(name, method, settings, memory, momentum, 1, 0, 0, steps)
-                self._row(first, problem, data)
-                self.say(f"  {number} of {len(kinds)}: {self._summary(StabilityRow.of(first))}")
+            steps = options.steps or problem.steps
+            for method, memory, momentum, settings in kinds:
+                rows.append(StabilityRun(name, method, settings, memory, momentum, 1, 0, 0, steps))
+        with WorkerPool(options.workers) as pool:
+            self.done, self.rows, self.pool = 0, len(rows), pool
+            pool.for_each(rows, self._row)
 
     def _summary(self, row: StabilityRow) -> str:
         runs = {run: outcome for run, outcome in self.result.runs.items() if StabilityRow.of(run) == row}
@@ -124,28 +144,53 @@ class StabilityMatrix:
         details = [f"every {every}: {', '.join(found)}" for every, found in finding.violations.items()]
         return f"{row.label}, {row.settings}, lr 2^{finding.power}: {'; '.join(details) or finding.verdict}"
 
-    def _row(self, first: StabilityRun, problem: StabilityProblem, data: Split) -> None:
+    def _row(self, first: StabilityRun) -> None:
         """Find the learning rate at an interval of 1, then run the other intervals with it."""
-        finals: dict[int, float] = {}
+        fresh: dict[int, StabilityOutcome] = {}
         powers = list(first_powers(spec_of(first.method).rates(settings_arguments(first.settings))))
         while powers:
             power = powers.pop(0)
-            finals[power] = self._final(replace(first, power=power), problem, data)
-            if not powers and self.options.extends and (beyond := next_power(finals)) is not None:
+            fresh[power] = self._outcome(replace(first, power=power))
+            if not powers and self.options.extends and (beyond := next_power(fresh)) is not None:
                 powers.append(beyond)
-        for every in self.options.intervals:
-            self._final(replace(first, power=best_power(finals), every=every), problem, data)
+        best, lowest = best_power(fresh), lowest_power(fresh)
+        for power in {best, lowest} if RULE.stable(fresh[lowest]) else {best}:
+            for every in self.options.intervals:
+                self._outcome(replace(first, power=power, every=every))
+        with self.lock:
+            self.done += 1
+            self.say(f"  {self.done} of {self.rows}: {self._summary(StabilityRow.of(first))}")
 
-    def _final(self, first: StabilityRun, problem: StabilityProblem, data: Split) -> float:
-        """The mean final loss over seeds; runs that are not stored are run."""
-        finals = []
-        for seed in range(self.options.seeds):
+    def _outcome(self, first: StabilityRun) -> StabilityOutcome:
+        """What is measured over seeds; runs that are not stored are run."""
+        options, outcomes = self.options, {}
+        for seed in range(options.seeds):
             run = replace(first, seed=seed)
             if run not in self.result.runs:
-                self.result.runs[run] = train_run(run, problem, data, self.options.device)
-                self.result.save(self.folder)
-            finals.append(self.result.runs[run].final)
-        return fmean(finals)
+                outcome = self.pool.call(train_stored_run, run, options.smoke, options.data_folder, options.device)
+                with self.lock:
+                    self.result.runs[run] = outcome
+                    self.result.save(self.folder)
+            outcomes[seed] = self.result.runs[run]
+        return over_seeds(outcomes)
+
+
+def stability_problem(name: str, smoke: bool) -> StabilityProblem:
+    """Return a problem by its name; with ``smoke`` narrow and short."""
+    problem = STABILITY_PROBLEMS[name]
+    return problem.for_smoke() if smoke else problem
+
+
+@lru_cache(maxsize=len(STABILITY_PROBLEMS))
+def stability_data(name: str, smoke: bool, folder: Path | None, device: str) -> Split:
+    """Return a problem's training data, loaded once in every process."""
+    return stability_problem(name, smoke).load(folder, device, SMOKE_SAMPLES if smoke else None)
+
+
+def train_stored_run(run: StabilityRun, smoke: bool, folder: Path | None, device: str) -> StabilityOutcome:
+    """Train a run in whatever process this is."""
+    data = stability_data(run.problem, smoke, folder, device)
+    return train_run(run, stability_problem(run.problem, smoke), data, device)
 
 
 @dataclass(frozen=True)
@@ -159,6 +204,7 @@ class FittedOptions:
         steps: The number of steps.
         seeds: The number of seeds.
         device: "cpu" or "cuda".
+        workers: The number of processes; each trains one run at a time.
 
     Raises:
         ValueError: A name is not known, or there is no such device.
@@ -174,11 +220,12 @@ class FittedOptions:
     steps: int = FITTED_STEPS
     seeds: int = FITTED_SEEDS
     device: str = "cpu"
+    workers: int = 1
 
     def __post_init__(self) -> None:
         _check_known("--problems", self.problems, FITTED_PROBLEMS)
         _check_known("--methods", self.methods, [name for name, spec in SPECS.items() if spec.layerwise])
-        _check_device(self.device)
+        check_device(self.device)
         for settings in self.settings:
             settings_arguments(settings)
 
@@ -205,16 +252,27 @@ def run_fitted(options: FittedOptions, result: StabilityResult, folder: Path, sa
         2
     """
     drop_outdated(result, options.methods, say)
-    for run in options.runs():
+    lock = Lock()
+
+    def train(run: FittedRun) -> None:
         if run not in result.fitted:
-            result.fitted[run] = train_fitted(run, options.device)
-            result.save(folder)
-        if run.seed == options.seeds - 1:
-            group = [result.fitted[replace(run, seed=seed)] for seed in range(options.seeds)]
-            left = sum(outcome.left is not None for outcome in group)
-            fitted = sum(outcome.fitted is not None for outcome in group)
-            title = spec_of(run.method).title
-            say(f"{run.problem}, {title}, {run.settings}: {fitted} of {len(group)} seeds fitted, {left} left the fit")
+            outcome = pool.call(train_fitted, run, options.device)
+            with lock:
+                result.fitted[run] = outcome
+                result.save(folder)
+        group = [result.fitted.get(replace(run, seed=seed)) for seed in range(options.seeds)]
+        outcomes = [outcome for outcome in group if outcome is not None]
+        with lock:
+            if len(outcomes) == options.seeds and run not in told:
+                told.update(replace(run, seed=seed) for seed in range(options.seeds))
+                left = sum(outcome.left is not None for outcome in outcomes)
+                fitted = sum(outcome.fitted is not None for outcome in outcomes)
+                name = f"{run.problem}, {spec_of(run.method).title}, {run.settings}"
+                say(f"{name}: {fitted} of {len(group)} seeds fitted, {left} left the fit")
+
+    told: set[FittedRun] = set()
+    with WorkerPool(options.workers) as pool:
+        pool.for_each(options.runs(), train)
 
 
 def stored_result(folder: Path, command: str, device: str, smoke: bool) -> StabilityResult:
@@ -257,10 +315,3 @@ def _check_known(option: str, names: tuple[str, ...], known: Iterable[str]) -> N
     for name in names:
         if name not in listed:
             raise ValueError(f"{option} {name!r}; known: {', '.join(listed)}")
-
-
-def _check_device(device: str) -> None:
-    if device not in ("cpu", "cuda"):
-        raise ValueError(f"unknown device {device!r}; choose cpu or cuda")
-    if device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("device 'cuda': torch finds no GPU here; choose cpu")

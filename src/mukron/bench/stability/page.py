@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from mukron import figures
-from mukron.bench.page import markdown_lines, page_link
+from mukron.bench.page import around_markers, markdown_lines, page_link
 from mukron.bench.stability.drawing import draw_stability
 from mukron.bench.stability.problems import STABILITY_PROBLEMS
 from mukron.bench.stability.result import StabilityResult
@@ -26,30 +26,12 @@ def write_stability_page(file: Path, page: Path) -> Path:
     Raises:
         ValueError: The page is not there or has no markers.
     """
-    before, after = around_markers(page)
+    before, after = around_markers(page, STABILITY_MARKER)
     if figures.available():
         draw_stability(StabilityResult.load(file), file.with_suffix(".svg"), (".svg",))
     section = stability_section(file, page.parent)
     page.write_text(f"{before}{STABILITY_MARKER}\n{section}\n{STABILITY_MARKER}{after}", encoding="utf-8")
     return page
-
-
-def around_markers(page: Path) -> tuple[str, str]:
-    """Return what stands before the first marker of a page and after the second.
-
-    Args:
-        page: The page.
-
-    Returns:
-        The two texts.
-
-    Raises:
-        ValueError: The page is not there or has no markers.
-    """
-    parts = page.read_text(encoding="utf-8").split(STABILITY_MARKER) if page.exists() else [""]
-    if len(parts) != 3:
-        raise ValueError(f"{page}: expected {STABILITY_MARKER} twice, found it {len(parts) - 1} times")
-    return parts[0], parts[2]
 
 
 def stability_section(file: Path, beside: Path) -> str:

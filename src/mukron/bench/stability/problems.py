@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mukron.bench.stability.networks import CharGPT, ZeroGateResNet
+from mukron.bench.networks import CharGPT, ZeroGateResNet
 from mukron.bench.stability.text import ALPHABET, text_dataset
 from mukron.data import Split, load
 from mukron.models import CNN

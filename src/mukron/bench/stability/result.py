@@ -19,8 +19,8 @@ from mukron.bench.result import machine_of
 from mukron.bench.stability.fitted import FITTED_PROBLEMS, LEFT_ABOVE, FittedOutcome, FittedRun
 from mukron.bench.stability.problems import STABILITY_PROBLEMS
 from mukron.bench.stability.rule import RULE, times_text
-from mukron.bench.stability.runs import CLASS_DEFAULTS, PLAIN_STEP, StabilityOutcome, StabilityRun
-from mukron.bench.stability.search import best_power
+from mukron.bench.stability.runs import CLASS_DEFAULTS, PLAIN_STEP, StabilityOutcome, StabilityRun, method_defaults
+from mukron.bench.stability.search import best_power, lowest_power
 from mukron.optim.spec import SPECS, spec_of
 from mukron.params.storage import write_json
 from mukron.table import Table
@@ -75,6 +75,8 @@ class StabilityFinding:
         power: The learning rate is 2 to this power.
         outcomes: By interval, what was measured; over seeds the largest growth and the mean final loss.
         missing: Intervals that were not run yet.
+        first: What was found at the learning rate with the lowest final loss, stable or not: the choice of the first
+            rule. None: it is the same.
 
     Example:
         >>> row = StabilityRow("digits", "kfac", "batch", 0.9, "defaults", 200)
@@ -87,6 +89,7 @@ class StabilityFinding:
     power: int
     outcomes: Mapping[int, StabilityOutcome]
     missing: tuple[int, ...] = ()
+    first: StabilityFinding | None = None
 
     def ratio(self, every: int) -> float:
         """The final loss over that of refreshing at every step.
@@ -109,6 +112,11 @@ class StabilityFinding:
         if self.violations:
             return f"unstable at {', '.join(map(str, self.violations))}"
         return INCOMPLETE if self.missing else STABLE
+
+    @property
+    def first_verdict(self) -> str:
+        """The verdict by the first rule."""
+        return self.verdict if self.first is None else self.first.verdict
 
 
 @dataclass
@@ -203,7 +211,7 @@ class StabilityResult:
         Returns:
             The number of runs dropped.
         """
-        present = {name: str(value) for name, value in spec_of(method).defaults.items()}
+        present = method_defaults(spec_of(method))
         before = len(self.runs) + len(self.fitted)
         if self.defaults.get(method, present) != present:
             self.runs = {run: outcome for run, outcome in self.runs.items() if run.method != method}
@@ -239,17 +247,19 @@ class StabilityResult:
         return Table("Stability with stale inverses", tuple(columns), tuple(lines), notes if lines else ())
 
     def summary(self) -> Table:
-        """The number of stable rows by problem and method, one column for each kind of settings."""
+        """The number of stable rows by problem and method: for each kind of settings, by the rule and by the first."""
         counts: dict[tuple[str, str], dict[str, list[bool]]] = {}
         for finding in self.findings():
-            by_settings = counts.setdefault((finding.row.problem, spec_of(finding.row.method).title), {})
-            by_settings.setdefault(finding.row.settings, []).append(finding.verdict == STABLE)
-        settings = list(dict.fromkeys(name for by_settings in counts.values() for name in by_settings))
+            columns = counts.setdefault((finding.row.problem, spec_of(finding.row.method).title), {})
+            verdicts = {"": finding.verdict, ", first rule": finding.first_verdict}
+            for rule, verdict in verdicts.items():
+                columns.setdefault(f"{finding.row.settings}{rule}", []).append(verdict == STABLE)
+        names = list(dict.fromkeys(name for columns in counts.values() for name in columns))
         lines = []
-        for names, by_settings in counts.items():
-            cells = [by_settings.get(name, []) for name in settings]
-            lines.append((*names, *(f"{sum(stable)} of {len(stable)}" if stable else "-" for stable in cells)))
-        return Table("Stable rows", ("problem", "method", *settings), tuple(lines))
+        for key, columns in counts.items():
+            cells = [columns.get(name, []) for name in names]
+            lines.append((*key, *(f"{sum(stable)} of {len(stable)}" if stable else "-" for stable in cells)))
+        return Table("Stable rows", ("problem", "method", *names), tuple(lines))
 
     def fitted_table(self) -> Table:
         """The table of runs on fitted data."""
@@ -298,14 +308,20 @@ def row_finding(
     if not fresh:
         return None
     most = max(map(len, fresh.values()))  # a run with more seeds may have been interrupted
-    finals = {power: _over_seeds(seeds).final for power, seeds in fresh.items() if len(seeds) == most}
-    best = best_power(finals)
-    places = {every: seeds for (every, power), seeds in sorted(by_place.items()) if power == best}
-    complete = {every: _over_seeds(seeds) for every, seeds in places.items() if len(seeds) == most}
-    return StabilityFinding(row, best, complete, tuple(every for every in intervals if every not in complete))
+    outcomes = {power: over_seeds(seeds) for power, seeds in fresh.items() if len(seeds) == most}
+
+    def finding(chosen: int, first: StabilityFinding | None = None) -> StabilityFinding:
+        places = {every: seeds for (every, power), seeds in sorted(by_place.items()) if power == chosen}
+        complete = {every: over_seeds(seeds) for every, seeds in places.items() if len(seeds) == most}
+        missing = tuple(every for every in intervals if every not in complete)
+        return StabilityFinding(row, chosen, complete, missing, first)
+
+    best, lowest = best_power(outcomes), lowest_power(outcomes)
+    return finding(best, None if lowest == best else finding(lowest))
 
 
-def _over_seeds(outcomes: Mapping[int, StabilityOutcome]) -> StabilityOutcome:
+def over_seeds(outcomes: Mapping[int, StabilityOutcome]) -> StabilityOutcome:
+    """Summarize a run over seeds: the largest growth, the mean final loss."""
     worst = max(outcomes.values(), key=lambda outcome: outcome.growth)
     failed = next((outcome.failed for outcome in outcomes.values() if outcome.failed), "")
     return StabilityOutcome(worst.initial, worst.largest, fmean(o.final for o in outcomes.values()), failed)

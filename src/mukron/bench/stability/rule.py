@@ -70,6 +70,14 @@ class StabilityRule:
             found.append(f"final loss {times_text(ratio)}")
         return found
 
+    def stable(self, fresh: StabilityOutcome) -> bool:
+        """Whether a run that refreshes at every step obeys the rule.
+
+        Args:
+            fresh: The run.
+        """
+        return not self.violations(1, fresh, fresh)
+
 
 RULE = StabilityRule()
 

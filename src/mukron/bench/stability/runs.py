@@ -118,6 +118,25 @@ def make_optimizer(
     return optimizer
 
 
+def method_defaults(spec: MethodSpec) -> dict[str, str]:
+    """Return all that a method does where nothing is passed: the class's defaults, and what they stand for.
+
+    Args:
+        spec: The method's record.
+
+    Returns:
+        Texts by name.
+
+    Example:
+        >>> method_defaults(spec_of("kfac"))["damping"]
+        '1.0'
+    """
+    optimizer = make_optimizer(spec, nn.Linear(2, 2), {}, {})
+    (group,) = optimizer.param_groups
+    meant = {f"group {name}": value for name, value in group.items() if name != "params"}
+    return {name: str(value) for name, value in {**spec.defaults, "step": optimizer.options, **meant}.items()}
+
+
 @dataclass(frozen=True)
 class StabilityOutcome:
     """What was measured in a run. A number that is not finite is infinite here and null in JSON.

@@ -1,4 +1,4 @@
-"""Networks of the stability matrix that are not in ``mukron.models``: a small GPT and a ResNet with zero gates."""
+"""Networks of benchmarks that are not in ``mukron.models``: a small GPT and a ResNet with zero gates."""
 
 from __future__ import annotations
 
@@ -13,23 +13,27 @@ class CausalAttention(nn.Module):
     """Causal self-attention with several heads, without biases.
 
     Args:
-        width: The size of a token's vector, a multiple of the number of heads.
-        heads: The number of heads.
+        width: The size of a token's vector, a multiple of the size of a head.
+        head_size: The size of a head.
 
     Example:
-        >>> CausalAttention(16, heads=4)(torch.randn(2, 5, 16)).shape
+        >>> CausalAttention(16, head_size=4)(torch.randn(2, 5, 16)).shape
         torch.Size([2, 5, 16])
     """
 
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, width: int, head_size: int) -> None:
         super().__init__()
-        self.heads = heads
-        self.qkv = nn.Linear(width, 3 * width, bias=False)
-        self.out = nn.Linear(width, width, bias=False)
+        if width % head_size:
+            raise ValueError(f"width {width} must be a multiple of the size of a head, {head_size}")
+        self.head_size = head_size
+        self.query, self.key, self.value, self.out = (nn.Linear(width, width, bias=False) for _ in range(4))
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, dim=-1))
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)  # [samples, heads, positions, width / heads]
+        q, k, v = (
+            project(x).unflatten(-1, (-1, self.head_size)).transpose(1, 2)
+            for project in (self.query, self.key, self.value)
+        )
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)  # [samples, heads, positions, head_size]
         output: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
         return output
 
@@ -42,24 +46,23 @@ class CharGPT(nn.Module):
         tokens: The size of the vocabulary.
         context: The longest sequence.
         layers: The number of blocks.
-        heads: The number of heads of each block.
+        head_size: The size of an attention head.
 
     Example:
-        >>> CharGPT(16, tokens=30)(torch.zeros(2, 32, dtype=torch.long)).shape
+        >>> CharGPT(16, tokens=30, head_size=8)(torch.zeros(2, 32, dtype=torch.long)).shape
         torch.Size([2, 32, 30])
     """
 
-    def __init__(self, width: int, tokens: int, context: int = 32, layers: int = 2, heads: int = 4) -> None:
+    def __init__(self, width: int, tokens: int, context: int = 32, layers: int = 2, head_size: int = 16) -> None:
         super().__init__()
-        self.tokens = nn.Embedding(tokens, width)
-        self.positions = nn.Parameter(torch.empty(context, width))
-        self.blocks = nn.ModuleList()
+        self.tokens, self.positions = nn.Embedding(tokens, width), nn.Embedding(context, width)
+        self.branches = nn.ModuleList()
         for _ in range(layers):
+            attention = CausalAttention(width, head_size)
             mlp = nn.Sequential(
                 nn.Linear(width, 4 * width, bias=False), nn.GELU(), nn.Linear(4 * width, width, bias=False)
             )
-            attention = nn.Sequential(nn.LayerNorm(width), CausalAttention(width, heads))
-            self.blocks += [attention, nn.Sequential(nn.LayerNorm(width), mlp)]
+            self.branches += [nn.Sequential(nn.LayerNorm(width), branch) for branch in (attention, mlp)]
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, tokens, bias=False)
         for parameter in self.parameters():
@@ -67,8 +70,8 @@ class CharGPT(nn.Module):
                 nn.init.normal_(parameter, std=INITIAL_STD)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        x = self.tokens(tokens) + self.positions[: tokens.shape[1]]
-        for branch in self.blocks:
+        x = self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
+        for branch in self.branches:
             x = x + branch(x)
         logits: Tensor = self.head(self.norm(x))
         return logits

@@ -1,0 +1,49 @@
+"""The figure of the GPT: a panel for each method, validation loss against the learning rate, a line for each width."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mukron.bench.gpt.result import GPTResult, title_of
+from mukron.figures import COLOURS, MARKERS, panels, save, styled
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def draw_gpt(result: GPTResult, path: Path, endings: Sequence[str] = (".svg", ".png")) -> list[Path]:
+    """Draw losses against learning rates, with every seed as a small point and each width's best as a star.
+
+    Args:
+        result: The result to draw.
+        path: Where to write; the ending is replaced.
+        endings: The file types to write.
+
+    Returns:
+        The files written; none if no method has several widths and learning rates.
+    """
+    return save(_figure(result), path, endings) if result.transfers() else []
+
+
+@styled
+def _figure(result: GPTResult) -> Figure:
+    transfers = result.transfers()
+    seeds = {(run.method, run.width, run.lr, run.seed): outcome.validation for run, outcome in result.runs.items()}
+    figure, axes = panels(1, len(transfers), size=(3.4, 2.8), sharey=True)
+    for axis, transfer in zip(axes[0], transfers, strict=True):
+        for number, (width, curve) in enumerate(transfer.curves.items()):
+            colour = COLOURS[number % len(COLOURS)]
+            axis.plot([*curve], [*curve.values()], MARKERS[number % len(MARKERS)] + "-", color=colour, label=str(width))
+            for (method, at, lr, _), loss in seeds.items():
+                if title_of(method) == transfer.method and at == width:
+                    axis.plot([lr], [loss], ".", color=colour, markersize=2)
+            best = min(curve, key=lambda lr, losses=curve: losses[lr])  # type: ignore[misc]
+            axis.plot([best], [curve[best]], "*", color=colour, markersize=11)
+        axis.set_xscale("log", base=2)
+        axis.set_title(transfer.method)
+        axis.set_xlabel("learning rate")
+        axis.legend(title="width")
+    axes[0, 0].set_ylabel("validation loss, nats per byte")
+    return figure

@@ -1,0 +1,63 @@
+"""The tables of the docs' page on the GPT, written from the stored result only."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mukron import figures
+from mukron.bench.gpt.drawing import draw_gpt
+from mukron.bench.gpt.result import GPTResult
+from mukron.bench.page import around_markers, markdown_lines, page_link
+
+GPT_MARKER = "<!-- gpt -->"
+
+
+def write_gpt_page(file: Path, page: Path) -> Path:
+    """Replace what stands between the page's two markers, and draw the figure again next to the result.
+
+    Args:
+        file: A result of ``mukron bench gpt``, .json.
+        page: The page, which has the marker ``<!-- gpt -->`` twice.
+
+    Returns:
+        The page.
+
+    Raises:
+        ValueError: The page is not there or has no markers.
+    """
+    before, after = around_markers(page, GPT_MARKER)
+    if figures.available():
+        draw_gpt(GPTResult.load(file), file.with_suffix(".svg"), (".svg",))
+    section = gpt_section(file, page.parent)
+    page.write_text(f"{before}{GPT_MARKER}\n{section}\n{GPT_MARKER}{after}", encoding="utf-8")
+    return page
+
+
+def gpt_section(file: Path, beside: Path) -> str:
+    """Return what stands between the markers: where it was run, the tables, the figure.
+
+    Args:
+        file: A result of ``mukron bench gpt``, .json.
+        beside: The page's folder, which links are relative to.
+
+    Returns:
+        The text.
+    """
+    result = GPTResult.load(file)
+    where = result.machine.get("gpu") or result.machine["cpu"]
+    versions = ", ".join(f"{name} {version}" for name, version in result.versions.items())
+    lines = [
+        f"On {where}, {result.date}; {versions}; text {result.text}, {result.precision} products. Run again by",
+        "",
+    ]
+    lines += ["```sh", *result.commands, "```", ""]
+    if result.transfers():
+        picture = page_link(file.with_suffix(".svg"), beside)
+        lines += [
+            *markdown_lines(result.transfer_table()),
+            "",
+            f"![Loss against learning rate by width]({picture})",
+            "",
+        ]
+    lines += [*markdown_lines(result.table()), "", f"Numbers: [{file.name}]({page_link(file, beside)})."]
+    return "\n".join(lines)

@@ -1,0 +1,212 @@
+"""One training of the GPT: 4 blocks, heads of 64, bytes as tokens, warm-up and linear decay of the learning rate."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from math import inf, isfinite
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
+from mukron.bench.measure import product_precision
+from mukron.bench.networks import CharGPT
+from mukron.bench.stability.runs import make_optimizer
+from mukron.bench.stability.text import markov_text
+from mukron.optim.spec import SPECS, spec_of
+from mukron.params import base_shapes, parametrize
+from mukron.train.randomness import own_random_numbers
+
+BYTES, CONTEXT, LAYERS, HEAD_SIZE, BATCH = 256, 128, 4, 64, 32
+WARMUP, LAST_RATE = 20, 0.1  # steps to the full learning rate; what is left of it at the end
+TRAINING_PART = 0.9  # of the text; the rest is for validation
+MUON = "muon"  # torch's own, with AdamW for all but the hidden matrices and without muP: for comparison
+MUON_ADAM_RATE = 1e-3
+LAYERWISE = tuple(name for name, spec in SPECS.items() if spec.layerwise)
+
+
+@dataclass(frozen=True)
+class GPTRun:
+    """One training: all that distinguishes it from others.
+
+    Attributes:
+        method: A method of this library that works layer by layer, or "muon".
+        width: The size of a token's vector.
+        base: The width of the parametrization's base; "muon" has none.
+        lr: The learning rate. All other options are the class's defaults.
+        seed: The seed of the initial weights and of the batches.
+        steps: The number of steps.
+
+    Example:
+        >>> GPTRun("kfac", 256, 256, lr=0.1, seed=0, steps=500).width
+        256
+    """
+
+    method: str
+    width: int
+    base: int
+    lr: float
+    seed: int
+    steps: int
+
+
+@dataclass(frozen=True)
+class GPTOutcome:
+    """What was measured. A number that is not finite is infinite.
+
+    Attributes:
+        validation: The mean loss over the whole validation text, in nats per byte.
+        training: The mean loss of the last tenth of the batches.
+        largest: The largest loss of a batch.
+        seconds: The time of the training.
+
+    Example:
+        >>> GPTOutcome(1.56, 1.41, 5.55, seconds=31.0).validation
+        1.56
+    """
+
+    validation: float
+    training: float
+    largest: float
+    seconds: float
+
+
+@lru_cache(maxsize=2)
+def load_text(file: Path | None, device: str) -> tuple[Tensor, Tensor]:
+    """Return the bytes of a text: those to train on, and those for validation.
+
+    Args:
+        file: The file. None: a synthetic text.
+        device: Where the bytes are to lie.
+
+    Returns:
+        Two vectors of whole numbers.
+
+    Raises:
+        ValueError: The file cannot be read, or is too short.
+
+    Example:
+        >>> train, validation = load_text(None, "cpu")
+        >>> len(train), len(validation)
+        (450000, 50000)
+    """
+    try:
+        content = markov_text(500_000).encode() if file is None else file.read_bytes()
+    except OSError as error:
+        raise ValueError(f"the text {file} cannot be read: {error.strerror}") from None
+    if len(content) < 20 * (CONTEXT + 1):
+        raise ValueError(f"the text {file} has {len(content)} bytes; at least {20 * (CONTEXT + 1)} are needed")
+    numbers = torch.tensor(list(content), dtype=torch.long, device=device)
+    split = int(TRAINING_PART * len(numbers))
+    return numbers[:split], numbers[split:]
+
+
+def train_gpt(run: GPTRun, file: Path | None, device: str, precision: str) -> GPTOutcome:
+    """Train, and measure the loss of the whole validation text.
+
+    Args:
+        run: The run.
+        file: The text. None: a synthetic one.
+        device: "cpu" or "cuda".
+        precision: Of float32 products on a GPU: "float32" or "tf32".
+
+    Returns:
+        What was measured.
+
+    Example:
+        >>> outcome = train_gpt(GPTRun("foof", 64, 64, lr=0.1, seed=0, steps=2), None, "cpu", "float32")
+        >>> 5 < outcome.training < 6
+        True
+    """
+    train, validation = load_text(file, device)
+    with own_random_numbers(torch.device(device)), product_precision(precision), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of embeddings that the fallback rule trains, and of skipped steps
+        torch.manual_seed(run.seed)
+        model = network(run.width).to(device)
+        optimizers = _optimizers(run, model)
+        schedules = [LambdaLR(optimizer, partial(_rate, steps=run.steps)) for optimizer in optimizers]
+        draws = torch.Generator().manual_seed(run.seed + 1)
+        window = torch.arange(CONTEXT + 1, device=device)
+        losses: list[Tensor] = []
+        begin = time.perf_counter()
+        for _ in range(run.steps):
+            starts = torch.randint(len(train) - CONTEXT, (BATCH, 1), generator=draws).to(device)
+            batch = train[starts + window]
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            loss = _loss(model, batch)
+            loss.backward()  # type: ignore[no-untyped-call]
+            for optimizer, schedule in zip(optimizers, schedules, strict=True):
+                optimizer.step()
+                schedule.step()
+            losses.append(loss.detach())
+        numbers = torch.stack(losses).double()
+        last = float(numbers[-max(1, run.steps // 10) :].mean())
+        seconds = time.perf_counter() - begin
+        measured = (validation_loss(model, validation), last, float(numbers.max()))
+        whole, last, largest = (number if isfinite(number) else inf for number in measured)
+    return GPTOutcome(whole, last, largest, seconds)
+
+
+def network(width: int) -> nn.Module:
+    """Build the GPT; a narrow one has one head."""
+    return CharGPT(width, BYTES, CONTEXT, LAYERS, min(HEAD_SIZE, width))
+
+
+def validation_loss(model: nn.Module, validation: Tensor) -> float:
+    """The mean loss of a text, cut into windows that do not overlap.
+
+    Args:
+        model: The network.
+        validation: The bytes.
+    """
+    windows = (len(validation) - 1) // CONTEXT
+    inputs = validation[: windows * CONTEXT].view(windows, CONTEXT)
+    targets = validation[1 : windows * CONTEXT + 1].view(windows, CONTEXT)
+    total = 0.0
+    with torch.no_grad():
+        for x, y in zip(torch.split(inputs, BATCH * 4), torch.split(targets, BATCH * 4), strict=True):
+            total += float(F.cross_entropy(model(x).flatten(0, 1), y.flatten(), reduction="sum"))
+    return total / (windows * CONTEXT)
+
+
+def _loss(model: nn.Module, batch: Tensor) -> Tensor:
+    return F.cross_entropy(model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
+
+
+def _rate(step: int, steps: int) -> float:
+    return min(1.0, (step + 1) / WARMUP) * (1 - (1 - LAST_RATE) * step / steps)
+
+
+def _optimizers(run: GPTRun, model: nn.Module) -> list[Optimizer]:
+    if run.method != MUON:
+        plan = parametrize(model, base_shapes(network, width=run.base))
+        options: Mapping[str, Any] = {"class_dim": -1}
+        return [make_optimizer(spec_of(run.method), model, {"parametrization": plan, "lr": run.lr}, options)]
+    hidden = [p for name, p in model.named_parameters() if name.startswith("branches") and p.ndim == 2]
+    others = [p for p in model.parameters() if all(p is not q for q in hidden)]
+    muon: Callable[..., Optimizer] = torch.optim.Muon
+    return [muon(hidden, run.lr, weight_decay=0.0), torch.optim.AdamW(others, MUON_ADAM_RATE, weight_decay=0.0)]
+
+
+def check_method(name: str) -> None:
+    """Refuse a method that the benchmark does not have.
+
+    Args:
+        name: Its name.
+
+    Raises:
+        ValueError: It is not known, or this torch does not have it.
+    """
+    if name not in (*LAYERWISE, MUON):
+        raise ValueError(f"--methods {name!r}; known: {', '.join((*LAYERWISE, MUON))}")
+    if name == MUON and not hasattr(torch.optim, "Muon"):
+        raise ValueError(f"--methods muon: torch {torch.__version__} has no Muon; 2.9 has")

@@ -1,0 +1,92 @@
+"""``mukron bench gpt``: what methods reach on a small GPT, and whether learning rates transfer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mukron.cli.common import bench_command, errors, names_in, say, show
+from mukron.cli.numbers import read_numbers
+
+if TYPE_CHECKING:
+    from mukron.bench.gpt.result import GPTResult
+
+GPTTextOption = Annotated[
+    Path | None, typer.Option(help="A text file; its bytes are the tokens. Default: a synthetic text.")
+]
+GPTMethodsOption = Annotated[
+    str, typer.Option(help="Methods: kfac, foof, shampoo, gauss-newton; and muon, torch's own without muP.")
+]
+GPTWidthsOption = Annotated[
+    str, typer.Option(help="Widths, as in 128,256 or 128:1024. The narrowest is the base of the parametrization.")
+]
+GPTRatesOption = Annotated[str, typer.Option(help="Learning rates, as in 0.05,0.1,0.2.")]
+GPTStepsOption = Annotated[int, typer.Option(min=1, help="Steps of a run.")]
+GPTSeedsOption = Annotated[int, typer.Option(min=1, help="Seeds of every run.")]
+GPTDeviceOption = Annotated[str, typer.Option(help="cpu or cuda.")]
+GPTPrecisionOption = Annotated[str, typer.Option(help="Precision of float32 products on a GPU: float32 or tf32.")]
+GPTWorkersOption = Annotated[int, typer.Option(min=1, help="Number of processes; each trains one run at a time.")]
+GPTOutOption = Annotated[Path, typer.Option(help="Folder for the numbers and the figure.")]
+GPTPageOption = Annotated[
+    Path | None, typer.Option(help="A page to write the tables into, between its two markers <!-- gpt -->.")
+]
+
+
+def gpt(
+    context: typer.Context,
+    text: GPTTextOption = None,
+    methods: GPTMethodsOption = "kfac,shampoo",
+    widths: GPTWidthsOption = "256",
+    rates: GPTRatesOption = "0.1",
+    steps: GPTStepsOption = 500,
+    seeds: GPTSeedsOption = 1,
+    device: GPTDeviceOption = "cpu",
+    precision: GPTPrecisionOption = "float32",
+    workers: GPTWorkersOption = 1,
+    out: GPTOutOption = Path("bench"),
+    page: GPTPageOption = None,
+) -> None:
+    """Train a GPT of 4 blocks on the bytes of a text: optimizers with all their defaults and one learning rate.
+
+    With several widths and at least three learning rates it says whether the best one transfers. Every run is stored at
+    once. The same command continues where it was interrupted.
+    """
+    with errors():
+        from mukron.bench.gpt.page import GPT_MARKER
+        from mukron.bench.gpt.result import GPTOptions, GPTResult, run_gpt
+        from mukron.bench.page import around_markers
+
+        numbers = read_numbers(widths, "--widths")
+        if any(number != int(number) for number in numbers):
+            raise ValueError(f"--widths {widths!r}: expected whole numbers, as in 128,256")
+        given: dict[str, Any] = {"steps": steps, "seeds": seeds, "file": text, "device": device}
+        given |= {"precision": precision, "workers": workers, "rates": tuple(read_numbers(rates, "--rates"))}
+        options = GPTOptions(names_in(methods), tuple(int(number) for number in numbers), **given)
+        if page is not None:
+            around_markers(page, GPT_MARKER)  # an error now, not after hours
+        result = GPTResult.stored(out, bench_command(context), options)
+        try:
+            run_gpt(options, result, out, say)
+        finally:
+            _show(result, out, page)
+
+
+def _show(result: GPTResult, out: Path, page: Path | None) -> None:
+    """Prints the tables, and writes the figure and the page. Nothing of it if there are no runs yet."""
+    from mukron import figures
+    from mukron.bench.gpt.drawing import draw_gpt
+    from mukron.bench.gpt.page import write_gpt_page
+
+    if not result.runs:
+        return
+    written = [result.save(out)]
+    show(result.table())
+    if result.transfers():
+        show(result.transfer_table())
+        if figures.available():
+            written += draw_gpt(result, written[0])
+    if page is not None:
+        written.append(write_gpt_page(written[0], page))
+    print(f"wrote {', '.join(map(str, written))}")

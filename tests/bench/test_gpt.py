@@ -1,0 +1,196 @@
+"""The GPT benchmark: what is trained, stored and continued, and the verdict on transfer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf, log2
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from mukron.bench.gpt import result as gpt_result
+from mukron.bench.gpt.drawing import draw_gpt
+from mukron.bench.gpt.page import GPT_MARKER, gpt_section, write_gpt_page
+from mukron.bench.gpt.result import GPTOptions, GPTResult, GPTTransfer, lowest_of_parabola, run_gpt
+from mukron.bench.gpt.task import GPTOutcome, GPTRun, _optimizers, load_text, network, train_gpt, validation_loss
+from mukron.cli import app
+
+RUN = GPTRun("foof", 64, 64, lr=0.1, seed=0, steps=3)
+
+
+def silent(line):
+    pass
+
+
+@pytest.fixture
+def text(tmp_path):
+    file = tmp_path / "text.txt"
+    file.write_text("to be, or not to be, that is the question. " * 80)
+    return file
+
+
+def parabola(shift: float, best: float = 0.1) -> dict[float, float]:
+    """Losses at five learning rates; the lowest is 1.5 + shift."""
+    return {lr: 1.5 + shift + log2(lr / best) ** 2 / 10 for lr in (0.05, 0.07, 0.1, 0.14, 0.2)}
+
+
+# A run.
+
+
+def test_a_run_is_the_same_when_it_is_repeated(text):
+    first = train_gpt(RUN, text, "cpu", "float32")
+    again = train_gpt(RUN, text, "cpu", "float32")
+    assert replace(again, seconds=first.seconds) == first
+    assert train_gpt(replace(RUN, seed=1), text, "cpu", "float32").validation != first.validation
+
+
+def test_a_run_learns(text):
+    short, long = (train_gpt(replace(RUN, method="kfac", steps=n), text, "cpu", "float32") for n in (1, 25))
+    assert short.validation > 5
+    assert long.validation < 3.2
+    assert long.largest < 6
+
+
+def test_the_validation_loss_is_that_of_the_whole_text():
+    class Bigram(torch.nn.Module):
+        def forward(self, tokens):
+            return torch.nn.functional.one_hot((tokens + 1) % 256, 256).float()
+
+    counting = torch.arange(700) % 256
+    right = float(torch.logsumexp(torch.eye(256)[0], 0)) - 1
+    assert validation_loss(Bigram(), counting) == pytest.approx(right, rel=1e-5)
+    assert validation_loss(Bigram(), counting * 0) == pytest.approx(right + 1, rel=1e-5)
+
+
+def test_all_options_but_the_rate_are_defaults():
+    (optimizer,) = _optimizers(replace(RUN, method="kfac", lr=0.07), network(64))
+    usual = type(optimizer)(network(64), class_dim=-1)
+    assert optimizer.options == usual.options
+    assert optimizer.param_groups[0]["lr"] == 0.07
+    assert optimizer.param_groups[0]["damping_rule"] == usual.param_groups[0]["damping_rule"]
+
+
+@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch.optim.Muon came with torch 2.9")
+def test_muon_has_the_hidden_matrices():
+    model = network(64)
+    muon, adam = _optimizers(replace(RUN, method="muon"), model)
+    sizes = [sum(p.numel() for group in optimizer.param_groups for p in group["params"]) for optimizer in (muon, adam)]
+    assert sizes[0] == 4 * (4 + 8) * 64**2
+    assert sum(sizes) == sum(p.numel() for p in model.parameters())
+
+
+# What is stored.
+
+
+def test_runs_are_stored_and_not_repeated(text, tmp_path, monkeypatch):
+    trained, limit = [], [2]
+
+    def train(run, *arguments):
+        if len(trained) == limit[0]:
+            raise KeyboardInterrupt
+        trained.append(run)
+        return GPTOutcome(1.5, inf, 5.5, 1.0)
+
+    monkeypatch.setattr(gpt_result, "train_gpt", train)
+    options = GPTOptions(("foof",), (64, 128), (0.1, 0.2), steps=3, file=text)
+    result = GPTResult.stored(tmp_path, "mukron bench gpt", options)
+    with pytest.raises(KeyboardInterrupt):
+        run_gpt(options, result, tmp_path, silent)
+    again = GPTResult.stored(tmp_path, "mukron bench gpt --again", options)
+    assert again.commands == ["mukron bench gpt", "mukron bench gpt --again"]
+    assert [*again.runs] == trained
+    assert again.runs == result.runs
+    limit[0] = -1
+    run_gpt(options, again, tmp_path, silent)
+    assert trained == [*options.runs()]  # none twice
+    with pytest.raises(ValueError, match="choose another --out"):
+        GPTResult.stored(tmp_path, "", replace(options, file=None))
+
+
+# The verdict.
+
+
+def test_the_lowest_point_of_a_parabola():
+    exact = {2.0**k: (k - 0.3) ** 2 for k in (-1.0, 0.0, 0.5, 2.0)}
+    assert lowest_of_parabola(exact) == pytest.approx(2**0.3)
+    assert lowest_of_parabola({0.1: 1.0, 0.2: 2.0, 0.4: 3.0}) == 0.1
+    assert lowest_of_parabola({0.1: 2.0, 0.2: 1.0, 0.4: inf}) == 0.2
+
+
+@pytest.mark.parametrize(
+    ("wide", "verdict"),
+    [
+        (parabola(-0.1), "transfers, factor 1.00"),
+        (parabola(-0.1, 0.14), "transfers, factor 1.40"),
+        (parabola(-0.1, 0.16), "does not transfer, factor 1.60"),
+        (parabola(+0.001), "does not transfer: worse at width 256"),
+        ({0.05: 1.4, 0.1: 1.3, 0.2: 1.2}, "open: best at the edge of the grid at width 256"),
+    ],
+)
+def test_the_verdict(wide, verdict):
+    assert GPTTransfer("K-FAC", {128: parabola(0.0), 256: wide}).verdict == verdict
+
+
+def made_up() -> GPTResult:
+    result = GPTResult.new("mukron bench gpt", GPTOptions())
+    for width in (128, 256):
+        for lr, loss in parabola(-width / 1000).items():
+            for seed in (0, 1):
+                run = GPTRun("kfac", width, 128, lr, seed, 500)
+                result.runs[run] = GPTOutcome(loss + seed / 100, loss, 5.5, 30.0)
+    return result
+
+
+def test_tables_and_figure(tmp_path):
+    result = made_up()
+    assert result.table().rows[0] == ("K-FAC", "128", "128", "500", "0.05", "2", "1.477", "1.472 - 1.482", "5.50", "30")
+    assert [row[-1] for row in result.transfer_table().rows] == ["", "transfers, factor 1.00"]
+    svg, _ = draw_gpt(result, tmp_path / "gpt")
+    assert "K-FAC" in svg.read_text()
+    assert draw_gpt(GPTResult.new("", GPTOptions()), tmp_path / "none") == []
+
+
+def test_the_page_has_what_is_stored(tmp_path):
+    file = made_up().save(tmp_path)
+    page = tmp_path / "gpt.md"
+    page.write_text(f"before\n{GPT_MARKER}\nold\n{GPT_MARKER}\nafter\n")
+    text = write_gpt_page(file, page).read_text()
+    assert text.startswith("before\n")
+    assert text.endswith("after\n")
+    assert gpt_section(file, tmp_path) in text
+    assert "| transfers, factor 1.00 |" in text
+
+
+def test_the_command(text, tmp_path):
+    arguments = ["bench", "gpt", "--text", str(text), "--methods", "foof", "--widths", "64", "--steps", "2"]
+    out = CliRunner().invoke(app, [*arguments, "--out", str(tmp_path)])
+    assert out.exit_code == 0
+    assert "FOOF    64" in out.output
+    again = CliRunner().invoke(app, [*arguments, "--out", str(tmp_path)])
+    assert again.exit_code == 0
+    assert "1 of" not in again.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--text", "nowhere.txt"], "the text nowhere.txt cannot be read: No such file"),
+        (["--methods", "adam"], "--methods 'adam'; known: kfac"),
+        (["--widths", "100"], "beyond 64 expected multiples of 64"),
+        (["--widths", "64.5"], "expected whole numbers"),
+        (["--rates", "0"], "--rates: expected positive numbers"),
+        (["--precision", "tf32"], "precision 'tf32' is of GPUs"),
+        (["--page", "nowhere.md"], "expected <!-- gpt --> twice"),
+    ],
+)
+def test_bad_requests_end_in_one_line(arguments, message, tmp_path):
+    out = CliRunner().invoke(app, ["bench", "gpt", *arguments, "--out", str(tmp_path)])
+    assert out.exit_code == 2
+    assert message in " ".join(out.output.split())
+
+
+def test_a_text_that_is_too_short(tmp_path):
+    (tmp_path / "short.txt").write_text("to be")
+    with pytest.raises(ValueError, match="has 5 bytes; at least"):
+        load_text(tmp_path / "short.txt", "cpu")
