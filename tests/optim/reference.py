@@ -1,7 +1,8 @@
 """Second-order steps written out plainly in float64: every Kronecker product is formed, nothing is pushed through.
 
 Independent of the library: layers are watched with their own hooks, patches come from torch's ``unfold``, and each
-damped block  (B + rho_B) (x) (A + rho_A)  is one dense matrix that is inverted.
+damped block  (B + rho_B) (x) (A + rho_A)  is one dense matrix that is inverted. At the end stands one step of
+Distributed Shampoo.
 """
 
 from __future__ import annotations
@@ -89,3 +90,56 @@ def kronecker_step(
 def power(M: Tensor, e: float) -> Tensor:
     values, vectors = torch.linalg.eigh(M)
     return (vectors * values.clamp_min(0) ** e) @ vectors.T
+
+
+def distributed_shampoo_step(
+    W: Tensor,
+    G: Tensor,
+    state: dict,
+    *,
+    lr: float,
+    betas: tuple[float, float],
+    epsilon: float,
+    graft: str | None,
+    graft_beta2: float,
+    graft_epsilon: float,
+    every: int,
+    start: int,
+    momentum: float = 0.0,
+    nesterov: bool = False,
+    decay: float = 0.0,
+    l2: float = 0.0,
+    e: float = 0.5,
+) -> Tensor:
+    """The weight after one step of Distributed Shampoo (Shi and others 2023, arXiv 2309.06497), as one block.
+
+    betas[1] = 1 sums the factors. Steps are counted from 1: until ``start`` they are those of the graft, at ``start``
+    and at each multiple of ``every`` after it roots are made.
+    """
+    beta1, beta2 = betas
+    t = state["t"] = state.get("t", 0) + 1
+    G = (G + l2 * W).reshape(len(W), -1)  # a bias is one column, a kernel has one row an output channel
+    products = [G @ G.T] if W.ndim == 1 else [G @ G.T, G.T @ G]
+    kept = state.get("factors", [torch.zeros_like(M) for M in products])
+    new, weight = (1.0, 1.0) if beta2 == 1 else (1 - beta2, 1 - beta2**t)
+    state["factors"] = [beta2 * K + new * M for K, M in zip(kept, products, strict=True)]
+    if t == start or (t > start and t % every == 0):
+        damped = [M / weight + epsilon * torch.eye(len(M)) for M in state["factors"]]
+        state["roots"] = [power(M, -e / len(damped)) for M in damped]
+
+    state["m"] = beta1 * state.get("m", torch.zeros_like(G)) + (1 - beta1) * G
+    state["v"] = graft_beta2 * state.get("v", torch.zeros_like(G)) + (1 - graft_beta2) * G**2
+    average = state["m"] / (1 - beta1**t)
+    grafted = average
+    if graft == "adam":
+        grafted = average / ((state["v"] / (1 - graft_beta2**t)).sqrt() + graft_epsilon)
+    P = grafted
+    if t >= start:
+        P = state["roots"][0] @ average
+        P = P @ state["roots"][1] if W.ndim > 1 else P
+        if graft is not None:
+            P = P * grafted.norm() / P.norm()
+
+    P = P.reshape(W.shape) + decay * W
+    state["buffer"] = momentum * state.get("buffer", torch.zeros_like(W)) + P
+    return W - lr * (P + momentum * state["buffer"] if nesterov else state["buffer"])

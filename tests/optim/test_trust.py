@@ -219,17 +219,27 @@ def test_the_first_steps_refresh_every_time(method):
     assert sorted({step for step, _ in made}) == [1, 2, 3, 4, 5, 9]  # counted after the step
 
 
-def test_before_the_start_steps_are_those_of_the_graft():
-    ours, adams = mlp(), mlp()
-    optimizer = Shampoo(ours, lr=0.01, trust=Graft("adam"), start=3)
-    adam = torch.optim.Adam(adams.parameters(), lr=0.01)
+def test_intervals_are_counted_from_the_start():
+    """So that the first step that is preconditioned has fresh inverses; the first of all makes some in any case."""
+    model, made = mlp(), []
+    optimizer = KFAC(model, lr=0.01, factor_every=2, inverse_every=4, refresh_warmup=0, start=5)
+    optimizer.watch(lambda layer, *_: made.append(optimizer.steps - 1))  # counted after the step
+    train(model, optimizer, steps=14)
+    assert sorted(set(made)) == [0, 1, 5, 9, 13]
+
+
+@pytest.mark.parametrize(("graft", "rule"), [("adam", torch.optim.Adam), ("sgd", torch.optim.SGD)])
+def test_before_the_start_steps_are_those_of_the_graft(graft, rule):
+    ours, others = mlp(), mlp()
+    optimizer = Shampoo(ours, lr=0.01, trust=Graft(graft), start=3, momentum=0.0)
+    other = rule(others.parameters(), lr=0.01)
     for step in range(5):
-        for model, stepper in ((ours, optimizer), (adams, adam)):
+        for model, stepper in ((ours, optimizer), (others, other)):
             x, y = batch(model, seed=step)
             stepper.zero_grad()
             F.cross_entropy(model(x), y).backward()
             stepper.step()
-        same = all(torch.allclose(a, b, atol=1e-6) for a, b in zip(ours.parameters(), adams.parameters(), strict=True))
+        same = all(torch.allclose(a, b, atol=1e-6) for a, b in zip(ours.parameters(), others.parameters(), strict=True))
         assert same == (step < 3)
 
 

@@ -100,7 +100,8 @@ def bounded(step: Transaction, layer: LayerEntry, block: str, raw: Move, G: Move
     if isinstance(trust, RMS):
         return _of_length(dense(move), trust.size * entry.parameter.numel() ** 0.5)
     if isinstance(trust, Graft):
-        own = _by_rule(step, trust.step_rule, entry, layer.layer.values(block, dense(raw)), dense(G))
+        plain, averaged = (layer.layer.values(block, dense(gradient)) for gradient in (raw, G))
+        own = _by_rule(step, trust.step_rule, entry, plain, averaged)
         started = step.optimizer.steps >= step.optimizer.options.start
         return _of_length(dense(move), own.norm()) if started else layer.layer.block(block, own)
     return move

@@ -32,9 +32,9 @@ ARGUMENTS = {
     "inputs: their ``grad`` stays None. Faster where layers are wide; nothing may look at those gradients before the "
     "step (no clipping, no GradScaler, no activation checkpointing).",
     "solver": 'How factors are inverted: "cholesky" or ``Cholesky()``, "eigh" or ``Eigh()``, "newton" or ``Newton()``.',
-    "factor_every": "Steps from one measurement of the factors to the next.",
-    "inverse_every": "Steps from one preparation of the inverses to the next; a multiple of ``factor_every``. "
-    "None: about 10 with a ``trust``, else 1.",
+    "factor_every": "Steps from one measurement of the factors to the next, counted from ``start``.",
+    "inverse_every": "Steps from one preparation of the inverses to the next, counted from ``start``; a multiple of "
+    "``factor_every``. None: about 10 with a ``trust``, else 1.",
     "refresh_warmup": "Steps at the start, at each of which factors and inverses are made, whatever the intervals say. "
     "None: 10 with a ``trust``, else 0.",
     "start": "The step from which on gradients are preconditioned. Before it factors are measured, and a step is the "

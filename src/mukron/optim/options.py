@@ -314,8 +314,8 @@ class StepOptions:
 
     Attributes:
         memory: What factors remember.
-        factor_every: Steps from one measurement of the factors to the next.
-        inverse_every: Steps from one preparation of the inverses to the next.
+        factor_every: Steps from one measurement of the factors to the next, counted from ``start``.
+        inverse_every: Steps from one preparation of the inverses to the next, counted from ``start``.
         solver: How factors are inverted.
         refresh_warmup: Steps at the start, at each of which factors and inverses are made.
         start: The step from which on gradients are preconditioned; before it factors are measured.

@@ -106,7 +106,12 @@ INTERVALS = (
         "steps at the start, each of which makes factors and inverses",
         stacks=(None, 0),
     ),
-    Option("start", read.whole(0), "the step from which on gradients are preconditioned", stacks=(0,)),
+    Option(
+        "start",
+        read.whole(0),
+        "the step from which on gradients are preconditioned, and from which intervals count",
+        stacks=(0,),
+    ),
 )
 KRONECKER = (  # of methods that divide by A and B
     Option.typed(

@@ -129,7 +129,7 @@ class Transaction:
     def measure(self) -> None:
         """This batch's factors of all layers for which this step wants fresh ones, and their damping."""
         optimizer = self.optimizer
-        due, inverting = measures(optimizer), inverts(optimizer)
+        due, inverting = measures(optimizer), is_due(optimizer, optimizer.options.inverse_every)
         self._staged, self._factors, self.traces, self._conditions, self.sizes = {}, {}, {}, {}, {}
         self.rescues = []
         for layer in self.active:
@@ -340,12 +340,13 @@ def has_values(layer: LayerEntry) -> bool:
 
 def measures(optimizer: SecondOrder) -> bool:
     """Whether the coming step measures factors: at their interval, and at each of the first steps."""
-    return optimizer.steps < optimizer.options.refresh_warmup or optimizer.steps % optimizer.options.factor_every == 0
+    return is_due(optimizer, optimizer.options.factor_every)
 
 
-def inverts(optimizer: SecondOrder) -> bool:
-    """Whether the coming step makes inverses."""
-    return optimizer.steps < optimizer.options.refresh_warmup or optimizer.steps % optimizer.options.inverse_every == 0
+def is_due(optimizer: SecondOrder, every: int) -> bool:
+    """Whether the coming step is one of the first, or falls on an interval that is counted from ``start``."""
+    options, step = optimizer.options, optimizer.steps
+    return step < max(options.refresh_warmup, 1) or (step - options.start) % every == 0
 
 
 def wants(optimizer: SecondOrder) -> tuple[bool, frozenset[str]]:
