@@ -94,7 +94,9 @@ class GaussNewton(SecondOrder):
             maximize=maximize,
             fallback_lr=fallback_lr,
             params=params,
-            options=StepOptions.of(Trust.of(trust), fallback=fallback, exclude=exclude),
+            options=StepOptions.of(
+                Trust.of(trust), fallback=fallback, exclude=exclude, inverse_every=1, refresh_warmup=0
+            ),  # a kernel is that of its own batch's samples
             capture_options=CaptureOptions(inputs=False, signals=False, jacobian=True, fisher=self.loss, output=output),
         )
 
