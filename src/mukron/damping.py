@@ -220,20 +220,31 @@ class Fixed(Rule):
 class MaxEigenvalue(Rule):
     """rho times the factor's largest eigenvalue. Consistent with muP; Shampoo's own.
 
+    A factor whose trace has fallen below ``floor`` times the largest seen is damped as if it had that trace. Steps that
+    do not depend on the size of the gradient never end: on data that are fitted, the floor lets them shrink.
+
     Attributes:
         rho: The number; schedulers may change it through ``group["damping"]``.
+        floor: The part of the largest trace seen below which the damping does not fall; 0 is the paper's rule.
 
     Example:
         >>> MaxEigenvalue(1e-6)
-        MaxEigenvalue(rho=1e-06)
+        MaxEigenvalue(rho=1e-06, floor=0.01)
     """
 
     usual = (1e-6,)
     relative = True
     rho: float
+    floor: float = 0.01
 
     def __call__(self, factors: Mapping[str, Factor], sides: Sides) -> dict[str, Tensor]:
-        return {name: self.rho * factor.largest_eigenvalue() for name, factor in factors.items()}
+        damping = {}
+        for name, factor in factors.items():
+            damping[name] = self.rho * factor.largest_eigenvalue()
+            if name in sides.peaks:
+                trace, least = factor.trace(), self.floor * sides.peaks[name]
+                damping[name] = damping[name] * torch.where(trace > 0, (least / trace).clamp_min(1.0), 1.0)
+        return damping
 
 
 @dataclass(frozen=True)

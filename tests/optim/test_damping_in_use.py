@@ -113,3 +113,19 @@ def test_kfac_stays_put_when_the_data_are_fitted(options):
         assert optimizer.skipped == 0
         fitted.append(float(F.cross_entropy(model(x), y).detach()) < 0.02)
     assert sum(fitted) >= 6
+
+
+@pytest.mark.parametrize(("floor", "shrinks"), [(0.01, True), (0.0, False)])
+def test_steps_of_shampoo_shrink_once_gradients_have(floor, shrinks):
+    """Its steps do not depend on the size of the gradient; the floor of the damping lets training come to an end."""
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 5))
+    options = {"memory": "batch", "momentum": 0, "trust": None, "damping": MaxEigenvalue(1e-6, floor)}
+    optimizer = Shampoo(model, lr=1e-4, **options)
+    sizes = []
+    for scale in (1.0, 1e-6):
+        before = values(model)
+        optimizer.zero_grad()
+        (F.cross_entropy(model(X[:, :8]), Y) * scale).backward()
+        optimizer.step()
+        sizes.append(float((model[0].weight.detach() - before[0]).norm()))
+    assert (sizes[1] < 0.05 * sizes[0]) is shrinks
