@@ -28,8 +28,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from mukron.curvature.fisher import CaptureOptions, OwnPasses, add_jacobians, send_signals
 from mukron.curvature.forms import replaces_gradient
-from mukron.curvature.layout import precise
-from mukron.curvature.passes import LayerPass, LayerStatistics, Pass, gather
+from mukron.curvature.passes import LayerPass, LayerStatistics, Pass, gather, precise
 from mukron.curvature.scale import classes_at, weigh
 from mukron.layers import MatrixLayer
 from mukron.stages import stage

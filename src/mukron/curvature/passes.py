@@ -20,10 +20,10 @@ from torch.autograd.graph import GradientEdge
 
 from mukron.curvature.fisher import CaptureOptions
 from mukron.curvature.forms import AUTO, MATRIX, as_rows, keeps_halves, rows_wait
+from mukron.curvature.frequencies import Frequencies
 from mukron.curvature.ignored import Ignored
-from mukron.curvature.layout import precise, unfolded
 from mukron.layers import MatrixLayer
-from mukron.linalg import DiagonalFactor, Factor, LowRank, MatrixFactor, RowsFactor, probe, products_of
+from mukron.linalg import Factor, LowRank, MatrixFactor, RowsFactor, probe, products_of
 
 AS_THEY_ARE = nullcontext()  # products of the precision that torch has
 
@@ -77,23 +77,6 @@ class Accumulator:
         return RowsFactor(self.joined(), self.count / weight)
 
 
-class Frequencies:
-    """diag(how often each index came), divided by a count: the factor A of an embedding."""
-
-    def __init__(self, indices: Tensor, weights: Tensor | None, d: int, count: int, dtype: torch.dtype) -> None:
-        flat = None if weights is None else weights.flatten()
-        self.sums = torch.bincount(indices.flatten(), flat, minlength=d).to(dtype).unsqueeze(0)
-        self.count = count
-
-    def merged(self, other: Frequencies) -> Frequencies:
-        total = object.__new__(Frequencies)
-        total.sums, total.count = self.sums + other.sums, self.count + other.count
-        return total
-
-    def factor(self, weight: float | Tensor = 1.0) -> Factor:
-        return DiagonalFactor(self.sums * (weight / self.count))
-
-
 class Jacobian(NamedTuple):
     """Every output's derivative by a layer's weight: the sum over positions of signals inputs^T."""
 
@@ -127,11 +110,6 @@ class LayerStatistics:
     rounding: float = 0.0  # of the products that the gradient is made of, where they are coarser than its dtype
     product: LowRank | None = None  # the gradient as D^T H, where that is known
     unformed: LowRank | None = None  # the part of it that autograd does not form
-
-    @property
-    def positions(self) -> float | Tensor:
-        """A of an input that is 1 at every position: s times how often a sample uses the weight, on average."""
-        return self.rows / self.samples * self.weight if self.samples else 1.0
 
     def join(self) -> None:
         """Put the halves of all passes together."""
@@ -390,3 +368,18 @@ def gather(passes: list[Pass]) -> dict[str, LayerStatistics]:
     for statistics in total.values():
         statistics.join()
     return total
+
+
+def unfolded(X: Tensor, samples: int) -> Tensor:
+    """[groups, samples, positions, d], also where the model put positions first or folded them into the samples."""
+    if X.shape[1] == samples:
+        return X
+    if X.shape[2] == samples:
+        return X.transpose(1, 2)
+    rows = X.shape[1] * X.shape[2]
+    return X.reshape(X.shape[0], samples, rows // samples, X.shape[3]) if rows % samples == 0 else X
+
+
+def precise(x: Tensor) -> Tensor:
+    """Statistics are float32 at least."""
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x

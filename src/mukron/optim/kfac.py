@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from mukron.curvature import (
     FORMS,
     LIKELIHOODS,
+    OVER_SAMPLES,
     CaptureOptions,
     Empirical,
     Fisher,
@@ -193,6 +194,8 @@ class KFAC(SecondOrder):
 
     def _scales(self, step: Transaction) -> tuple[float | Tensor, float | Tensor]:
         """What A is multiplied by, and B's signals; the same for all layers of a step."""
+        if self.found_reduction == OVER_SAMPLES and not self.capture_options.empirical:
+            return 1.0, 1.0
         if "scales" not in step.scratch:
             options, passes = self.capture_options, self.capture.passes
             reduction = reduction_in_use(self.found_reduction, options.reduction)
