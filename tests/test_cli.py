@@ -37,6 +37,17 @@ def test_theory_of_one_method():
     assert hidden.split()[:5] == ["hidden", "1/2", "0", "-1", "1"]
 
 
+def test_the_trust_of_an_explained_network():
+    wide = ("explain", "--model", "mlp", "--width", "256", "--base-width", "64", "--method", "kfac")
+    assert "trust spectral:1" in run(*wide)
+    assert "are those of K-FAC itself" in run(*wide, "--trust", "none")
+    grafted = " ".join(run(*wide, "--trust", "graft:adam").split())
+    assert "are those of Adam" in grafted
+    assert "unknown trust 'much'" in refuse(*wide, "--trust", "much")
+    assert "needs a network" in refuse("explain", "--trust", "none")
+    assert "not preconditioned, Adam's row" in run("explain", "--model", "cbow")
+
+
 def test_all_methods_side_by_side():
     output = run("explain", "--method", "all")
     for method in METHODS.values():

@@ -2,9 +2,9 @@
 
 Rows are valid where the loss depends on the output. With n samples that have a valid row at all and V valid rows,
 
-    A = sum over valid rows of h h^T / n        B = s sum over valid rows of delta delta^T / V
+    A = s sum over valid rows of h h^T / n        B = sum over valid rows of delta delta^T / V
 
-and a bias, an input weight whose input is 1 at every valid row, is divided by V / n. Without padding that is the
+and a bias, an input weight whose input is 1 at every valid row, is divided by s V / n. Without padding that is the
 factors' usual definition. The loss here is a mean over valid rows, whose scale s is n / V.
 """
 

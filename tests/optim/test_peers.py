@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from mukron import KFAC, Constant, Empirical, Shampoo
+from mukron import KFAC, Constant, Shampoo
 
 with warnings.catch_warnings():  # of their own imports
     warnings.simplefilter("ignore")
@@ -73,10 +73,10 @@ def test_kfac_factors_are_curvlinops(network, fisher, theirs, sharing, loss):
     )
     f = model(x)
     (F.cross_entropy(f, y) if loss == "categorical" else (f - y).square().sum(1).mean() / 2).backward()
-    scale = Empirical().scale(SAMPLES) if fisher == "empirical" else 1.0  # its signals are of the loss's mean
+    scale = float(SAMPLES) if fisher == "empirical" else 1.0  # its signals are of the loss's mean
     for name, A in other._input_covariances.items():
         gathered = optimizer.capture.gather()[name]
-        ours = torch.kron(gathered.B.factor(scale).M[0], gathered.A.factor().M[0])
+        ours = torch.kron(gathered.B.factor(scale**2).M[0], gathered.A.factor().M[0])
         expected = torch.kron(other._gradient_covariances[name], A)
         if loss == "gaussian":
             expected = expected / SAMPLES / (2 if fisher == "exact" else 4)

@@ -16,6 +16,7 @@ from mukron.train import RunConfig, build, dataset_of, train
 CNN = {"model": "cnn", "width": 8, "base_width": 8}
 FEW = {"samples": 24, "test_samples": 8, "epochs": 3}
 OWN = {"model": "own_network:make", "base_width": 16, "width": 16, "momentum": 0.5}
+WORDS = {"model": "words_of_pixels:make", "base_width": 16, "width": 16}
 
 
 def tuned(**fields) -> RunConfig:
@@ -43,6 +44,9 @@ RUNS = {
     "sgd": {"method": "sgd", "weight_decay": 0.01, "method_options": {"nesterov": True}, "loss": "mse"},
     "sgd, own network": {**OWN, "method": "sgd", "lr": 0.1, "scheme": "uniform:1/4"},
     "adamw": {"method": "adamw", "lr": 0.002, "weight_decay": 0.1, "method_options": {"beta2": 0.99, "eps": 1e-7}},
+    "kfac, embedding": WORDS,
+    "kfac, embedding and no trust": {**WORDS, "method_options": {"trust": "none"}},
+    "shampoo, embedding that is not excluded": {**WORDS, "method": "shampoo", "method_options": {"exclude": []}},
     "bfloat16": {"method": "kfac", "dtype": "bfloat16", "label_smoothing": 0.1, "loss": "mse"},
 }
 
@@ -83,6 +87,10 @@ def test_the_table_of_layers():
     assert ratios == pytest.approx([1, 4**-0.5, 1 / 4])
     assert [f"{each.std:.4g}" for each in plan.settings] == list(stds)
     assert any("damping rescaled:2 at every width" in note for note in table.notes)
+    assert any("trust spectral:1" in note and "those of K-FAC itself" in note for note in table.notes)
+    grafted = plan_for(tuned(method_options={"trust": "graft:adam"}), 128, steps=0).layers()
+    assert any("trust graft:adam" in note and "those of Adam" in note for note in grafted.notes)
+    assert not any("trust" in note for note in plan_for(tuned(method="sgd"), 128, steps=0).layers().notes)
     shampoo = plan_for(tuned(method="shampoo"), 128, steps=0).layers()
     assert [row[4:] for row in shampoo.rows] == [("0.04", "0.25", "0.25"), ("0.02", "1", "1"), ("0.01", "4", "4")]
     sgd = plan_for(tuned(method="sgd"), 128, steps=0).layers()

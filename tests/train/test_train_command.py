@@ -138,6 +138,34 @@ def test_every_option_reaches_its_field(monkeypatch):
     assert rest == {"data_dir": Path("there"), "resume": False, "tensorboard": True}
 
 
+@pytest.mark.parametrize(
+    ("arguments", "lr"),
+    [
+        ((), 0.1),
+        (("--method", "foof"), 0.1),
+        (("--method", "sgd"), 0.1),
+        (("--method", "adamw"), 0.001),
+        (("--set", "method_options.trust=none"), 0.01),
+        (("--lr", "0.3"), 0.3),
+        (("--set", "lr=0.2"), 0.2),
+        (("--config", "run.json"), 0.01),  # as stored; a run's file is complete
+        (("--config", "run.json", "--method", "sgd"), 0.01),
+    ],
+    ids=str,
+)
+def test_the_learning_rate_is_that_of_the_methods_record(arguments, lr, monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        "mukron.train.train", lambda config, folder, **rest: (asked.append(config), Run(config, "finished"))[1]
+    )
+    RunConfig().save("run.json")
+    run(*arguments)
+    (config,) = asked
+    assert config.lr == lr
+    if not {"--lr", "--set", "--config"} & set(arguments):
+        assert lr == config.spec.usual_lr({})
+
+
 def test_a_users_own_network(tmp_path):
     (tmp_path / "own_net_to_train.py").write_text(
         "from torch import nn\n"

@@ -25,6 +25,13 @@ def explain(
         float | None, typer.Option(min=0, help="The width to explain (default: four times the base width).")
     ] = None,
     base_width: Annotated[float | None, typer.Option(min=0, help="The width that settings are tuned at.")] = None,
+    trust: Annotated[
+        str | None,
+        typer.Option(
+            help="The bound on a layer's move: none, spectral:SIZE, kl:KAPPA, graft:RULE or rms:SIZE.",
+            show_default="spectral",
+        ),
+    ] = None,
     output_exponent: Annotated[str | None, typer.Option(help='b of the output weights, or "zero".')] = None,
     role: Annotated[list[str] | None, typer.Option(help="A parameter's role, NAME=ROLE; may be repeated.")] = None,
 ) -> None:
@@ -35,9 +42,9 @@ def explain(
     with errors():
         _know(method)
         if model is None and factory is None:
-            if width or base_width or output_exponent or role:
+            if width or base_width or output_exponent or role or trust:
                 raise ValueError(
-                    "a width or an output exponent needs a network: --model NAME or --factory MODULE:FUNCTION"
+                    "a width, a trust or an output exponent needs a network: --model NAME or --factory MODULE:FUNCTION"
                 )
             show(comparison_table(scheme) if method == "all" else method_table(method, scheme))
             return
@@ -45,7 +52,7 @@ def explain(
         get_scheme(scheme)  # reports a wrong name before a network is built
         plan = _plan(model, factory, width, base_width, scheme, output_exponent, role or [])
         for name in methods:
-            show(plan.explain(name))
+            show(plan.explain(name) if trust is None else plan.explain(name, trust=trust))
 
 
 def _know(method: str) -> None:

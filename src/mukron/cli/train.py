@@ -26,7 +26,7 @@ EXIT_CODES = {"finished": 0, "diverged": 1, "interrupted": STOPPED}
 LIST_FIELDS = ("augment", "record", "method_options.exclude")  # lists of names, separated by commas in --set
 DEFAULTS: dict[str, Any] = {  # of RunConfig, for help texts, without loading torch
     **{"model": "mlp", "width": 256, "data": "digits", "loss": "cross-entropy", "method": "kfac", "scheme": "mup"},
-    **{"lr": 0.01, "schedule": "constant", "momentum": 0.9, "weight_decay": 0.0, "epochs": 20, "seed": 0},
+    **{"schedule": "constant", "momentum": 0.9, "weight_decay": 0.0, "epochs": 20, "seed": 0},
     **{"dtype": "float32", "device": "cpu"},
 }
 
@@ -58,7 +58,10 @@ def train(
     loss: Annotated[str | None, _field("loss", "cross-entropy or mse.")] = None,
     method: Annotated[str | None, _field("method", f"{METHODS_PLACEHOLDER}.")] = None,
     scheme: Annotated[str | None, _field("scheme", "mup, sp, ntk or uniform:R.")] = None,
-    lr: Annotated[float | None, _field("lr", "Learning rate, as tuned at the base width.")] = None,
+    lr: Annotated[
+        float | None,
+        typer.Option(help="Learning rate, as tuned at the base width (default: that of the method, 0.1 for kfac)."),
+    ] = None,
     damping: Annotated[
         str | None,
         typer.Option(help="A number, or RULE[:NUMBER], as in heuristic:1e-3 (default: that of the method)."),
@@ -101,6 +104,8 @@ def train(
             given["base_width"] = default_width(import_function(factory, "--factory"))
         chosen = {name: value for name, value in given.items() if value is not None}
         described = run_config_from_options(config, chosen, settings or [])
+        if config is None and lr is None and not any(setting.startswith("lr=") for setting in settings or []):
+            described = described.replace(lr=described.spec.usual_lr(described.method_options))
         folder = out if out is not None else Path("runs") / run_name(described)
         try:
             run = _run(described, folder, data_dir, tensorboard, restart)

@@ -21,6 +21,9 @@ from mukron.curvature.scale import AS_A_SUM as AS_A_SUM
 from mukron.curvature.scale import OVER_POSITIONS as OVER_POSITIONS
 from mukron.curvature.scale import OVER_SAMPLES as OVER_SAMPLES
 from mukron.curvature.scale import LossScale as LossScale
+from mukron.curvature.scale import input_weight as input_weight
+from mukron.curvature.scale import inverse_weight as inverse_weight
+from mukron.curvature.scale import reduction_in_use as reduction_in_use
 from mukron.curvature.scale import signal_scale as signal_scale
 
 __all__ = ["FORMS", "LIKELIHOODS", "CaptureOptions", "Empirical", "Exact", "Fisher", "MonteCarlo"]

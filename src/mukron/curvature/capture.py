@@ -28,8 +28,8 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from mukron.curvature.fisher import CaptureOptions, OwnPasses, add_jacobians, send_signals
 from mukron.curvature.forms import replaces_gradient
-from mukron.curvature.passes import LayerPass, LayerStatistics, Pass, gather
-from mukron.curvature.scale import weigh
+from mukron.curvature.passes import LayerPass, LayerStatistics, Pass, gather, precise
+from mukron.curvature.scale import classes_at, weigh
 from mukron.layers import MatrixLayer
 from mukron.stages import stage
 
@@ -71,6 +71,7 @@ class Capture:
         self.due = True  # the coming step wants fresh statistics
         self.checks_uses = True  # until a step has seen that gradients come from the layers' own passes
         self.double: frozenset[str] = frozenset()  # layers that are preconditioned in float64
+        self.class_dim = options.class_dim  # where the classes are in an output with positions, once that is known
         self._running: dict[str, LayerPass] | None = None  # inside the model's forward pass
         self._fused: set[str] = set()  # layers of that pass whose weight takes no part in autograd's graph
         self._generator_before: Tensor | None = None  # its state before the draws of the coming step
@@ -219,11 +220,13 @@ class Capture:
                 this.restart()
                 self.passes.append(this)
         torch.autograd.Variable._execution_engine.queue_callback(self._note_gradients)  # as this backward pass ends
-        this.add_errors(errors, class_dim)
         weighs = this.checked and self.options.weighs_loss and f.ndim > 1 and f._version == version
+        if weighs and f.ndim > 2 and self.class_dim is None:
+            self.class_dim = classes_at(f, precise(errors))
+        class_dim = class_dim if self.class_dim is None else self.class_dim
+        this.add_errors(errors, class_dim)
         if weighs and this.errors is not None:
-            said = self.options.class_dim
-            this.weighed = weigh(f, this.errors.reshape(f.shape), class_dim if said is None else said)
+            this.weighed = weigh(f, this.errors.reshape(f.shape), class_dim)
         if again:
             for name in outputs:
                 this.add_delta(name, errors)

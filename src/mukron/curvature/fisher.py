@@ -117,15 +117,6 @@ class Empirical(Fisher):
             known = ", ".join(map(repr, REDUCTIONS))
             raise ValueError(f"unknown reduction {self.reduction!r}; known: {known}")
 
-    def scale(self, samples: int) -> float:
-        """What turns a derivative of the loss, a mean over samples or a sum, into one of the summed log-likelihood.
-
-        Args:
-            samples: The number of samples of the batch.
-        """
-        scale = 1.0 if self.reduction == "sum" else float(samples)
-        return scale if self.grad_scaler is None else scale / self.grad_scaler.get_scale()
-
 
 @dataclass(frozen=True)
 class CaptureOptions:
@@ -169,12 +160,17 @@ class CaptureOptions:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "empirical", self.signals and isinstance(self.fisher, Empirical))
-        object.__setattr__(self, "weighs_loss", self.signals and self.likelihood == "categorical")
+        object.__setattr__(self, "weighs_loss", self.measures and self.likelihood == "categorical")
+
+    @property
+    def measures(self) -> bool:
+        """Whether curvature is measured in passes."""
+        return self.inputs or self.signals or self.jacobian
 
     @property
     def anything(self) -> bool:
         """Whether passes are looked at at all."""
-        return self.inputs or self.signals or self.jacobian or self.fused
+        return self.measures or self.fused
 
 
 def targets(f: Tensor, fisher: Fisher, likelihood: str, class_dim: int, generator: Generator) -> Iterator[Tensor]:

@@ -19,7 +19,7 @@ class Ignored:
         """errors: the derivative of the loss by the model's output, zero for all classes where it is ignored."""
         used = errors.movedim(class_dim, -1).ne(0).any(-1)
         self.weights = used.reshape(len(errors), -1).to(torch.float32)
-        self.samples = len(errors)
+        self.samples, self.shape, self.class_dim = len(errors), errors.shape, class_dim
         self.used_samples = self.weights.amax(1).sum().clamp_min(1.0)
 
     def of_rows(self, shape: tuple[int, ...]) -> Tensor | None:
@@ -67,6 +67,12 @@ class Ignored:
         """A weight for every index [groups, samples, positions] of an embedding's input."""
         weights = self.of_rows(indices.shape[1:3])
         return None if weights is None else (weights * (self.samples / self.used_samples)).expand(indices.shape)
+
+    def of_outputs(self) -> Tensor:
+        """Whether each number of the output [samples, outputs] counts; all do if none does."""
+        ones = self.weights.new_ones(()).expand(self.shape)
+        counts = self.signals(ones, self.class_dim).reshape(self.samples, -1) > 0
+        return counts | ~counts.any()
 
     def signals(self, v: Tensor, class_dim: int) -> Tensor:
         """Fisher targets v of the output's shape, zero where it is ignored."""

@@ -1,7 +1,9 @@
 """What one forward pass shows of every layer, and how the passes of a step add up.
 
     H  inputs as rows [groups, N, d_in]     D  the loss's derivatives as rows [groups, N, d_out]
-    A  = sum of h h^T / samples              B  = mean of delta delta^T over rows, delta the Fisher signals
+    A  = s sum of h h^T / samples            B  = mean of delta delta^T over rows, delta the Fisher signals
+
+s is the scale of the user's loss, 1 for a mean over samples (``curvature.scale``).
 
 A position whose loss does not depend on the output (padding, an ignored target) counts in neither.
 """
@@ -18,9 +20,10 @@ from torch.autograd.graph import GradientEdge
 
 from mukron.curvature.fisher import CaptureOptions
 from mukron.curvature.forms import AUTO, MATRIX, as_rows, keeps_halves, rows_wait
+from mukron.curvature.frequencies import Frequencies
 from mukron.curvature.ignored import Ignored
 from mukron.layers import MatrixLayer
-from mukron.linalg import DiagonalFactor, Factor, LowRank, MatrixFactor, RowsFactor, probe, products_of
+from mukron.linalg import Factor, LowRank, MatrixFactor, RowsFactor, probe, products_of
 
 AS_THEY_ARE = nullcontext()  # products of the precision that torch has
 
@@ -67,29 +70,11 @@ class Accumulator:
             self.rows = [torch.cat(self.rows, dim=-2)]
         return self.rows[0]
 
-    def factor(self, scale: float | Tensor = 1.0) -> Factor:
-        """``scale`` multiplies every row."""
+    def factor(self, weight: float | Tensor = 1.0) -> Factor:
+        """``weight`` multiplies it."""
         if self.matrix is not None:
-            return MatrixFactor(self.matrix * (scale**2 / self.count))
-        X, n = self.joined(), self.count
-        return RowsFactor(X * scale, n) if isinstance(scale, Tensor) else RowsFactor(X, n / scale**2)
-
-
-class Frequencies:
-    """diag(how often each index came), divided by a count: the factor A of an embedding."""
-
-    def __init__(self, indices: Tensor, weights: Tensor | None, d: int, count: int, dtype: torch.dtype) -> None:
-        flat = None if weights is None else weights.flatten()
-        self.sums = torch.bincount(indices.flatten(), flat, minlength=d).to(dtype).unsqueeze(0)
-        self.count = count
-
-    def merged(self, other: Frequencies) -> Frequencies:
-        total = object.__new__(Frequencies)
-        total.sums, total.count = self.sums + other.sums, self.count + other.count
-        return total
-
-    def factor(self, scale: float = 1.0) -> Factor:
-        return DiagonalFactor(self.sums * (scale**2 / self.count))
+            return MatrixFactor(self.matrix * (weight / self.count))
+        return RowsFactor(self.joined(), self.count / weight)
 
 
 class Jacobian(NamedTuple):
@@ -98,6 +83,9 @@ class Jacobian(NamedTuple):
     inputs: Tensor  # [groups, samples, positions, d_in]
     signals: Tensor  # [groups, samples, outputs, positions, d_out]
     errors: Tensor  # [samples, outputs], the derivative of the user's loss by the outputs
+    counts: Tensor | None = (
+        None  # [samples, outputs], False where the loss ignores an output; None: it has no positions
+    )
 
 
 class Halves(NamedTuple):
@@ -116,16 +104,12 @@ class LayerStatistics:
     B: Accumulator | None = None
     samples: int = 0
     rows: float | Tensor = 0  # samples x positions that count
+    weight: float | Tensor = 1.0  # s, which A is multiplied by
     halves: list[Halves] = field(default_factory=list)
     jacobians: list[Jacobian] = field(default_factory=list)
     rounding: float = 0.0  # of the products that the gradient is made of, where they are coarser than its dtype
     product: LowRank | None = None  # the gradient as D^T H, where that is known
     unformed: LowRank | None = None  # the part of it that autograd does not form
-
-    @property
-    def positions(self) -> float | Tensor:
-        """How often a sample uses the weight, on average."""
-        return self.rows / self.samples if self.samples else 1.0
 
     def join(self) -> None:
         """Put the halves of all passes together."""
@@ -148,9 +132,9 @@ class LayerStatistics:
             other.B if self.B is None else self.B if other.B is None else self.B.merged(other.B),
             self.samples + other.samples,
             self.rows + other.rows,
-            self.halves + other.halves,
-            self.jacobians + other.jacobians,
-            max(self.rounding, other.rounding),
+            halves=self.halves + other.halves,
+            jacobians=self.jacobians + other.jacobians,
+            rounding=max(self.rounding, other.rounding),
         )
 
 
@@ -227,8 +211,8 @@ class Pass:
             return
         self.errors = flat
         folded = any(layer.input is not None and len(layer.input) != self.samples for layer in self.layers.values())
-        if errors.ndim >= (2 if folded else 3) and self.due and self.options.inputs:
-            self.ignored = Ignored(errors, class_dim if self.options.class_dim is None else self.options.class_dim)
+        if errors.ndim >= (2 if folded else 3) and self.due and (self.options.inputs or self.options.jacobian):
+            self.ignored = Ignored(errors, class_dim)
 
     def restart(self) -> None:
         """Its gradients were thrown away, and it is differentiated once more: inputs and signals are as they were."""
@@ -343,7 +327,8 @@ class Pass:
         if layer.one_hot:
             H = torch.nn.functional.one_hot(H, layer.d_in).to(signals[0].dtype)
         H, this.input = unfolded(precise(H), self.samples), None
-        this.statistics.jacobians = [Jacobian(H, torch.stack(signals, dim=2), self.errors)]
+        counts = None if self.ignored is None else self.ignored.of_outputs()
+        this.statistics.jacobians = [Jacobian(H, torch.stack(signals, dim=2), self.errors, counts)]
         this.statistics.samples, this.statistics.rows = self.samples, H.shape[1] * H.shape[2]
 
     def finish(self, name: str) -> LayerStatistics:

@@ -47,7 +47,9 @@ def _mapped(statistics: LayerStatistics, change: Callable[[Tensor], Tensor]) -> 
         A=accumulator(statistics.A),
         B=accumulator(statistics.B),
         halves=[Halves(once(half.D), once(half.H), half.fused) for half in statistics.halves],
-        jacobians=[Jacobian(*map(change, jacobian)) for jacobian in statistics.jacobians],
+        jacobians=[
+            Jacobian(change(j.inputs), change(j.signals), change(j.errors), j.counts) for j in statistics.jacobians
+        ],
     )
     changed.join()
     return changed

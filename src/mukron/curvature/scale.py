@@ -2,11 +2,16 @@
 
     n  samples that count        V  positions that count        T = V / n
     w  the weight of one position's log-likelihood in the loss
-    s  = w n, the loss's curvature as a multiple of A (x) B, which is that of the sum over positions, mean over samples
+    s  = w n, that weight beside the 1 / n of a mean over samples
 
     mean over samples    w = 1 / n    s = 1
     mean over positions  w = 1 / V    s = 1 / T
     sum                  w = 1        s = n
+
+The loss's curvature is  w sum over positions of (h h^T) (x) (delta delta^T), delta being the derivative of the summed
+log-likelihood. B is the mean of delta delta^T, which knows neither n nor T. So w belongs to A, for methods with and
+without a B:  A = w sum of h h^T,  s times the sum over positions and mean over samples that passes give. A batch of
+longer sequences then has no larger A, and an average over batches of several lengths is one of like things.
 
 Cross-entropy at an output f has the derivative  e = w (p - onehot(y))  with p = softmax(f). The target's entry is the
 only negative one. So y is the smallest entry's place, and  w = sum of |e| / sum of |p - onehot(y)|  over positions.
@@ -94,18 +99,46 @@ class LossScale(NamedTuple):
         return LossScale(e / d, samples, positions)
 
 
-def signal_scale(passes: Sequence[Pass], reduction: str, empirical: bool) -> float | Tensor:
-    """What B's signals are multiplied by, so that A (x) B is the curvature of the user's loss.
+def classes_at(f: Tensor, errors: Tensor) -> int:
+    """Which dimension of an output with positions holds the classes, -1 or 1: where the loss is a cross-entropy.
 
-    s^1/2 for signals of the summed log-likelihood. Derivatives of the loss itself (``empirical``) are divided by w
-    before that; those of a pass with ignored samples come multiplied by the share of samples that count.
+    It waits for the device.
+    """
+    alignments = []
+    for class_dim in (-1, 1):
+        e, d, along, _, _ = weigh(f, errors, class_dim).tolist()
+        alignments.append(along / e if e > 0 and d > 0 else 0.0)
+    return 1 if alignments[1] > max(alignments[0], ALIGNED) else -1
+
+
+def reduction_in_use(found: str | None, said: str | None) -> str:
+    """The reduction that the loss showed; else what the user says, "sum" or "mean"; else a mean over samples."""
+    return found or (AS_A_SUM if said == "sum" else OVER_SAMPLES)
+
+
+def inverse_weight(passes: Sequence[Pass], reduction: str) -> float | Tensor:
+    """1 / w of these passes, which makes a derivative of the loss one of the summed log-likelihood."""
+    if reduction == AS_A_SUM:
+        return 1.0
+    ignored = [(one, one.ignored) for one in passes]
+    if reduction == OVER_SAMPLES:
+        return sum([float(one.samples) if mask is None else mask.used_samples.double() for one, mask in ignored])
+    return sum([float(one.samples) if mask is None else mask.weights.sum(dtype=torch.float64) for one, mask in ignored])
+
+
+def input_weight(passes: Sequence[Pass], reduction: str) -> float | Tensor:
+    """s, which A is multiplied by."""
+    if reduction == OVER_SAMPLES:
+        return 1.0
+    return inverse_weight(passes, OVER_SAMPLES) / inverse_weight(passes, reduction)
+
+
+def signal_scale(passes: Sequence[Pass], reduction: str) -> float | Tensor:
+    """What makes the loss's derivatives signals of B: 1 / w.
+
+    Those of a pass with ignored samples come multiplied by the share of samples that count.
     """
     all_samples = float(sum(one.samples for one in passes))
     if reduction == OVER_SAMPLES:
-        return all_samples if empirical else 1.0
-    samples = sum([one.samples if one.ignored is None else one.ignored.used_samples.double() for one in passes])
-    if reduction == AS_A_SUM:
-        return all_samples / samples**0.5 if empirical else samples**0.5
-    counted = [one.samples if one.ignored is None else one.ignored.weights.sum(dtype=torch.float64) for one in passes]
-    root = (sum(counted) / samples) ** 0.5  # T^1/2
-    return all_samples * root if empirical else 1 / root
+        return all_samples
+    return inverse_weight(passes, reduction) * all_samples / inverse_weight(passes, OVER_SAMPLES)

@@ -267,16 +267,17 @@ def _train(
 def describe_run(setup: TrainingSetup, readers: Sequence[Probe]) -> dict[str, Any]:
     """Return the fields of a record that are not measured; call it after a run, when unused parameters are known."""
     optimizer, plan = setup.optimizer, setup.plan
-    method, damping, fallback = method_of(optimizer), "", ""
+    method, damping, fallback, exclude = method_of(optimizer), "", "", None
     if isinstance(optimizer, SecondOrder):
         rule = optimizer.param_groups[0]["damping_rule"]
         damping = Rule.from_plain(rule).text() if rule else ""
-        fallback = optimizer.options.fallback.name
+        fallback, exclude = optimizer.options.fallback.name, optimizer.options.exclude
     about: dict[str, Any] = {"method": method, "scheme": "sp", "damping": damping, "roles": {}, "predicted": {}}
     about |= {"idle": _idle(setup.model), "planned": _uses_plan(optimizer)}
     if plan is None:
         return about
-    predicted = predictions(plan, method, fallback or method) if method and plan.output_exponent is None else {}
+    known = method and plan.output_exponent is None
+    predicted = predictions(plan, method, fallback or method, exclude) if known else {}
     for reader in readers:
         for name in getattr(reader, "indirect", ()):
             predicted.pop(f"update/{name}", None)  # it is measured at another layer and follows no law
@@ -319,14 +320,16 @@ def roles_of(plan: Parametrization) -> dict[str, str]:
     return roles
 
 
-def predictions(plan: Parametrization, method: str, fallback: str) -> dict[str, float]:
+def predictions(
+    plan: Parametrization, method: str, fallback: str, exclude: tuple[str, ...] | None = ()
+) -> dict[str, float]:
     """Predict exponents by "quantity/layer", for damping proportional to its factor; a norm layer keeps those below."""
     roles = roles_of(plan)
     layers = {name: Role(role) for name, role in roles.items() if name not in plan.parameters}
     slopes = feature_slopes(method, solve(method, plan.scheme))
     predicted = {f"features/{name}": slopes.get(role, slopes[Role.HIDDEN]) for name, role in layers.items()}
     for name, entry in plan.parameters.items():
-        rule = fallback if entry.fallback else method
+        rule = fallback if plan.falls_back(name, exclude) else method
         predicted[f"update/{name}"] = -update_exponent(rule, entry.role, solve(rule, plan.scheme))
     for statistic in get_method(method).damped:
         symbol = statistic.name

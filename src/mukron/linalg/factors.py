@@ -160,12 +160,14 @@ class DiagonalFactor(Factor):
 class RowsFactor(Factor):
     """M = X^T X / n, held as its rows X [groups, N, d]: no d x d matrix is formed."""
 
-    def __init__(self, X: Tensor, n: float) -> None:
+    def __init__(self, X: Tensor, n: float | Tensor) -> None:
         self.X, self.n, self.d = X, n, X.shape[-1]
 
     @cached_property
     def gram(self) -> Tensor:
         """X X^T / n [groups, N, N], whose nonzero eigenvalues are those of M."""
+        if isinstance(self.n, Tensor):  # a number that is not known here yet
+            return torch.bmm(self.X, self.X.mT) / self.n
         return torch.baddbmm(self.X.new_empty(()), self.X, self.X.mT, beta=0, alpha=1 / self.n)
 
     def trace(self) -> Tensor:
@@ -321,7 +323,7 @@ class SampleSpace(Operator):
     X: Tensor
     S: Tensor
     rho: Tensor
-    n: float
+    n: float | Tensor
 
     @property
     def form(self) -> str:
@@ -332,12 +334,18 @@ class SampleSpace(Operator):
 
     def right(self, G: Tensor) -> Tensor:
         # G P = (G - (G X^T S) X / n) / rho
-        along = torch.bmm(torch.bmm(G, self.X.mT), self.S)
-        return torch.baddbmm(G, along, self.X, alpha=-1 / self.n).div_(self.rho[:, None, None])
+        S, alpha = self._over_n()
+        along = torch.bmm(torch.bmm(G, self.X.mT), S)
+        return torch.baddbmm(G, along, self.X, alpha=alpha).div_(self.rho[:, None, None])
 
     def left(self, G: Tensor) -> Tensor:
-        along = torch.bmm(self.S, torch.bmm(self.X, G))
-        return torch.baddbmm(G, self.X.mT, along, alpha=-1 / self.n).div_(self.rho[:, None, None])
+        S, alpha = self._over_n()
+        along = torch.bmm(S, torch.bmm(self.X, G))
+        return torch.baddbmm(G, self.X.mT, along, alpha=alpha).div_(self.rho[:, None, None])
+
+    def _over_n(self) -> tuple[Tensor, float]:
+        """-S / n, as a matrix and a number that multiplies it."""
+        return (self.S / self.n, -1.0) if isinstance(self.n, Tensor) else (self.S, -1 / self.n)
 
     def own_rows(self, D: Tensor) -> Tensor:
         """What turns D^T X into D^T X P, with no division by rho:  X P = S X  (the push-through identity)."""

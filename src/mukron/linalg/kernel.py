@@ -5,10 +5,10 @@ derivative of the summed loss by the outputs. The update of a gradient G (as a v
 
     (J^T diag(chi)^2 J / n + rho I)^-1 g  =  (g - J~^T S J~ g / n) / rho
 
-with J~ = diag(chi) J and S = (J~ J~^T / n + rho I)^-1,
-
-where J~ J~^T = chi chi^T o (delta delta^T) o (h h^T) is formed from inputs and signals, not from J itself. For the
-batch's own gradient, g = J^T chi / n, it is delta diag(chi~) h^T with chi~ = (diag(chi)^2 K + rho)^-1 chi (A.4.3).
+with J~ = diag(chi) J and S = (J~ J~^T / n + rho I)^-1; 1 / n is the weight of one position in the loss, that of a mean
+over n samples. J~ J~^T = chi chi^T o (delta delta^T) o (h h^T) is formed from inputs and signals, not from J itself.
+For the batch's own gradient, g = J^T chi / n, it is delta diag(chi~) h^T with chi~ = (diag(chi)^2 K + rho)^-1 chi
+(A.4.3).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class JacobianRows(Operator):
     delta: Tensor
     lower: Tensor
     rho: Tensor
-    n: float
+    n: float | Tensor
 
     @property
     def form(self) -> str:
@@ -78,7 +78,7 @@ def kernel(h: Tensor, delta: Tensor) -> Tensor:
 class KernelFactor(MatrixFactor):
     """K = J~ J~^T / n as a factor: its trace and eigenvalues are those of the layer's Gauss-Newton matrix."""
 
-    def __init__(self, h: Tensor, delta: Tensor, n: int) -> None:
+    def __init__(self, h: Tensor, delta: Tensor, n: float | Tensor) -> None:
         super().__init__(kernel(h, delta).unsqueeze(0) / n)
         self.h, self.delta, self.n = h, delta, n
 

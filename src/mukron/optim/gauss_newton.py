@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mukron.curvature import CaptureOptions, Empirical, Halves, LayerStatistics
+from mukron.curvature import CaptureOptions, Empirical, Halves, LayerStatistics, inverse_weight, reduction_in_use
 from mukron.damping import Adaptive, Rescaled, Rule
 from mukron.layers import BIAS
 from mukron.linalg import KernelFactor, LowRank
@@ -68,7 +68,7 @@ class GaussNewton(SecondOrder):
         *,
         damping: float | Rule | Adaptive = 1.0,
         output: Callable[[Any], Tensor] | None = None,
-        reduction: str = "mean",
+        reduction: str | None = None,
         grad_scaler: torch.amp.GradScaler | None = None,
         trust: str | Trust | None = "spectral",
         fallback: str | StepRule | None = None,
@@ -97,8 +97,11 @@ class GaussNewton(SecondOrder):
             options=StepOptions.of(
                 Trust.of(trust), fallback=fallback, exclude=exclude, inverse_every=1, refresh_warmup=0
             ),  # a kernel is that of its own batch's samples
-            capture_options=CaptureOptions(inputs=False, signals=False, jacobian=True, fisher=self.loss, output=output),
-        )
+            capture_options=CaptureOptions(
+                inputs=False, signals=False, jacobian=True, fisher=self.loss, output=output,
+                reduction=reduction, grad_scaler=grad_scaler,
+            ),
+        )  # fmt: skip
 
     def measure(self, layer: LayerEntry, statistics: LayerStatistics | None, step: Transaction) -> Blocks:
         """Collect the rows of a layer's Jacobian, weighted by the loss derivatives.
@@ -113,16 +116,20 @@ class GaussNewton(SecondOrder):
                 f'layer "{layer.name}" has a gradient, but no forward pass of the model was seen for it: run the model '
                 "itself (not its parts) in training mode with gradients on and not paused"
             )
-        samples = self.capture.samples
-        scale = self.loss.scale(samples)
+        n = inverse_weight(self.capture.passes, reduction_in_use(self.found_reduction, self.loss.reduction))
+        scale = n if self.loss.grad_scaler is None else n / self.loss.grad_scaler.get_scale()
         # rows are samples x outputs; the errors go into the signals
         jacobians = statistics.jacobians
         h = torch.cat([j.inputs.repeat_interleave(j.errors.shape[1], dim=1) for j in jacobians], dim=1)
         signals = [j.signals * (scale * j.errors)[None, :, :, None, None] for j in jacobians]
         delta = torch.cat([part.flatten(1, 2) for part in signals], dim=1)
+        if any(j.counts is not None for j in jacobians):  # ignored outputs are no rows, and none of the mean eigenvalue
+            every = [torch.ones_like(j.errors, dtype=torch.bool) if j.counts is None else j.counts for j in jacobians]
+            counts = torch.cat([part.flatten() for part in every])
+            h, delta = h[:, counts], delta[:, counts]
         ones = h.new_ones(*h.shape[:3], 1)
         blocks = [block for block, entry in layer.blocks.items() if entry.parameter.grad is not None]
-        factors = {block: KernelFactor(ones if block == BIAS else h, delta, samples) for block in blocks}
+        factors = {block: KernelFactor(ones if block == BIAS else h, delta, n) for block in blocks}
         double = layer.name in step.double
         if double:  # of n times the gradient, which keeps its digits so
             statistics.halves = [Halves(delta.flatten(1, 2).double(), h.flatten(1, 2).double(), fused=False)]

@@ -220,6 +220,8 @@ def _find_reduction(optimizer: SecondOrder, factors: Sequence[float]) -> None:
         return
     found = optimizer.found_reduction = scale.reduction()
     name, said = type(optimizer).__name__, options.reduction
+    if found is None and not options.signals:
+        return  # without a likelihood it may be any loss
     if found is None:
         otherwise, usual = (AS_A_SUM, 1.0) if said == "sum" else (OVER_SAMPLES, 1 / scale.samples)
         warnings.warn(

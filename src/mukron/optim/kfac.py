@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from mukron.curvature import (
-    AS_A_SUM,
     FORMS,
     LIKELIHOODS,
     OVER_SAMPLES,
@@ -18,6 +17,8 @@ from mukron.curvature import (
     Empirical,
     Fisher,
     LayerStatistics,
+    input_weight,
+    reduction_in_use,
     signal_scale,
 )
 from mukron.damping import Adaptive, Heuristic, Rescaled, Rule
@@ -182,26 +183,29 @@ class KFAC(SecondOrder):
                 "itself (not its parts) in training mode with gradients on and not paused; activation checkpointing "
                 "needs use_reentrant=False"
             )
-        scale = self._signal_scale(step) if statistics.B is not None else 1.0
-        factors = {"A": statistics.A.factor()}
+        # A (x) B is the curvature of the user's loss: its weight is part of A, where biases and FOOF find it too
+        statistics.weight, signals = self._scales(step)
+        factors = {"A": statistics.A.factor(statistics.weight)}
         if statistics.B is not None:
-            factors["B"] = statistics.B.factor(scale)
+            factors["B"] = statistics.B.factor(signals**2)
         if layer.name in step.double:
             factors = {name: factor.double() for name, factor in factors.items()}
         return {WEIGHT: factors}
 
-    def _signal_scale(self, step: Transaction) -> float | Tensor:
-        """What makes A (x) B the curvature of the user's loss. It is part of B, which biases are divided by too."""
-        options = self.capture_options
-        reduction = self.found_reduction or (AS_A_SUM if options.reduction == "sum" else OVER_SAMPLES)
-        if reduction == OVER_SAMPLES and not options.empirical:
-            return 1.0
-        if "signal scale" not in step.scratch:
-            scale = signal_scale(self.capture.passes, reduction, options.empirical)
-            scaler = options.grad_scaler if options.empirical else None
-            step.scratch["signal scale"] = scale if scaler is None else scale / scaler.get_scale()
-        known: float | Tensor = step.scratch["signal scale"]
-        return known
+    def _scales(self, step: Transaction) -> tuple[float | Tensor, float | Tensor]:
+        """What A is multiplied by, and B's signals; the same for all layers of a step."""
+        if self.found_reduction == OVER_SAMPLES and not self.capture_options.empirical:
+            return 1.0, 1.0
+        if "scales" not in step.scratch:
+            options, passes = self.capture_options, self.capture.passes
+            reduction = reduction_in_use(self.found_reduction, options.reduction)
+            signals: float | Tensor = 1.0
+            if options.empirical:
+                scaler = options.grad_scaler
+                signals = signal_scale(passes, reduction) / (1.0 if scaler is None else scaler.get_scale())
+            step.scratch["scales"] = input_weight(passes, reduction), signals
+        scales: tuple[float | Tensor, float | Tensor] = step.scratch["scales"]
+        return scales
 
     def precondition(self, layer: LayerEntry, block: str, G: Move, step: Transaction) -> Move:
         """Divide the gradient of a block by both factors, that of a bias by B alone.
@@ -216,7 +220,7 @@ class KFAC(SecondOrder):
         if block != BIAS:
             return apply(operators, G)
         # An input weight whose input is 1 at every position: A is their number where positions are expanded.
-        positions = step.value(layer, "positions") if self.capture_options.sharing == "expand" else 1
+        positions = step.value(layer, "positions")
         moved = apply(operators, G, OUT_SIDE)
         assert isinstance(moved, Tensor)
         step_of_bias: Tensor = moved / positions**self.positions_power

@@ -15,8 +15,8 @@ MARKER = "<!-- methods -->"
 
 
 def methods_table() -> str:
-    """Markdown: a row a method, with its optimizer, default damping, range of learning rates, and what it records."""
-    columns = ("method", "optimizer", "default damping", "learning rates searched", "records of a pass")
+    """Markdown: a row a method, with its optimizer, default damping, learning rates, and what it records."""
+    columns = ("method", "optimizer", "default damping", "default lr", "learning rates searched", "records of a pass")
     return _markdown(columns, (_method_row(spec) for spec in SPECS.values()))
 
 
@@ -28,6 +28,7 @@ def _method_row(spec: MethodSpec) -> tuple[str, ...]:
         ", ".join(f"`{name}`" for name in names),
         f"`{package}.{spec.optimizer.__name__}`",
         "-" if spec.damping is None else f"`{spec.damping.text()}`",
+        f"{spec.usual_lr({}):g}",
         f"2^{low} to 2^{high}",
         ", ".join(spec.captures) or "-",
     )

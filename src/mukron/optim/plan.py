@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from mukron.damping import Rule
 from mukron.optim.direction import IN_SIDE
 from mukron.table import Table
+from mukron.trust import law_of
 
 if TYPE_CHECKING:
     from mukron.optim.optimizer import SecondOrder
@@ -20,7 +21,8 @@ def plan_table(optimizer: SecondOrder) -> Table:
     rows = [row for layer in optimizer.layers.values() for row in _rows(optimizer, layer)]
     others = [name for name, entry in optimizer.entries.items() if not entry.preconditioned]
     notes = [
-        "matrix: d x d, made of all rows; sample space: N rows, no d x d matrix; work: multiplications to apply it"
+        "matrix: d x d, made of all rows; sample space: N rows, no d x d matrix; work: multiplications to apply it",
+        law_of(optimizer.options.trust, optimizer.method.title),
     ]
     if others:
         notes.append(f"by the fallback rule ({optimizer.options.fallback.name}): {', '.join(others)}")

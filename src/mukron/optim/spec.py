@@ -172,6 +172,14 @@ class MethodSpec:
         """
         return self.lr_range if self.bounded(options) else self.plain_lr_range or self.lr_range
 
+    def usual_lr(self, options: Mapping[str, Any]) -> float:
+        """The learning rate of a run that is given none: the optimizer's own default beside a bound, else ``lr``.
+
+        Args:
+            options: Options by name, as a run's configuration has them.
+        """
+        return float(self.defaults.get("lr", self.lr)) if self.layerwise and self.bounded(options) else self.lr
+
     def interval(self, options: Mapping[str, Any]) -> int:
         """How many steps there are from one refresh of the inverses to the next.
 

@@ -174,7 +174,7 @@ class Transaction:
                     self._factors[layer.name, block] = factors, rho
         values = {"memory": kept, "peaks": peaks, "operators": dict(state.get("operators", {}))}
         if statistics is not None and statistics.samples:
-            values["positions"] = statistics.rows / statistics.samples
+            values["positions"] = statistics.rows / statistics.samples * statistics.weight  # A of an input of ones
         self.stage(layer.anchor, **values)
 
     def gradients(self, layer: LayerEntry) -> dict[str, Move]:

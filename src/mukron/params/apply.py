@@ -124,8 +124,8 @@ def _plan(
         else:
             std = 0.0 if b is None else base.spread.std * math.pow(growth.r_in, -b)
         tied = tuple(alias for alias in entry.uses if alias != name)
-        fallback = not entry.preconditioned
-        parameters[name] = ParameterPlan(growth, entry.shape, base.base.shape, base.spread.std, std, tied, fallback)
+        own = (not entry.preconditioned, entry.embedding)
+        parameters[name] = ParameterPlan(growth, entry.shape, base.base.shape, base.spread.std, std, tied, *own)
     return replace(plan, parameters=parameters)
 
 

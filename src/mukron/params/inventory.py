@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.parameter import UninitializedParameter
 from torch.optim.swa_utils import AveragedModel
 
-from mukron.layers import Fans, layer_of
+from mukron.layers import Fans, MatrixLayer, layer_of
 from mukron.params.errors import ParametrizationError
 
 WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel, AveragedModel)
@@ -24,6 +24,7 @@ class Found:
     uses: dict[str, Fans | None]  # full name there -> its fans, None if the owner's type is not known
     owner: str  # the first owner's type, for messages
     preconditioned: bool = True  # by second-order methods, at every place that uses it
+    embedding: bool = False  # some place that uses it is an embedding
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -59,6 +60,7 @@ def inventory(model: nn.Module) -> dict[str, Found]:
             layer = layer_of(module)
             first.uses[name] = layer.fans(local, first.shape)
             first.preconditioned &= layer.preconditions(local)
+            first.embedding |= isinstance(layer, MatrixLayer) and layer.one_hot
     return dict(found.values())
 
 

@@ -14,11 +14,13 @@ from torch import nn
 
 from mukron.layers import Shape
 from mukron.params.errors import ParametrizationError
+from mukron.params.explanation import explanation
 from mukron.params.inventory import inventory, unwrap
 from mukron.params.resolve import Growth, check_names
 from mukron.params.storage import Data, check_stamp, damaged, read_json, stamp, write_json
 from mukron.table import Table
 from mukron.theory import Method, Role, Scheme, get_method, get_scheme, initial_exponent, solve
+from mukron.trust import USUAL, StepRule, Trust
 
 KIND, VERSION = "parametrization", 1
 ZERO = "zero"
@@ -37,6 +39,7 @@ class ParameterPlan:
             device).
         tied: The other names of the same tensor.
         fallback: True if second-order methods do not precondition it (a norm's gain, a bare parameter).
+        embedding: True if it belongs to an embedding, which optimizers with a ``trust`` leave to the fallback rule.
 
     Example:
         >>> import mukron
@@ -54,6 +57,7 @@ class ParameterPlan:
     std: float | None
     tied: tuple[str, ...] = ()
     fallback: bool = False
+    embedding: bool = False
 
     @property
     def role(self) -> Role:
@@ -114,12 +118,12 @@ class Parametrization:
             return None if self.output_exponent == ZERO else Fraction(self.output_exponent)
         return initial_exponent(role, self.scheme.s)
 
-    def scales(self, method: Method | str, fallback: str = "sgd") -> dict[str, Scales]:
-        """The multipliers of the learning rate and of each damping term, for every parameter.
+    def scales(self, method: Method | str, fallback: str = "adamw") -> dict[str, Scales]:
+        """The method's own multipliers of the learning rate and of each damping term, for every parameter.
 
         Args:
             method: A method or its name.
-            fallback: The rule of parameters that a second-order method does not precondition, "sgd" or "adamw".
+            fallback: The rule of parameters that a second-order method cannot precondition, "sgd" or "adamw".
         """
         method = get_method(method)
         rows = {False: solve(method, self.scheme), True: solve(fallback if method.damped else method, self.scheme)}
@@ -168,37 +172,36 @@ class Parametrization:
             for (role, scale), parameters in members.items()
         ]
 
-    def explain(self, method: Method | str, fallback: str = "sgd") -> Table:
+    def falls_back(self, name: str, exclude: tuple[str, ...] | None) -> bool:
+        """Whether a second-order method leaves a parameter to its fallback rule.
+
+        Args:
+            name: The parameter's name.
+            exclude: Layers that are left to the fallback rule, as optimizers take them; None: embeddings.
+        """
+        plan = self.parameters[name]
+        left = plan.embedding if exclude is None else any(name.startswith(f"{layer}.") for layer in exclude)
+        return plan.fallback or left
+
+    def explain(
+        self,
+        method: Method | str,
+        fallback: str | StepRule | None = None,
+        trust: str | Trust | None = USUAL,
+        exclude: tuple[str, ...] | None = None,
+    ) -> Table:
         """For every parameter: role, sizes, initial std, learning-rate and damping multipliers, and why.
+
+        The last three arguments are those of the optimizers, with the same defaults.
 
         Args:
             method: A method or its name.
-            fallback: The rule of parameters that a second-order method does not precondition, "sgd" or "adamw".
+            fallback: The rule of parameters that a second-order method does not precondition, "sgd" or "adamw". None:
+                "adamw" with a ``trust``, else "sgd".
+            trust: The bound on a layer's move, which decides whose learning-rate multipliers apply. None: no bound.
+            exclude: Layers that are left to the fallback rule. None: embeddings with a ``trust``, else none.
         """
-        method = get_method(method)
-        scales = self.scales(method, fallback)
-        factors = [factor.name for factor in method.damped]
-        rows = []
-        for name, plan in self.parameters.items():
-            scale = scales[name]
-            numbers = [_short(scale.lr), *(_short(scale.damping[x]) if x in scale.damping else "-" for x in factors)]
-            row = get_method(fallback) if plan.fallback and method.damped else method
-            rows.append(
-                (
-                    *(name, str(plan.role), _sizes(plan.shape), _sizes(plan.base_shape)),
-                    *(_short(float(ratio)) for ratio in (plan.growth.r_in, plan.growth.r_out)),
-                    "as drawn" if plan.std is None else _short(plan.std) if plan.std else "constant",
-                    *numbers,
-                    ("" if row is method else f"not preconditioned, {row.title}'s row: ")
-                    + _reason(row, self.scheme, plan),
-                )
-            )
-        columns = (
-            *("parameter", "role", "shape", "base shape", "r_in", "r_out", "initial std", "lr x"),
-            *(f"rho_{factor} x" for factor in factors),
-            "why",
-        )
-        return Table(f"{method.title}, {self.scheme}", columns, tuple(rows), self._notes())
+        return explanation(self, get_method(method), fallback, Trust.of(trust), exclude)
 
     def check(self, saved: Parametrization | Mapping[str, Any]) -> None:
         """Refuse a plan, such as one from a checkpoint, that was made with other base shapes or another scheme.
@@ -277,6 +280,7 @@ class Parametrization:
                 "std": plan.std,
                 "tied": list(plan.tied),
                 "fallback": plan.fallback,
+                "embedding": plan.embedding,
             }
             for name, plan in self.parameters.items()
         }
@@ -303,6 +307,7 @@ class Parametrization:
                     std=entry["std"],
                     tied=tuple(entry["tied"]),
                     fallback=entry["fallback"],
+                    embedding=entry.get("embedding", False),
                 )
                 for name, entry in content["parameters"].items()
             }
@@ -322,13 +327,6 @@ class Parametrization:
         self.bind(model)
         return model
 
-    def _notes(self) -> tuple[str, ...]:
-        notes = ["r_in, r_out: fan-in and fan-out over those at the base width; 'x' columns multiply your own numbers."]
-        notes += [f"{name} is also {', '.join(plan.tied)}" for name, plan in self.parameters.items() if plan.tied]
-        if self.output_exponent is not None:
-            notes.append(f"b of the output weights is {self.output_exponent} by request.")
-        return tuple(notes)
-
 
 # The plan that was applied to a model, as plain data on the model itself: a second parametrization must change nothing.
 MARK = "_mukron_parametrization"
@@ -342,34 +340,3 @@ def plan_of(model: nn.Module) -> Parametrization | None:
     """The plan that was applied to this model, if one was."""
     data = unwrap(model).__dict__.get(MARK)
     return None if data is None else Parametrization.from_dict(data)
-
-
-REASONS = {
-    Role.INPUT: "finite fan-in: starts as at the base",
-    Role.HIDDEN: "sums over a growing fan-in: starts as its root",
-    Role.OUTPUT: "sums over a growing fan-in",
-    Role.VECTOR: "one number a unit: an input weight whose input is 1",
-    Role.SCALAR: "no side grows: not scaled",
-}
-
-
-def _reason(method: Method, scheme: Scheme, plan: ParameterPlan) -> str:
-    role = plan.role
-    if role is Role.SCALAR:
-        return REASONS[role]
-    move = method.response(role, scheme.s).total
-    if scheme.r is None:
-        step = f"SP scales no step: its own moves like M^{move}" if move else "its step keeps its size"
-    elif move == -scheme.r * role.fan_out:
-        step = "its step has the right size at every width"
-    else:
-        step = f"unscaled, its step would move like M^{move}"
-    return f"{REASONS[role]}; {step}"
-
-
-def _sizes(shape: Shape) -> str:
-    return " x ".join(map(str, shape)) or "1"
-
-
-def _short(number: float) -> str:
-    return f"{number:.4g}"

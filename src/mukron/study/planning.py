@@ -32,6 +32,7 @@ from mukron.study.script import script
 from mukron.table import Table
 from mukron.theory import SP, get_method
 from mukron.train import RunConfig, base_width_of, dataset_of, factory_of
+from mukron.trust import law_of
 
 KIND, VERSION = "plan", 1
 BREAK_MUP = (Heuristic, Constant)
@@ -71,16 +72,15 @@ class WidePlan:
 
     @property
     def settings(self) -> tuple[ParameterSettings, ...]:
-        config, options = self.config, self.config.method_options
-        trust = Trust.of(config.spec.all_options(options).get("trust"))
-        fallback = StepOptions.of(trust, fallback=options.get("fallback")).fallback
+        config, options, trust = self.config, self.config.method_options, _trust(self.config)
+        usual = StepOptions.of(trust, fallback=options.get("fallback"), exclude=options.get("exclude"))
+        fallback = usual.fallback
         fallback_lr = options.get("fallback_lr") or usual_fallback_lr(trust, fallback, config.lr) or config.lr
         scales, fallback_scales = self.parametrization.scales(config.method), self.parametrization.scales(fallback.name)
         rates = self.parametrization.scales((trust and trust.rates) or config.method)
         settings = []
         for name, plan in self.parametrization.parameters.items():
-            excluded = any(name.startswith(f"{layer}.") for layer in options.get("exclude") or ())
-            falls_back = config.spec.layerwise and (plan.fallback or excluded)
+            falls_back = config.spec.layerwise and self.parametrization.falls_back(name, usual.exclude)
             lr = fallback_lr * fallback_scales[name].lr if falls_back else config.lr * rates[name].lr
             damping = {} if falls_back else dict(scales[name].damping)
             settings.append(ParameterSettings(name, plan.role.value, plan.shape, plan.std, lr, damping))
@@ -201,9 +201,14 @@ def plan_for(
         return replace(plan, not_measured=str(error))
 
 
+def _trust(config: RunConfig) -> Trust | None:
+    """Return the bound on a layer's move: the run's, or the method's own."""
+    return Trust.of(config.spec.all_options(config.method_options).get("trust"))
+
+
 def _meaning(config: RunConfig) -> list[str]:
     """Return notes on the numbers in the table of layers."""
-    notes = []
+    notes = [law_of(_trust(config), config.spec.title)] if config.spec.layerwise else []
     if config.damping is not None:
         moves = isinstance(config.damping, BREAK_MUP)
         notes.append(f"damping {config.damping.text()} at every width: {RULES[type(config.damping).__name__]}.")

@@ -1,0 +1,90 @@
+"""A plan as a table for people: what every parameter is multiplied by under a method, and why."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mukron.layers import Shape
+from mukron.table import Table
+from mukron.theory import Method, Role, Scheme, get_method
+from mukron.trust import FALLBACKS, StepRule, Trust, law_of, step_rule, usual_exclude, usual_fallback
+
+if TYPE_CHECKING:
+    from mukron.params.parametrization import ParameterPlan, Parametrization
+
+
+def explanation(
+    plan: Parametrization,
+    method: Method,
+    fallback: str | StepRule | None,
+    trust: Trust | None,
+    exclude: tuple[str, ...] | None,
+) -> Table:
+    """One row a parameter. A method without factors has neither a trust nor a fallback rule."""
+    preconditions = bool(method.damped)
+    rule = usual_fallback(trust) if fallback is None else step_rule("fallback", fallback, FALLBACKS)
+    left = usual_exclude(trust) if exclude is None else exclude
+    bound = get_method(trust.rates) if preconditions and trust is not None and trust.rates else method
+    damping, others = plan.scales(method), get_method(rule.name)
+    factors = [factor.name for factor in method.damped]
+    rows = []
+    for name, entry in plan.parameters.items():
+        falls_back = preconditions and plan.falls_back(name, left)
+        row = others if falls_back else bound
+        rho = {} if falls_back else damping[name].damping
+        lr = plan.scales(row)[name].lr
+        rows.append(
+            (
+                *(name, str(entry.role), _sizes(entry.shape), _sizes(entry.base_shape)),
+                *(_short(float(ratio)) for ratio in (entry.growth.r_in, entry.growth.r_out)),
+                "as drawn" if entry.std is None else _short(entry.std) if entry.std else "constant",
+                *(_short(lr), *(_short(rho[x]) if x in rho else "-" for x in factors)),
+                (f"not preconditioned, {row.title}'s row: " if falls_back else "") + _reason(row, plan.scheme, entry),
+            )
+        )
+    columns = (
+        *("parameter", "role", "shape", "base shape", "r_in", "r_out", "initial std", "lr x"),
+        *(f"rho_{factor} x" for factor in factors),
+        "why",
+    )
+    law = (law_of(trust, method.title),) if preconditions else ()
+    return Table(f"{method.title}, {plan.scheme}", columns, tuple(rows), (*_notes(plan), *law))
+
+
+def _notes(plan: Parametrization) -> tuple[str, ...]:
+    notes = ["r_in, r_out: fan-in and fan-out over those at the base width; 'x' columns multiply your own numbers."]
+    notes += [f"{name} is also {', '.join(entry.tied)}" for name, entry in plan.parameters.items() if entry.tied]
+    if plan.output_exponent is not None:
+        notes.append(f"b of the output weights is {plan.output_exponent} by request.")
+    return tuple(notes)
+
+
+REASONS = {
+    Role.INPUT: "finite fan-in: starts as at the base",
+    Role.HIDDEN: "sums over a growing fan-in: starts as its root",
+    Role.OUTPUT: "sums over a growing fan-in",
+    Role.VECTOR: "one number a unit: an input weight whose input is 1",
+    Role.SCALAR: "no side grows: not scaled",
+}
+
+
+def _reason(method: Method, scheme: Scheme, plan: ParameterPlan) -> str:
+    role = plan.role
+    if role is Role.SCALAR:
+        return REASONS[role]
+    move = method.response(role, scheme.s).total
+    if scheme.r is None:
+        step = f"SP scales no step: its own moves like M^{move}" if move else "its step keeps its size"
+    elif move == -scheme.r * role.fan_out:
+        step = "its step has the right size at every width"
+    else:
+        step = f"unscaled, its step would move like M^{move}"
+    return f"{REASONS[role]}; {step}"
+
+
+def _sizes(shape: Shape) -> str:
+    return " x ".join(map(str, shape)) or "1"
+
+
+def _short(number: float) -> str:
+    return f"{number:.4g}"

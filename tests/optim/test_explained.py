@@ -1,0 +1,106 @@
+"""What ``explain`` and ``plan()`` say is what the optimizer does, by default and with every trust."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from mukron import FOOF, KFAC, GaussNewton, Shampoo, base_shapes, parametrize
+from mukron.optim.spec import SPECS
+from mukron.trust import USUAL, Trust
+
+METHODS = {"kfac": KFAC, "foof": FOOF, "shampoo": Shampoo, "gauss-newton": GaussNewton}
+TRUSTS = ("spectral:0.5", "kl:0.001", "graft:adam", "graft:sgd", "rms:0.2", "none")
+
+
+class Words(nn.Module):
+    """An embedding, a norm, and layers with biases."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(7, width)
+        self.norm, self.hidden, self.head = nn.LayerNorm(width), nn.Linear(width, width), nn.Linear(width, 3)
+
+    def forward(self, tokens):
+        return self.head(torch.tanh(self.hidden(self.norm(self.embedding(tokens).mean(1)))))
+
+
+MODEL = Words(32)
+PLAN = parametrize(MODEL, base_shapes(Words, width=8))
+
+
+def rows_of(table):
+    return {row[0]: dict(zip(table.columns, row, strict=True)) for row in table.rows}
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        *({"trust": trust} for trust in TRUSTS),
+        {"fallback": "sgd"},
+        {"fallback": "adamw", "trust": None},
+        {"exclude": ()},
+        {"exclude": ("hidden",), "trust": "rms"},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("method", METHODS)
+def test_explain_is_what_the_optimizer_does(method, given):
+    optimizer = METHODS[method](MODEL, PLAN, **given)
+    table = PLAN.explain(method, **given)
+    for name, row in rows_of(table).items():
+        entry = optimizer.entries[name]
+        assert row["lr x"] == f"{entry.scale:.4g}", name
+        assert row["why"].startswith("not preconditioned") != entry.preconditioned, name
+        if not entry.preconditioned:
+            title = {"sgd": "SGD", "adamw": "Adam"}[optimizer.options.fallback.name]
+            assert f"{title}'s row" in row["why"]
+    trust = optimizer.options.trust
+    for told in (str(table), str(optimizer.plan())):
+        assert f"trust {'none' if trust is None else trust.text}:" in told
+
+
+def test_embeddings_take_the_fallback_rule_beside_a_trust_alone():
+    assert "not preconditioned, Adam's row" in rows_of(PLAN.explain("kfac"))["embedding.weight"]["why"]
+    assert "not preconditioned" not in rows_of(PLAN.explain("kfac", trust=None))["embedding.weight"]["why"]
+    assert "SGD's row" in rows_of(PLAN.explain("kfac", trust=None))["norm.weight"]["why"]
+
+
+def test_every_optimizer_has_the_usual_trust():
+    for spec in SPECS.values():
+        if spec.layerwise:
+            assert spec.defaults["trust"] == USUAL
+
+
+LAWS = {
+    "spectral:2": "2 (d_out / d_in)^1/2 in spectral norm, times the learning rate; learning-rate multipliers are those "
+    "of K-FAC itself.",
+    "kl:0.01": "at most 0.01; learning-rate multipliers are those of K-FAC itself.",
+    "graft:adam": "the length of a step of Adam; learning-rate multipliers are those of Adam. That law holds",
+    "graft:sgd": "the length of a step of SGD; learning-rate multipliers are those of SGD. That law holds",
+    "rms:0.1": "is 0.1, times the learning rate; learning-rate multipliers are those of Adam. That law holds",
+    "none": "the paper's, of any length; learning-rate multipliers are those of K-FAC itself.",
+}
+
+
+@pytest.mark.parametrize("trust", LAWS)
+def test_the_law_is_told(trust):
+    assert LAWS[trust] in str(PLAN.explain("kfac", trust=trust))
+    assert LAWS[trust] in str(KFAC(MODEL, PLAN, trust=trust).plan())
+
+
+def test_methods_without_factors_have_no_trust():
+    assert "trust" not in str(PLAN.explain("sgd"))
+    assert rows_of(PLAN.explain("sgd"))["norm.weight"]["why"].startswith("one number a unit")
+
+
+def test_every_kind_of_trust_says_what_it_means():
+    assert all(kind().meaning and kind().text for kind in Trust.kinds.values())
+
+
+def test_a_saved_plan_knows_its_embeddings(tmp_path):
+    PLAN.save(tmp_path / "plan.json")
+    loaded = type(PLAN).load(tmp_path / "plan.json")
+    assert str(loaded.explain("kfac")) == str(PLAN.explain("kfac"))
