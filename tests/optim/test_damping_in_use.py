@@ -129,3 +129,18 @@ def test_steps_of_shampoo_shrink_once_gradients_have(floor, shrinks):
         optimizer.step()
         sizes.append(float((model[0].weight.detach() - before[0]).norm()))
     assert (sizes[1] < 0.05 * sizes[0]) is shrinks
+
+
+@pytest.mark.parametrize(
+    ("options", "rho"),
+    [
+        ({}, 1e-6),
+        ({"memory": "sum"}, 1e-4),
+        ({"memory": "batch", "trust": "graft:adam"}, 1e-2),
+        ({"memory": "batch", "damping": 1e-6}, 1e-6),
+        ({"memory": "batch", "trust": None}, 1e-6),
+        ({"trust": None}, 1e-6),
+    ],
+)
+def test_roots_of_few_gradients_are_damped_more(options, rho):
+    assert Shampoo(Net(8), **options).param_groups[0]["damping"] == rho

@@ -28,7 +28,7 @@ from mukron.linalg import (
     kept_factor,
     turn,
 )
-from mukron.memory import EMA, Memory, Sum, Window
+from mukron.memory import EMA, Batch, Memory, Sum, Window
 from mukron.optim import sizes
 from mukron.optim.direction import apply, momentum_on_gradient
 from mukron.optim.docs import describe
@@ -83,7 +83,8 @@ class Shampoo(SecondOrder):
     A bias is a tensor of order one and has one factor: b <- b - lr (L + rho_L)^-e g (Gupta and others 2018).
 
     Args:
-        damping: A number means ``MaxEigenvalue(number)``, which muP allows.
+        damping: A number means ``MaxEigenvalue(number)``, which muP allows. None: 1e-6; beside a ``trust`` 1e-4 with
+            ``Sum()`` and 1e-2 with ``Batch()``.
         e: The exponent; 1/2 is the usual one.
         memory: What factors remember: ``Sum()``, ``EMA(decay)`` or ``Batch()``, or text such as "ema:0.99". None:
             ``EMA()`` with a ``trust``, else ``Sum()``.
@@ -108,7 +109,7 @@ class Shampoo(SecondOrder):
         parametrization: Parametrization | None = None,
         lr: float | Tensor = 0.1,
         *,
-        damping: float | Rule = 1e-6,
+        damping: float | Rule | None = None,
         e: Fraction | int | str = Fraction(1, 2),
         memory: str | Memory | None = None,
         solver: str | Solver = "eigh",
@@ -155,7 +156,7 @@ class Shampoo(SecondOrder):
             model,
             parametrization,
             lr,
-            damping=damping,
+            damping=_usual_damping(options) if damping is None else damping,
             momentum=momentum,
             nesterov=nesterov,
             weight_decay=weight_decay,
@@ -250,6 +251,12 @@ class Shampoo(SecondOrder):
             for name, kept in sides.items()
             if "renewals" in kept
         }
+
+
+def _usual_damping(options: StepOptions) -> float:
+    """A root that is made of few gradients amplifies all that they have not shown, and it serves later ones too."""
+    usual = {Batch: 1e-2, Sum: 1e-4} if options.trust is not None else {}
+    return usual.get(type(options.memory), 1e-6)
 
 
 def _turned(G: Move, kept: Mapping[str, State], diagonal: Mapping[str, bool]) -> Move:

@@ -25,7 +25,7 @@ from mukron.optim.spec import SPECS, spec_of
 from mukron.params import base_shapes, parametrize
 from mukron.train.randomness import own_random_numbers
 
-BYTES, CONTEXT, LAYERS, HEAD_SIZE, BATCH = 256, 128, 4, 64, 32
+BYTES, WINDOW, LAYERS, HEAD_SIZE, BATCH = 256, 128, 4, 64, 32
 WARMUP, LAST_RATE = 20, 0.1  # steps to the full learning rate; what is left of it at the end
 TRAINING_PART = 0.9  # of the text; the rest is for validation
 MUON = "muon"  # torch's own, with AdamW for all but the hidden matrices and without muP: for comparison
@@ -102,8 +102,8 @@ def load_text(file: Path | None, device: str) -> tuple[Tensor, Tensor]:
         content = markov_text(500_000).encode() if file is None else file.read_bytes()
     except OSError as error:
         raise ValueError(f"the text {file} cannot be read: {error.strerror}") from None
-    if len(content) < 20 * (CONTEXT + 1):
-        raise ValueError(f"the text {file} has {len(content)} bytes; at least {20 * (CONTEXT + 1)} are needed")
+    if len(content) < 20 * (WINDOW + 1):
+        raise ValueError(f"the text {file} has {len(content)} bytes; at least {20 * (WINDOW + 1)} are needed")
     numbers = torch.tensor(list(content), dtype=torch.long, device=device)
     split = int(TRAINING_PART * len(numbers))
     return numbers[:split], numbers[split:]
@@ -134,11 +134,11 @@ def train_gpt(run: GPTRun, file: Path | None, device: str, precision: str) -> GP
         optimizers = _optimizers(run, model)
         schedules = [LambdaLR(optimizer, partial(_rate, steps=run.steps)) for optimizer in optimizers]
         draws = torch.Generator().manual_seed(run.seed + 1)
-        window = torch.arange(CONTEXT + 1, device=device)
+        window = torch.arange(WINDOW + 1, device=device)
         losses: list[Tensor] = []
         begin = time.perf_counter()
         for _ in range(run.steps):
-            starts = torch.randint(len(train) - CONTEXT, (BATCH, 1), generator=draws).to(device)
+            starts = torch.randint(len(train) - WINDOW, (BATCH, 1), generator=draws).to(device)
             batch = train[starts + window]
             for optimizer in optimizers:
                 optimizer.zero_grad()
@@ -158,7 +158,7 @@ def train_gpt(run: GPTRun, file: Path | None, device: str, precision: str) -> GP
 
 def network(width: int) -> nn.Module:
     """Build the GPT; a narrow one has one head."""
-    return CharGPT(width, BYTES, CONTEXT, LAYERS, min(HEAD_SIZE, width))
+    return CharGPT(width, BYTES, WINDOW, LAYERS, min(HEAD_SIZE, width))
 
 
 def validation_loss(model: nn.Module, validation: Tensor) -> float:
@@ -168,14 +168,14 @@ def validation_loss(model: nn.Module, validation: Tensor) -> float:
         model: The network.
         validation: The bytes.
     """
-    windows = (len(validation) - 1) // CONTEXT
-    inputs = validation[: windows * CONTEXT].view(windows, CONTEXT)
-    targets = validation[1 : windows * CONTEXT + 1].view(windows, CONTEXT)
+    windows = (len(validation) - 1) // WINDOW
+    inputs = validation[: windows * WINDOW].view(windows, WINDOW)
+    targets = validation[1 : windows * WINDOW + 1].view(windows, WINDOW)
     total = 0.0
     with torch.no_grad():
         for x, y in zip(torch.split(inputs, BATCH * 4), torch.split(targets, BATCH * 4), strict=True):
             total += float(F.cross_entropy(model(x).flatten(0, 1), y.flatten(), reduction="sum"))
-    return total / (windows * CONTEXT)
+    return total / (windows * WINDOW)
 
 
 def _loss(model: nn.Module, batch: Tensor) -> Tensor:
