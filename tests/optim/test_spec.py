@@ -14,7 +14,7 @@ from mukron import FOOF, KFAC, GaussNewton, Shampoo
 from mukron import readers as read
 from mukron.damping import Constant, MaxEigenvalue, Rescaled
 from mukron.memory import EMA, Auto, Batch, Window
-from mukron.optim import SPECS, GradientMomentum, SecondOrder, spec_of
+from mukron.optim import SPECS, SecondOrder, spec_of
 from mukron.optim.listing import MARKER, listing
 from mukron.optim.run_options import Option
 from mukron.optim.sizes import LayerSize
@@ -84,7 +84,7 @@ def test_an_unknown_method_lists_the_known():
 def test_arguments_follow_from_a_run():
     run = RunConfig(loss="mse", seed=3, momentum=0.5, method_options={"memory": "ema:0.9", "fisher": "exact"})
     wanted = {
-        "momentum": GradientMomentum(0.5),
+        "momentum": 0.5,
         "memory": EMA(0.9),
         "fisher": "exact",
         "likelihood": "gaussian",
@@ -94,7 +94,7 @@ def test_arguments_follow_from_a_run():
     run = RunConfig(method="adamw", momentum=0.8, method_options={"beta2": 0.99})
     assert run.spec.keywords(run) == {"betas": (0.8, 0.99)}
     run = RunConfig(method="shampoo:1/4")
-    assert run.spec.keywords(run) == {"momentum": GradientMomentum(0.9), "e": Fraction(1, 4)}
+    assert run.spec.keywords(run) == {"momentum": 0.9, "e": Fraction(1, 4)}
     run = RunConfig(method="foof", momentum=0.5, method_options={"trust": "none"})
     assert run.spec.keywords(run) == {"momentum": 0.5, "trust": None}
     assert "seed" not in RunConfig(method="foof").spec.keywords(RunConfig(method="foof", seed=3))

@@ -142,7 +142,7 @@ def test_every_option_reaches_its_field(monkeypatch):
     ("arguments", "lr"),
     [
         ((), 0.1),
-        (("--method", "foof"), 0.1),
+        (("--method", "foof"), 1.0),
         (("--method", "sgd"), 0.1),
         (("--method", "adamw"), 0.001),
         (("--set", "method_options.trust=none"), 0.01),

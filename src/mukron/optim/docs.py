@@ -14,7 +14,7 @@ ARGUMENTS = {
     "rule. Call the model itself in your loop: forward, ``loss.backward()``, ``step()``.",
     "parametrization": "From ``mukron.parametrize``: learning rates and damping then follow the width. None: the "
     "standard parametrization.",
-    "lr": "Learning rate; schedulers move it.",
+    "lr": "Learning rate; schedulers move it. None: one that suits the method and its ``trust``.",
     "fisher": 'Which targets the factor B is made of: "mc" or ``MonteCarlo(draws)``, drawn from the model; "exact" or '
     '``Exact()``, every output in turn; "empirical" or ``Empirical(reduction)``, the targets of the data.',
     "likelihood": 'What the model\'s output means: "categorical" (logits) or "gaussian" (a mean).',
@@ -45,7 +45,7 @@ ARGUMENTS = {
     "fallback": 'The rule for all other parameters: "sgd" or ``SGDStep()``, "adamw" or ``AdamStep(betas, eps)``. '
     'None: "adamw" with a ``trust``, else "sgd".',
     "fallback_lr": "Learning rate of the fallback rule at the start; it follows ``lr`` when a scheduler moves that. "
-    "None: ``lr``, and a twentieth of it for Adam's steps beside a spectral trust.",
+    "None: ``lr``; for Adam's steps beside a ``trust`` 0.005 at the default ``lr``, and in proportion at others.",
     "exclude": "Names of layers, or of modules around them, that are left to the fallback rule. None: embeddings with "
     "a ``trust``, else none.",
     "seed": "Of the generator that draws targets.",

@@ -25,8 +25,7 @@ from mukron.theory import METHODS
         KFAC.spec,
         name="foof",
         method=METHODS["foof"],
-        lr=0.02,
-        **{"lr_range": (-6, 2), "plain_lr_range": (-9, 0)},  # type: ignore[arg-type]
+        **{"lr": 0.02, "bounded_lr": 1.0, "lr_range": (-6, 2), "plain_lr_range": (-9, 0)},  # type: ignore[arg-type]
         options=without(KFAC.spec.options, *(option.name for option in FISHER)),
         sp_damping=None,
         captures=("inputs",),
@@ -52,7 +51,7 @@ class FOOF(KFAC):
         self,
         model: nn.Module,
         parametrization: Parametrization | None = None,
-        lr: float | Tensor = 0.1,
+        lr: float | Tensor | None = None,
         *,
         damping: float | Rule | Adaptive = 1.0,
         output: Callable[[Any], Tensor] | None = None,

@@ -83,7 +83,7 @@ class KFAC(SecondOrder):
         self,
         model: nn.Module,
         parametrization: Parametrization | None = None,
-        lr: float | Tensor = 0.1,
+        lr: float | Tensor | None = None,
         *,
         damping: float | Rule | Adaptive = 1.0,
         fisher: str | Fisher = "mc",

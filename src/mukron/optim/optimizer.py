@@ -89,7 +89,7 @@ class SecondOrder(Optimizer):
         self,
         model: nn.Module,
         parametrization: Parametrization | None,
-        lr: float | Tensor,
+        lr: float | Tensor | None,
         *,
         damping: float | Rule | Adaptive | None = None,
         momentum: float | Momentum | None = None,
@@ -105,6 +105,7 @@ class SecondOrder(Optimizer):
         options = StepOptions() if options is None else options
         capture_options = CaptureOptions(inputs=False, signals=False) if capture_options is None else capture_options
         check_model(model, type(self).__name__)
+        lr = self.spec.usual_lr({"trust": options.trust}) if lr is None else lr
         check_arguments(type(self).__name__, parametrization, lr)
         self.model, self.options, self.capture_options = model, options, capture_options
         self.parametrization = None if parametrization is None else parametrization.bind(model)
@@ -352,7 +353,9 @@ def _completed(optimizer: SecondOrder, param_group: dict[str, Any]) -> dict[str,
     group["reference_lr"] = lr = float(group.get("lr", optimizer.defaults["lr"]))
     if group.get("fallback_lr", optimizer.defaults["fallback_lr"]) is None:
         group["reference_lr"] = lr = lr or 1.0  # a schedule may begin at zero; the two keep their proportion
-        group["fallback_lr"] = usual_fallback_lr(optimizer.options.trust, optimizer.options.fallback, lr)
+        group["fallback_lr"] = usual_fallback_lr(
+            optimizer.options.trust, optimizer.options.fallback, lr, optimizer.spec.bounded_lr
+        )
     return group
 
 

@@ -162,12 +162,17 @@ def usual_interval(bounded: bool, factor_every: int) -> int:
     return factor_every * (-(-10 // factor_every) if bounded else 1)
 
 
-def usual_fallback_lr(trust: Trust | None, fallback: StepRule, lr: float) -> float | None:
+ADAMS_RATE = 0.005  # of Adam's steps, at a method's default learning rate
+
+
+def usual_fallback_lr(trust: Trust | None, fallback: StepRule, lr: float, default_lr: float) -> float | None:
     """The fallback rule's learning rate where none is given; None: that of the layers.
 
-    A spectral bound counts in multiples of a weight's natural size, of which Adam takes small steps.
+    Learning rates of different methods count in different units. Beside a trust that leaves a method its own, Adam's is
+    0.005 at the method's default and in proportion to it at others.
     """
-    return lr / 20 if isinstance(trust, Spectral) and isinstance(fallback, AdamStep) else None
+    own_units = trust is not None and trust.rates != "adamw"
+    return ADAMS_RATE * lr / default_lr if own_units and isinstance(fallback, AdamStep) else None
 
 
 def check_one_of(name: str, value: str | None, known: Iterable[str | None]) -> None:

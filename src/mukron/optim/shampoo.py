@@ -107,7 +107,7 @@ class Shampoo(SecondOrder):
         self,
         model: nn.Module,
         parametrization: Parametrization | None = None,
-        lr: float | Tensor = 0.1,
+        lr: float | Tensor | None = None,
         *,
         damping: float | Rule | None = None,
         e: Fraction | int | str = Fraction(1, 2),

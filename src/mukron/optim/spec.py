@@ -19,7 +19,7 @@ from mukron.damping import Constant, Rule
 from mukron.optim import sizes
 from mukron.optim.docs import arguments_of
 from mukron.optim.optimizer import SecondOrder
-from mukron.optim.options import Trust, usual_interval
+from mukron.optim.options import ADAMS_RATE, Trust, usual_interval
 from mukron.optim.run_options import Option
 from mukron.optim.sizes import LayerSize
 from mukron.theory import FAMILIES, METHODS, Family, Method, get_method
@@ -69,6 +69,7 @@ class MethodSpec:
         damping: The damping if none is given; a bare number means another number of the same rule. None: no damping.
         sp_damping: The damping that people use with it today, without muP. None: ``damping``.
         lr: A learning rate small enough for the first steps to follow the theory at every width.
+        bounded_lr: The learning rate if none is given and steps have a trust that leaves the method its own units.
         lr_range: The learning rates to search, as powers of two: (-11, -2) is 2^-11 to 2^-2.
         plain_lr_range: The same for steps without a trust. None: ``lr_range``.
         captures: What it records of a pass: some of "inputs", "signals" and "jacobian".
@@ -98,6 +99,7 @@ class MethodSpec:
     damping: Rule | None = None
     sp_damping: Rule | None = None
     plain_lr_range: tuple[int, int] | None = None
+    bounded_lr: float = 0.1
     captures: tuple[str, ...] = ()
     arguments: Callable[[RunFields, dict[str, Any]], dict[str, Any]] = with_momentum
     state_size: Callable[[LayerSize, Mapping[str, Any]], int] = sizes.nothing
@@ -173,12 +175,15 @@ class MethodSpec:
         return self.lr_range if self.bounded(options) else self.plain_lr_range or self.lr_range
 
     def usual_lr(self, options: Mapping[str, Any]) -> float:
-        """The learning rate of a run that is given none: the optimizer's own default beside a bound, else ``lr``.
+        """The learning rate where none is given. With a trust whose steps are of Adam's length it is Adam's.
 
         Args:
             options: Options by name, as a run's configuration has them.
         """
-        return float(self.defaults.get("lr", self.lr)) if self.layerwise and self.bounded(options) else self.lr
+        trust = Trust.of(options.get("trust", self.defaults.get("trust")))
+        if not self.layerwise or trust is None:
+            return self.lr
+        return ADAMS_RATE if trust.rates == "adamw" else self.bounded_lr
 
     def interval(self, options: Mapping[str, Any]) -> int:
         """How many steps there are from one refresh of the inverses to the next.

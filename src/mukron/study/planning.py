@@ -75,7 +75,11 @@ class WidePlan:
         config, options, trust = self.config, self.config.method_options, _trust(self.config)
         usual = StepOptions.of(trust, fallback=options.get("fallback"), exclude=options.get("exclude"))
         fallback = usual.fallback
-        fallback_lr = options.get("fallback_lr") or usual_fallback_lr(trust, fallback, config.lr) or config.lr
+        fallback_lr = (
+            options.get("fallback_lr")
+            or usual_fallback_lr(trust, fallback, config.lr, config.spec.bounded_lr)
+            or config.lr
+        )
         scales, fallback_scales = self.parametrization.scales(config.method), self.parametrization.scales(fallback.name)
         rates = self.parametrization.scales((trust and trust.rates) or config.method)
         settings = []
