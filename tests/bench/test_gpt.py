@@ -80,6 +80,15 @@ def test_muon_has_the_hidden_matrices():
     assert sum(sizes) == sum(p.numel() for p in model.parameters())
 
 
+def test_shampoo_with_the_settings_of_distributed_shampoo_takes_its_steps(text):
+    """Here in float32, to within what rounding makes of it in 25 steps; tests/optim does it in float64."""
+    pytest.importorskip("distributed_shampoo", reason="get it from github.com/facebookresearch/optimizers")
+    names = ("shampoo-as-distributed", "distributed-shampoo")
+    ours, theirs = (train_gpt(replace(RUN, method=name, lr=2**-8, steps=25), text, "cpu", "float32") for name in names)
+    assert ours.validation == pytest.approx(theirs.validation, abs=0.02)
+    assert ours.validation < 3.5
+
+
 # What is stored.
 
 

@@ -17,7 +17,11 @@ GPTTextOption = Annotated[
     Path | None, typer.Option(help="A text file; its bytes are the tokens. Default: a synthetic text.")
 ]
 GPTMethodsOption = Annotated[
-    str, typer.Option(help="Methods: kfac, foof, shampoo, gauss-newton; and muon, torch's own without muP.")
+    str,
+    typer.Option(
+        help="Methods: kfac, foof, shampoo, gauss-newton; and without muP muon (torch's), distributed-shampoo (if "
+        "it is installed), shampoo-as-distributed (ours, with its settings)."
+    ),
 ]
 GPTWidthsOption = Annotated[
     str, typer.Option(help="Widths, as in 128,256 or 128:1024. The narrowest is the base of the parametrization.")

@@ -41,7 +41,10 @@ def _figure(result: GPTResult) -> Figure:
                     axis.plot([lr], [loss], ".", color=colour, markersize=2)
             best = min(curve, key=lambda lr, losses=curve: losses[lr])  # type: ignore[misc]
             axis.plot([best], [curve[best]], "*", color=colour, markersize=11)
-        axis.set_xscale("log", base=2)
+        rates = sorted({lr for curve in transfer.curves.values() for lr in curve})
+        axis.set_xscale("log")
+        axis.set_xticks(rates, [f"{lr:g}" for lr in rates])
+        axis.set_xticks([], minor=True)
         axis.set_title(transfer.method)
         axis.set_xlabel("learning rate")
         axis.legend(title="width")

@@ -18,7 +18,8 @@ from typing import Any
 import torch
 
 from mukron import __version__
-from mukron.bench.gpt.task import MUON, GPTOutcome, GPTRun, check_method, load_text, train_gpt
+from mukron.bench.gpt.references import REFERENCE_METHODS
+from mukron.bench.gpt.task import GPTOutcome, GPTRun, check_method, load_text, train_gpt
 from mukron.bench.measure import check_device
 from mukron.bench.result import machine_of
 from mukron.optim.spec import spec_of
@@ -337,7 +338,7 @@ def _parabola(x: float, y: float, u: float, v: float) -> tuple[float, float]:
 
 def title_of(method: str) -> str:
     """The name of a method for people."""
-    return "Muon (torch)" if method == MUON else spec_of(method).title
+    return REFERENCE_METHODS[method].title if method in REFERENCE_METHODS else spec_of(method).title
 
 
 def run_gpt(options: GPTOptions, result: GPTResult, folder: Path, say: Callable[[str], None]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from math import inf, isfinite
@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
+from mukron.bench.gpt.references import REFERENCE_METHODS
 from mukron.bench.measure import product_precision
 from mukron.bench.networks import CharGPT
 from mukron.bench.stability.runs import make_optimizer
@@ -28,8 +29,6 @@ from mukron.train.randomness import own_random_numbers
 BYTES, WINDOW, LAYERS, HEAD_SIZE, BATCH = 256, 128, 4, 64, 32
 WARMUP, LAST_RATE = 20, 0.1  # steps to the full learning rate; what is left of it at the end
 TRAINING_PART = 0.9  # of the text; the rest is for validation
-MUON = "muon"  # torch's own, with AdamW for all but the hidden matrices and without muP: for comparison
-MUON_ADAM_RATE = 1e-3
 LAYERWISE = tuple(name for name, spec in SPECS.items() if spec.layerwise)
 
 
@@ -38,9 +37,9 @@ class GPTRun:
     """One training: all that distinguishes it from others.
 
     Attributes:
-        method: A method of this library that works layer by layer, or "muon".
+        method: A method of this library that works layer by layer, or one of ``REFERENCE_METHODS``.
         width: The size of a token's vector.
-        base: The width of the parametrization's base; "muon" has none.
+        base: The width of the parametrization's base; references have none.
         lr: The learning rate. All other options are the class's defaults.
         seed: The seed of the initial weights and of the batches.
         steps: The number of steps.
@@ -187,14 +186,11 @@ def _rate(step: int, steps: int) -> float:
 
 
 def _optimizers(run: GPTRun, model: nn.Module) -> list[Optimizer]:
-    if run.method != MUON:
-        plan = parametrize(model, base_shapes(network, width=run.base))
-        options: Mapping[str, Any] = {"class_dim": -1}
-        return [make_optimizer(spec_of(run.method), model, {"parametrization": plan, "lr": run.lr}, options)]
-    hidden = [p for name, p in model.named_parameters() if name.startswith("branches") and p.ndim == 2]
-    others = [p for p in model.parameters() if all(p is not q for q in hidden)]
-    muon: Callable[..., Optimizer] = torch.optim.Muon
-    return [muon(hidden, run.lr, weight_decay=0.0), torch.optim.AdamW(others, MUON_ADAM_RATE, weight_decay=0.0)]
+    if run.method in REFERENCE_METHODS:
+        return REFERENCE_METHODS[run.method].optimizers(model, run.lr)
+    plan = parametrize(model, base_shapes(network, width=run.base))
+    options: Mapping[str, Any] = {"class_dim": -1}
+    return [make_optimizer(spec_of(run.method), model, {"parametrization": plan, "lr": run.lr}, options)]
 
 
 def check_method(name: str) -> None:
@@ -206,7 +202,8 @@ def check_method(name: str) -> None:
     Raises:
         ValueError: It is not known, or this torch does not have it.
     """
-    if name not in (*LAYERWISE, MUON):
-        raise ValueError(f"--methods {name!r}; known: {', '.join((*LAYERWISE, MUON))}")
-    if name == MUON and not hasattr(torch.optim, "Muon"):
-        raise ValueError(f"--methods muon: torch {torch.__version__} has no Muon; 2.9 has")
+    known = (*LAYERWISE, *REFERENCE_METHODS)
+    if name not in known:
+        raise ValueError(f"--methods {name!r}; known: {', '.join(known)}")
+    if name in REFERENCE_METHODS and (missing := REFERENCE_METHODS[name].missing()):
+        raise ValueError(f"--methods {name}: {missing}")

@@ -1,0 +1,95 @@
+"""Optimizers of other libraries for the GPT, without muP, and our Shampoo with another library's settings."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import AdamW, Optimizer
+
+from mukron.damping import Constant
+from mukron.memory import EMA
+from mukron.optim import AdamStep, GradientMomentum, Graft, Shampoo
+
+MUON_ADAM_RATE = 1e-3  # for all but the hidden matrices
+BETAS, EPSILON, EVERY = (0.9, 0.99), 1e-12, 10  # of Distributed Shampoo: of averages, in its roots, between roots
+GRAFTED_BETA, GRAFTED_EPSILON = 0.999, 1e-8
+
+
+@dataclass(frozen=True)
+class ReferenceMethod:
+    """A method of the GPT's table that is not one of this library's own.
+
+    Attributes:
+        title: Its name in tables.
+        optimizers: Makes the optimizers of a network for a learning rate.
+        missing: Why it cannot be run here; empty if it can.
+
+    Example:
+        >>> REFERENCE_METHODS["muon"].title
+        'Muon (torch)'
+    """
+
+    title: str
+    optimizers: Callable[[nn.Module, float], list[Optimizer]]
+    missing: Callable[[], str] = lambda: ""
+
+
+def _muon(model: nn.Module, lr: float) -> list[Optimizer]:
+    hidden, others = _split(model, lambda name, p: name.startswith("branches") and p.ndim == 2)
+    muon: Callable[..., Optimizer] = torch.optim.Muon
+    return [muon(hidden, lr, weight_decay=0.0), AdamW(others, MUON_ADAM_RATE, weight_decay=0.0)]
+
+
+def _distributed_shampoo(model: nn.Module, lr: float) -> list[Optimizer]:
+    """The library itself; embeddings and norms are in a group with Adam's steps, as they are with our Shampoo."""
+    library: Any = import_module("distributed_shampoo")
+    matrices, others = _split(model, lambda name, p: p.ndim == 2 and "tokens" not in name and "positions" not in name)
+    adam = library.AdamPreconditionerConfig(beta2=GRAFTED_BETA, epsilon=GRAFTED_EPSILON)
+    groups = [{"params": matrices}, {"params": others, "preconditioner_config": adam, "grafting_config": None}]
+    optimizer: Optimizer = library.DistributedShampoo(
+        groups,
+        lr=lr,
+        betas=BETAS,
+        epsilon=EPSILON,
+        precondition_frequency=EVERY,
+        start_preconditioning_step=EVERY,
+        max_preconditioner_dim=math.inf,
+        distributed_config=library.SingleDeviceDistributedConfig(target_parameter_dimensionality=2),
+        grafting_config=adam,
+    )
+    return [optimizer]
+
+
+def _like_distributed_shampoo(model: nn.Module, lr: float) -> list[Optimizer]:
+    adam = AdamStep((BETAS[0], GRAFTED_BETA), GRAFTED_EPSILON)
+    options: dict[str, Any] = {"momentum": GradientMomentum(BETAS[0]), "memory": EMA(BETAS[1])}
+    options |= {"inverse_every": EVERY, "start": EVERY - 1, "refresh_warmup": 0}
+    return [Shampoo(model, lr=lr, damping=Constant(EPSILON), trust=Graft(adam), fallback=adam, **options)]
+
+
+def _split(model: nn.Module, belongs: Callable[[str, Tensor], bool]) -> tuple[list[Tensor], list[Tensor]]:
+    named = [*model.named_parameters()]
+    return [p for name, p in named if belongs(name, p)], [p for name, p in named if not belongs(name, p)]
+
+
+def _without_muon() -> str:
+    return "" if hasattr(torch.optim, "Muon") else f"torch {torch.__version__} has no Muon; 2.9 has"
+
+
+def _without_library() -> str:
+    place = "github.com/facebookresearch/optimizers"
+    return "" if find_spec("distributed_shampoo") else f"the package distributed_shampoo is not installed ({place})"
+
+
+REFERENCE_METHODS = {
+    "muon": ReferenceMethod("Muon (torch)", _muon, _without_muon),
+    "distributed-shampoo": ReferenceMethod("Distributed Shampoo", _distributed_shampoo, _without_library),
+    "shampoo-as-distributed": ReferenceMethod("Shampoo, as Distributed Shampoo", _like_distributed_shampoo),
+}
