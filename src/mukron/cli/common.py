@@ -67,8 +67,11 @@ class Group(_ListsMethods, TyperGroup):
 
 
 @contextmanager
-def errors() -> Iterator[None]:
+def errors(*, continues: bool = False) -> Iterator[None]:
     """Turns errors into exit codes: 2 with a one-line message for an invalid request, 3 with a traceback for a bug.
+
+    Args:
+        continues: Whether the same command continues where it was interrupted; then that is said.
 
     Raises:
         typer.Exit: With that exit code; 130 after Ctrl-C.
@@ -79,7 +82,7 @@ def errors() -> Iterator[None]:
         Console(stderr=True, soft_wrap=True).print(f"[bold red]error:[/] {escape(str(error))}", highlight=False)
         raise typer.Exit(WRONG_REQUEST) from None
     except KeyboardInterrupt:
-        Console(stderr=True).print("interrupted")
+        say("interrupted; the same command continues" if continues else "interrupted")
         raise typer.Exit(STOPPED) from None
     except (typer.Exit, typer.Abort):
         raise

@@ -57,7 +57,7 @@ def gpt(
     With several widths and at least three learning rates it says whether the best one transfers. Every run is stored at
     once. The same command continues where it was interrupted.
     """
-    with errors():
+    with errors(continues=True):
         from mukron.bench.gpt.page import GPT_MARKER
         from mukron.bench.gpt.result import GPTOptions, GPTResult, run_gpt
         from mukron.bench.page import around_markers

@@ -70,7 +70,7 @@ def stability(
 
     Every run is stored at once. The same command continues where it was interrupted.
     """
-    with errors():
+    with errors(continues=True):
         from mukron.bench.page import around_markers
         from mukron.bench.stability.matrix import stored_result
         from mukron.bench.stability.page import STABILITY_MARKER

@@ -63,3 +63,30 @@ class Reporter(Generic[T]):
         if self.progress is not None and self.throttle.due(now):
             self.progress(self.standing())
             self.throttle.due(now=True)  # the time that the report itself took does not count
+
+
+class TimeLeft:
+    """Says how long work of many parts will still take, from how long the parts so far took.
+
+    Args:
+        parts: The number of parts.
+
+    Example:
+        >>> left = TimeLeft(parts=4)
+        >>> left.part_done(now=left.begin + 60), left.part_done(now=left.begin + 120)
+        ('1 of 4, about 3 min left', '2 of 4, about 2 min left')
+    """
+
+    def __init__(self, parts: int) -> None:
+        self.parts, self.done, self.begin = parts, 0, time.monotonic()
+
+    def part_done(self, now: float | None = None) -> str:
+        """Count a part, and return where the work stands.
+
+        Args:
+            now: The time, as ``time.monotonic`` has it; None: this moment.
+        """
+        self.done += 1
+        seconds = ((time.monotonic() if now is None else now) - self.begin) * (self.parts - self.done) / self.done
+        left = f", about {seconds / 60:.0f} min left" if seconds >= 30 else ""
+        return f"{self.done} of {self.parts}{left}"

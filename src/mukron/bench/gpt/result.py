@@ -26,6 +26,7 @@ from mukron.optim.spec import spec_of
 from mukron.params.storage import write_json
 from mukron.table import Table
 from mukron.workers.pool import WorkerPool
+from mukron.workers.progress import TimeLeft
 
 LARGEST_FACTOR = 1.5  # between the best learning rates of two widths, for a verdict of transfer
 
@@ -351,17 +352,15 @@ def run_gpt(options: GPTOptions, result: GPTResult, folder: Path, say: Callable[
         say: Is told what was done, in lines.
     """
     missing: Sequence[GPTRun] = [run for run in options.runs() if run not in result.runs]
-    lock, done = Lock(), 0
+    lock, left = Lock(), TimeLeft(len(missing))
 
     def train(run: GPTRun) -> None:
-        nonlocal done
         outcome = pool.call(train_gpt, run, options.file, options.device, options.precision)
         with lock:
-            done += 1
             result.runs[run] = outcome
             result.save(folder)
             place = f"{title_of(run.method)}, width {run.width}, lr {run.lr:.4g}, seed {run.seed}"
-            say(f"  {done} of {len(missing)}: {place}: {outcome.validation:.4f} in {outcome.seconds:.0f} s")
+            say(f"  {left.part_done()}: {place}: {outcome.validation:.4f} in {outcome.seconds:.0f} s")
 
     with WorkerPool(options.workers) as pool:
         pool.for_each(missing, train)

@@ -32,6 +32,7 @@ from mukron.bench.stability.search import best_power, first_powers, lowest_power
 from mukron.data import DataError, Split
 from mukron.optim.spec import SPECS, spec_of
 from mukron.workers.pool import WorkerPool
+from mukron.workers.progress import TimeLeft
 
 Say = Callable[[str], None]
 REFRESHED = ("kfac", "foof", "shampoo")  # methods with factors that are kept
@@ -134,7 +135,7 @@ class StabilityMatrix:
             for method, memory, momentum, settings in kinds:
                 rows.append(StabilityRun(name, method, settings, memory, momentum, 1, 0, 0, steps))
         with WorkerPool(options.workers) as pool:
-            self.done, self.rows, self.pool = 0, len(rows), pool
+            self.pool, self.time_left = pool, TimeLeft(len(rows))
             pool.for_each(rows, self._row)
 
     def _summary(self, row: StabilityRow) -> str:
@@ -158,8 +159,7 @@ class StabilityMatrix:
             for every in self.options.intervals:
                 self._outcome(replace(first, power=power, every=every))
         with self.lock:
-            self.done += 1
-            self.say(f"  {self.done} of {self.rows}: {self._summary(StabilityRow.of(first))}")
+            self.say(f"  {self.time_left.part_done()}: {self._summary(StabilityRow.of(first))}")
 
     def _outcome(self, first: StabilityRun) -> StabilityOutcome:
         """What is measured over seeds; runs that are not stored are run."""

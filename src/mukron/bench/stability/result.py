@@ -242,6 +242,7 @@ class StabilityResult:
         notes = (
             f"Stable: {RULE.text}",
             "A cell: the largest loss over the initial loss, then the final loss.",
+            *(["A trial of a few steps: these verdicts say nothing of the methods."] if self.smoke else []),
         )
         columns += [*(f"every {every}" for every in intervals), "verdict"]
         return Table("Stability with stale inverses", tuple(columns), tuple(lines), notes if lines else ())
