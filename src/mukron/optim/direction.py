@@ -223,8 +223,15 @@ def block_gradient(step: Transaction, layer: LayerEntry, block: str, entry: Para
     if momentum_on_gradient(entry):
         G = _averaged(step, entry, dense(G))
         step.applied_dense.add(layer.name)
-    if layer.name in step.double and isinstance(G, Tensor):
-        G = G.double()
+    operators = step.value(layer, "operators")
+    return _in_dtype_of(operators[block if block in operators else WEIGHT], G)
+
+
+def _in_dtype_of(operators: Mapping[str, Operator], G: Move) -> Move:
+    """G in the precision of the operators that it meets, which may be those of an earlier step."""
+    for operator in operators.values():
+        if (dtype := operator.dtype) is not None:
+            return G.to(dtype)
     return G
 
 

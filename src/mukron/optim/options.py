@@ -105,7 +105,7 @@ class AdamStep:
         """
         beta1, beta2 = self.betas
         t = state.get("adam_step", 0) + 1
-        m, v = (state[name] if t > 1 else torch.zeros_like(G) for name in ("exp_avg", "exp_avg_sq"))
+        m, v = (state[name].to(G.dtype) if t > 1 else torch.zeros_like(G) for name in ("exp_avg", "exp_avg_sq"))
         m = m.lerp(G, 1 - beta1)
         v = (v * beta2).addcmul_(G, G, value=1 - beta2)
         direction = (m / (1 - beta1**t)) / ((v / (1 - beta2**t)).sqrt() + self.eps)
