@@ -103,12 +103,15 @@ def bounded(step: Transaction, layer: LayerEntry, block: str, raw: Move, G: Move
         plain, averaged = (layer.layer.values(block, dense(gradient)) for gradient in (raw, G))
         own = _by_rule(step, trust.step_rule, entry, plain, averaged)
         started = step.optimizer.steps >= step.optimizer.options.start
-        return _of_length(dense(move), own.norm()) if started else layer.layer.block(block, own)
+        return _of_length(dense(move), own.norm(dtype=torch.float64)) if started else layer.layer.block(block, own)
     return move
 
 
 def _of_length(move: Tensor, length: Tensor | float) -> Tensor:
-    scaled: Tensor = move * (length / move.norm().clamp_min(1e-30))
+    """The move, made as long as that. One that is so short that its entries have lost their digits becomes zero."""
+    norm = torch.linalg.vector_norm(move, dtype=torch.float64)  # squares in float32 underflow, or overflow
+    root = (length / norm).where(norm >= torch.finfo(move.dtype).tiny, 0.0).sqrt().to(move.dtype)
+    scaled: Tensor = move * root * root  # their product alone may exceed what the dtype can hold
     return scaled
 
 
@@ -327,6 +330,8 @@ def prepare(
 def at_least_rounding(blocks: Sequence[Factors]) -> tuple[list[dict[str, Tensor]], list[dict[str, Tensor]]]:
     """The damping of each factor, at least its own rounding, and 1 for a factor of zeros (no signal yet).
 
+    Damping that is no normal number (signals vanish) counts as zero: its inverse would overflow.
+
     Returned with it is trace / damping, a bound of the condition number. All factors are handled as one vector: on a
     GPU each small operation costs a launch.
     """
@@ -341,7 +346,7 @@ def at_least_rounding(blocks: Sequence[Factors]) -> tuple[list[dict[str, Tensor]
         trace = torch.cat(traces)
         rounding = trace * _rounding(dtype, trace.device, *zip(sizes, [factor.d for factor in factors], strict=True))
         rho = torch.maximum(torch.cat([blocks[number][1][name] for number, name in some]), rounding)
-        rho = rho.where(rho != 0, 1.0)
+        rho = rho.where(~(rho < torch.finfo(dtype).tiny), 1.0)
         parts = zip(some, torch.split(rho, sizes), torch.split(trace / rho, sizes), strict=True)
         for (number, name), own_rho, condition in parts:
             damping[number][name], conditions[number][name] = own_rho, condition
