@@ -56,7 +56,7 @@ def directions(optimizer: SecondOrder, step: Transaction) -> dict[str, Move]:
                 raw = whole_gradient(step, layer, block, entry)
                 if raw is None or (optimizer.by_block and block not in step.value(layer, "operators")):
                     continue  # without a gradient, or without curvature yet
-                step.rates[entry.name] = base_rate(entry) * entry.scale
+                _announce(step, entry)
                 G = block_gradient(step, layer, block, entry, raw)
                 started = optimizer.steps >= options.start
                 move = optimizer.precondition(layer, block, G, step) if started else G
@@ -78,12 +78,24 @@ def directions(optimizer: SecondOrder, step: Transaction) -> dict[str, Move]:
         moves = {name: nu.to(move.dtype) * move for name, move in moves.items() if isinstance(move, Tensor)}
     for entry in optimizer.entries.values():
         if not entry.preconditioned and entry.parameter.grad is not None:
-            step.rates[entry.name] = base_rate(entry) * entry.scale
+            _announce(step, entry)
             G = averaged = plain_gradient(entry)
             if momentum_on_gradient(entry) and not isinstance(options.fallback, AdamStep):
                 averaged = _averaged(step, entry, G)
             moves[entry.name] = _by_rule(step, options.fallback, entry, G, averaged)
     return moves
+
+
+def _announce(step: Transaction, entry: ParameterEntry) -> None:
+    """This step moves the parameter: its learning rate, and a buffer if it has none and momentum is on the update."""
+    step.rates[entry.name] = base_rate(entry) * entry.scale
+    weight, adam = entry.parameter, not entry.preconditioned and isinstance(step.optimizer.options.fallback, AdamStep)
+    on_update = entry.group["momentum"] and entry.group["momentum_on"] == "update" and not adam
+    if not on_update or "momentum_buffer" in step.state_of(weight):
+        return
+    dtype = torch.float32 if weight.dtype in (torch.float16, torch.bfloat16) else weight.dtype
+    buffer = torch.zeros_like(weight, dtype=dtype, memory_format=torch.contiguous_format)
+    step.stage(weight, momentum_buffer=buffer)
 
 
 # Trust.
@@ -226,15 +238,8 @@ def block_gradient(step: Transaction, layer: LayerEntry, block: str, entry: Para
     if momentum_on_gradient(entry):
         G = _averaged(step, entry, dense(G))
         step.applied_dense.add(layer.name)
-    operators = step.value(layer, "operators")
-    return _in_dtype_of(operators[block if block in operators else WEIGHT], G)
-
-
-def _in_dtype_of(operators: Mapping[str, Operator], G: Move) -> Move:
-    """G in the precision of the operators that it meets, which may be those of an earlier step."""
-    for operator in operators.values():
-        if (dtype := operator.dtype) is not None:
-            return G.to(dtype)
+    if layer.name in step.double and isinstance(G, Tensor):
+        G = G.double()
     return G
 
 
@@ -361,10 +366,14 @@ def _rounding(dtype: torch.dtype, device: torch.device, *sizes: tuple[int, int])
 
 
 def apply(operators: Mapping[str, Operator], G: Move, sides: Collection[str] = IN_SIDE + OUT_SIDE) -> Move:
-    """P_out G P_in for G [groups, d_out, d_in], in the form in which G came; or one side alone."""
+    """P_out G P_in for G [groups, d_out, d_in], in the form in which G came; or one side alone.
+
+    The precision is that of the operators, which may be those of an earlier step.
+    """
     for name, operator in operators.items():
         if name not in sides:
             continue
+        G = G if (dtype := operator.dtype) is None else G.to(dtype)
         if isinstance(G, LowRank):
             G = G.right(operator) if name in IN_SIDE else G.left(operator)
         else:

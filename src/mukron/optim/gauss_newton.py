@@ -139,4 +139,5 @@ class GaussNewton(SecondOrder):
             step: The step that is being taken; it holds the state as it will be.
         """
         operator = step.value(layer, "operators")[block]["K"]
+        G = G.to(operator.dtype)
         return operator.of_own_gradient(G) if isinstance(G, LowRank) else operator.right(G)  # type: ignore[no-any-return]

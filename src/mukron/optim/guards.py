@@ -132,10 +132,11 @@ def check_group(group: Mapping[str, Any]) -> None:
 def check_uses(optimizer: SecondOrder, step: Transaction) -> None:
     """Once: whether each weight's gradient is that of its layer's own forward pass, up to a factor.
 
+    What is found is staged: a step that is skipped has found nothing.
+
     A weight that is also used behind its layer's back (``F.linear(h, embedding.weight)``) shows in this alone.
     """
-    capture = optimizer.capture
-    capture.checks_uses = False
+    capture, step.checks_uses = optimizer.capture, False
     factors: dict[str, float] = {}
     for layer in step.active:
         entry = layer.blocks.get(WEIGHT)
@@ -146,18 +147,16 @@ def check_uses(optimizer: SecondOrder, step: Transaction) -> None:
         G = G.float() if G.dtype in (torch.float16, torch.bfloat16) else G
         ours, actual = capture.along(layer.name), G @ probe(G.shape[-1], G.dtype, G.device)
         if not bool(actual.isfinite().all()):
-            capture.checks_uses = True  # nothing is seen by this; the next step will tell
+            step.checks_uses = True  # nothing is seen by this; the next step will tell
             return
         if ours is None or not bool(actual.any()):
             continue
         factor, off = proportion(ours.to(actual.dtype), actual)
         if bool(off > SUSPICIOUS):
-            warnings.warn(
+            step.remarks.append(
                 f'the gradient of layer "{layer.name}" is not that of its own forward pass: its weight is used '
                 "elsewhere too, or the gradient was changed before the step. Its curvature describes the layer's "
-                f'own use alone; exclude=("{layer.name}",) leaves it to the fallback rule',
-                UserWarning,
-                stacklevel=4,
+                f'own use alone; exclude=("{layer.name}",) leaves it to the fallback rule'
             )
             continue
         factors[layer.name] = float(factor)
@@ -167,24 +166,22 @@ def check_uses(optimizer: SecondOrder, step: Transaction) -> None:
             statistics.halves = [half._replace(fused=True) for half in statistics.halves]
             statistics.join()
             entry.parameter.grad = None
-    _check_scaler(optimizer, list(factors.values()))
-    if optimizer.capture_options.weighs_loss and optimizer.found_reduction is None and capture.passes:
-        _find_reduction(optimizer, list(factors.values()))
+    _check_scaler(optimizer, step, list(factors.values()))
+    if optimizer.capture_options.weighs_loss and step.found_reduction is None and capture.passes:
+        _find_reduction(optimizer, step, list(factors.values()))
 
 
-def _check_scaler(optimizer: SecondOrder, factors: Sequence[float]) -> None:
+def _check_scaler(optimizer: SecondOrder, step: Transaction, factors: Sequence[float]) -> None:
     """Signals that are read from the loss are those of the scaled one, unless the scaler is known."""
     fisher = optimizer.capture_options.fisher
     reads_loss = optimizer.capture_options.empirical or optimizer.capture_options.jacobian
     scaler = fisher.grad_scaler if isinstance(fisher, Empirical) else None
     power = _unscaled_by(factors)
     if reads_loss and scaler is None and power is not None:
-        warnings.warn(
+        step.remarks.append(
             f"gradients are 2^{power} times those of the backward pass, as if a GradScaler had unscaled "
             f"them; the signals that {type(optimizer).__name__} reads from the loss are still scaled. Pass the scaler: "
-            "grad_scaler=scaler",
-            UserWarning,
-            stacklevel=5,
+            "grad_scaler=scaler"
         )
 
 
@@ -196,7 +193,7 @@ def _unscaled_by(factors: Sequence[float]) -> int | None:
     return None
 
 
-def _find_reduction(optimizer: SecondOrder, factors: Sequence[float]) -> None:
+def _find_reduction(optimizer: SecondOrder, step: Transaction, factors: Sequence[float]) -> None:
     """Find how the loss reduces over samples and positions; tell where that is not what the user says, or unclear.
 
     factors: by layer, the gradient beside that of the backward pass. Where it is much smaller and no power of two, it
@@ -209,35 +206,31 @@ def _find_reduction(optimizer: SecondOrder, factors: Sequence[float]) -> None:
     if scale is None:
         return
     if scale.weight == 0:
-        optimizer.capture.checks_uses = True  # nothing is seen by this; the next step will tell
+        step.checks_uses = True  # nothing is seen by this; the next step will tell
         return
     if options.grad_scaler is not None:
         scale = scale._replace(weight=scale.weight / options.grad_scaler.get_scale())
     elif power is not None:
         scale = scale._replace(weight=scale.weight * 2.0**power)
     elif not factors or math.log2(max(min(factors), 1e-300)) < LARGEST_POWER:
-        optimizer.found_reduction = scale.reduction((OVER_SAMPLES, OVER_POSITIONS))
+        step.found_reduction = scale.reduction((OVER_SAMPLES, OVER_POSITIONS))
         return
-    found = optimizer.found_reduction = scale.reduction()
+    found = step.found_reduction = scale.reduction()
     name, said = type(optimizer).__name__, options.reduction
     if found is None:
         otherwise, usual = (AS_A_SUM, 1.0) if said == "sum" else (OVER_SAMPLES, 1 / scale.samples)
-        warnings.warn(
+        step.remarks.append(
             f"the loss gives the log-likelihood of a position the weight {scale.weight:.3g}. There are "
             f"{scale.samples:.0f} samples with {scale.positions:.0f} positions, so it is no mean over either, and no "
             f"sum. {name}'s curvature is that of a {otherwise}, and its steps are "
             f"{scale.weight / usual:.3g} times those of such a loss. Take the factor out of the loss, divide the "
             "loss by the number of backward passes before a step, or pass the GradScaler that multiplies it: "
-            "grad_scaler=scaler",
-            UserWarning,
-            stacklevel=5,
+            "grad_scaler=scaler"
         )
     elif said is not None and (said == "sum") != (found == AS_A_SUM) and scale.samples > 2:
-        warnings.warn(
+        step.remarks.append(
             f'reduction="{said}" was given, but the derivative of the loss is that of a {found}, and {name} takes it '
-            "for that. Leave reduction= out, or change the loss",
-            UserWarning,
-            stacklevel=5,
+            "for that. Leave reduction= out, or change the loss"
         )
 
 
@@ -254,15 +247,33 @@ def _listed(params: Any) -> Any:
     return params if isinstance(params, Tensor) else list(params)
 
 
-def tell_skips(in_a_row: int) -> None:
-    """Tell, once in a row of skipped steps, that the run has diverged."""
-    if in_a_row == PATIENCE:
+def tell_skips(optimizer: SecondOrder, step: Transaction) -> None:
+    """Tell, once in a row of skipped steps, what was not finite at the first of them, and what may help."""
+    if optimizer._skipped_in_a_row == 1:
+        optimizer._skip_cause = _not_finite(optimizer, step)
+    optimizer.capture.forget()
+    if optimizer._skipped_in_a_row == PATIENCE:
         warnings.warn(
-            f"{PATIENCE} steps in a row were skipped, since gradients or curvature were not finite; the run has "
-            "diverged: lower the learning rate or raise the damping",
+            f"{PATIENCE} steps in a row were skipped. At the first of them {optimizer._skip_cause}",
             RuntimeWarning,
             stacklevel=4,
         )
+
+
+def _not_finite(optimizer: SecondOrder, step: Transaction) -> str:
+    """What was not finite in a step that is skipped, the earliest that is known, and what may help."""
+    unstable = "the run has diverged: lower the learning rate or raise the damping"
+    bad = [key for key, trace in step.traces.items() if not bool(trace.isfinite().all())]
+    if bad and bad[0][2] == "A" and bad[0][0] == next(iter(step.traces))[0]:
+        return f'the input of layer "{bad[0][0]}" was not finite, or too large to be squared: check the data'
+    if any(one.errors is not None and not bool(one.errors.isfinite().all()) for one in optimizer.capture.passes):
+        return f"the loss or the model's output was not finite: check the loss and the data, unless {unstable}"
+    for name, entry in optimizer.entries.items():
+        if entry.parameter.grad is not None and not bool(entry.parameter.grad.isfinite().all()):
+            return f'the gradient of "{name}" was not finite: check the loss and the data, unless {unstable}'
+    if bad:
+        return f'factor {bad[0][2]} of layer "{bad[0][0]}" was not finite; {unstable}'
+    return f"the move of a parameter was larger than its dtype can hold; {unstable}"
 
 
 def tell(optimizer: SecondOrder, step: Transaction) -> None:
@@ -271,6 +282,8 @@ def tell(optimizer: SecondOrder, step: Transaction) -> None:
     Also, once a layer, of moves that its trust had to shorten by a very large factor.
     """
     step.notify()
+    for remark in step.remarks:
+        warnings.warn(remark, UserWarning, stacklevel=5)
     for name, factor, how in step.rescues:
         if not any(key.startswith(f"{name} ") for key in optimizer.rescues):
             what = f", factor {factor}: factorized with" if factor else ": its factors could not be inverted,"

@@ -193,7 +193,7 @@ class KFAC(SecondOrder):
     def _signal_scale(self, step: Transaction) -> float | Tensor:
         """What makes A (x) B the curvature of the user's loss. It is part of B, which biases are divided by too."""
         options = self.capture_options
-        reduction = self.found_reduction or (AS_A_SUM if options.reduction == "sum" else OVER_SAMPLES)
+        reduction = step.found_reduction or (AS_A_SUM if options.reduction == "sum" else OVER_SAMPLES)
         if reduction == OVER_SAMPLES and not options.empirical:
             return 1.0
         if "signal scale" not in step.scratch:

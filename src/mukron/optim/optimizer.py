@@ -110,7 +110,7 @@ class SecondOrder(Optimizer):
         self.parametrization = None if parametrization is None else parametrization.bind(model)
         self.powers = {block: self.powers_of(block) for block in (WEIGHT, BIAS)}
         self.exchange: Exchange | None = None
-        self.steps, self.skipped, self._skipped_in_a_row, self._ready = 0, 0, 0, False
+        self.steps, self.skipped, self._skipped_in_a_row, self._skip_cause, self._ready = 0, 0, 0, "", False
         self.watchers: list[Watcher] = []
         self.rescues: Counter[str] = Counter()  # "layer factor: how" -> how often
         self.told: set[str] = set()  # layers whose precision was looked at; and "trust of LAYER"
@@ -236,8 +236,7 @@ class SecondOrder(Optimizer):
             raise
         if moves is None:
             self.skipped, self._skipped_in_a_row = self.skipped + 1, self._skipped_in_a_row + 1
-            self.capture.forget()
-            tell_skips(self._skipped_in_a_row)
+            tell_skips(self, step)
             return loss
         step.commit()
         self.steps, self._skipped_in_a_row, self.waiting = self.steps + 1, 0, len(step.ready) < len(step.active)
@@ -245,7 +244,7 @@ class SecondOrder(Optimizer):
         with stage("mukron::write"):
             write(updates_of(self, moves, step.rates))
         self.capture.commit(*coming)
-        if self.watchers or step.rescues or step.imprecise or step.shortened:
+        if self.watchers or step.rescues or step.imprecise or step.shortened or step.remarks:
             tell(self, step)
         return loss
 

@@ -54,6 +54,11 @@ class LayerEntry:
     sides: Mapping[str, Sides]
     anchor: Parameter
 
+    def has_gradient_values(self) -> bool:
+        """Whether a gradient of the layer has an entry that is not zero."""
+        grads = [entry.parameter.grad for entry in self.blocks.values()]
+        return any(grad is not None and (grad.is_sparse or bool(grad.any())) for grad in grads)
+
 
 def build_tables(
     model: nn.Module,
