@@ -17,6 +17,7 @@ from mukron.curvature import (
     Empirical,
     LayerStatistics,
     LossScale,
+    Pass,
     perturbed,
 )
 from mukron.damping import Adaptive, Rule
@@ -136,7 +137,7 @@ def check_uses(optimizer: SecondOrder, step: Transaction) -> None:
 
     A weight that is also used behind its layer's back (``F.linear(h, embedding.weight)``) shows in this alone.
     """
-    capture, step.checks_uses = optimizer.capture, False
+    capture, first, step.checks_uses = optimizer.capture, optimizer.capture.checks_uses, False
     factors: dict[str, float] = {}
     for layer in step.active:
         entry = layer.blocks.get(WEIGHT)
@@ -153,11 +154,12 @@ def check_uses(optimizer: SecondOrder, step: Transaction) -> None:
             continue
         factor, off = proportion(ours.to(actual.dtype), actual)
         if bool(off > SUSPICIOUS):
-            step.remarks.append(
+            remark = (
                 f'the gradient of layer "{layer.name}" is not that of its own forward pass: its weight is used '
                 "elsewhere too, or the gradient was changed before the step. Its curvature describes the layer's "
                 f'own use alone; exclude=("{layer.name}",) leaves it to the fallback rule'
             )
+            step.remarks += [remark] * first
             continue
         factors[layer.name] = float(factor)
         statistics = step.statistics.get(layer.name)
@@ -166,7 +168,8 @@ def check_uses(optimizer: SecondOrder, step: Transaction) -> None:
             statistics.halves = [half._replace(fused=True) for half in statistics.halves]
             statistics.join()
             entry.parameter.grad = None
-    _check_scaler(optimizer, step, list(factors.values()))
+    if first:
+        _check_scaler(optimizer, step, list(factors.values()))
     if optimizer.capture_options.weighs_loss and step.found_reduction is None and capture.passes:
         _find_reduction(optimizer, step, list(factors.values()))
 
@@ -212,10 +215,15 @@ def _find_reduction(optimizer: SecondOrder, step: Transaction, factors: Sequence
         scale = scale._replace(weight=scale.weight / options.grad_scaler.get_scale())
     elif power is not None:
         scale = scale._replace(weight=scale.weight * 2.0**power)
-    elif not factors or math.log2(max(min(factors), 1e-300)) < LARGEST_POWER:
-        step.found_reduction = scale.reduction((OVER_SAMPLES, OVER_POSITIONS))
+    clipped = options.grad_scaler is None and power is None
+    clipped = clipped and (not factors or math.log2(max(min(factors), 1e-300)) < LARGEST_POWER)
+    found = scale.reduction((OVER_SAMPLES, OVER_POSITIONS)) if clipped else scale.reduction()
+    step.asks_reduction = found is not None and _looks_alike(scale, found, optimizer.capture.passes)
+    if step.asks_reduction:
+        return  # what the user says counts until a batch decides; for this one it makes no difference
+    step.found_reduction = found
+    if clipped:
         return
-    found = step.found_reduction = scale.reduction()
     name, said = type(optimizer).__name__, options.reduction
     if found is None:
         otherwise, usual = (AS_A_SUM, 1.0) if said == "sum" else (OVER_SAMPLES, 1 / scale.samples)
@@ -227,11 +235,19 @@ def _find_reduction(optimizer: SecondOrder, step: Transaction, factors: Sequence
             "loss by the number of backward passes before a step, or pass the GradScaler that multiplies it: "
             "grad_scaler=scaler"
         )
-    elif said is not None and (said == "sum") != (found == AS_A_SUM) and scale.samples > 2:
+    elif said is not None and (said == "sum") != (found == AS_A_SUM):
         step.remarks.append(
             f'reduction="{said}" was given, but the derivative of the loss is that of a {found}, and {name} takes it '
             "for that. Leave reduction= out, or change the loss"
         )
+
+
+def _looks_alike(scale: LossScale, found: str, passes: Sequence[Pass]) -> bool:
+    """Whether another reduction is the same for this batch: of one sample, or of samples with one position each."""
+    counts = {OVER_SAMPLES: scale.samples, OVER_POSITIONS: scale.positions, AS_A_SUM: 1.0}
+    if not any(one.ignored is not None for one in passes):  # the output has no positions
+        counts.pop(OVER_POSITIONS)
+    return any(name != found and count == counts.get(found) for name, count in counts.items())
 
 
 def checked_params(model: nn.Module, params: Iterable[Any] | None) -> list[Any]:

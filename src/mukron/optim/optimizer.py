@@ -322,7 +322,8 @@ def _attempt(
     own = gather(optimizer.capture.passes)
     step = Transaction(optimizer, own if optimizer.exchange is None else optimizer.exchange.gather(own))
     step.applied = {} if ratio is not None and ratio.groups else None
-    if optimizer.capture.checks_uses:
+    asks = optimizer.capture.asks_reduction and all(one.checked for one in optimizer.capture.passes)
+    if optimizer.capture.checks_uses or asks:
         check_uses(optimizer, step)
     with stage("mukron::factors"):
         step.measure()

@@ -84,7 +84,8 @@ class Transaction:
         self.rescue, self.operators_failed, self.remarks = False, False, list[str]()
         self.rescues: list[tuple[str, str, str]] = []  # layer, factor, how
         self.shortenings: dict[tuple[str, str], Tensor] = {}
-        self.found_reduction, self.checks_uses = optimizer.found_reduction, optimizer.capture.checks_uses
+        self.found_reduction, self.asks_reduction = optimizer.found_reduction, optimizer.capture.asks_reduction
+        self.checks_uses = optimizer.capture.checks_uses
         self.shortened, self.imprecise = list[str](), list[str]()
         self._factors: dict[tuple[str, str], tuple[Mapping[str, Factor], dict[str, Tensor]]] = {}
         self._inverted: list[Tensor] = []  # finite if inverses came out well
@@ -112,7 +113,8 @@ class Transaction:
 
     def commit(self) -> None:
         """Write what was staged into the state."""
-        self.optimizer.found_reduction, self.optimizer.capture.checks_uses = self.found_reduction, self.checks_uses
+        self.optimizer.found_reduction, capture = self.found_reduction, self.optimizer.capture
+        capture.asks_reduction, capture.checks_uses = self.asks_reduction, self.checks_uses
         for parameter, values in self._staged.items():
             self.optimizer.state[parameter].update(values)
         for group, values in self._staged_of_groups:
