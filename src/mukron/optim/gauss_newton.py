@@ -14,8 +14,9 @@ from mukron.layers import BIAS
 from mukron.linalg import KernelFactor, LowRank
 from mukron.optim import sizes
 from mukron.optim.docs import describe
+from mukron.optim.momentum import Momentum
 from mukron.optim.optimizer import SecondOrder
-from mukron.optim.options import HeavyBall, Momentum, StepOptions, StepRule, Trust
+from mukron.optim.options import StepOptions, StepRule, Trust
 from mukron.optim.run_options import EVERY_LAYER
 from mukron.optim.spec import MethodSpec, register
 from mukron.optim.table import LayerEntry
@@ -48,7 +49,7 @@ class GaussNewton(SecondOrder):
     Args:
         damping: A number means ``Rescaled(number)``: that many times the mean eigenvalue of the layer's kernel.
         momentum: A number or ``HeavyBall(beta, nesterov)``: on the update. ``GradientMomentum(beta)``: on the gradient,
-            of which other batches' parts do not fit this batch's curvature.
+            of which other batches' parts do not fit this batch's curvature. Default: no momentum, with a ``trust`` too.
 
     Example:
         >>> import torch, mukron
@@ -59,6 +60,7 @@ class GaussNewton(SecondOrder):
     by_block = True
     uses_products = True
     inverts = True
+    heavy_ball = True  # of other batches' gradients, averages do not fit the kernel of this one
 
     def __init__(
         self,
@@ -87,8 +89,8 @@ class GaussNewton(SecondOrder):
             parametrization,
             lr,
             damping=damping,
-            momentum=momentum if isinstance(momentum, Momentum) else HeavyBall(momentum, nesterov),
-            nesterov=nesterov and isinstance(momentum, Momentum),
+            momentum=momentum,
+            nesterov=nesterov,
             weight_decay=weight_decay,
             decoupled=decoupled,
             maximize=maximize,

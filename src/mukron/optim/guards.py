@@ -24,10 +24,12 @@ from mukron.damping import Adaptive, Rule
 from mukron.layers import WEIGHT
 from mukron.linalg import probe
 from mukron.optim.direction import block_gradient, dense, whole_gradient
-from mukron.optim.options import RMS, Graft, check_momentum
+from mukron.optim.momentum import check_momentum
+from mukron.optim.options import RMS, Graft
 from mukron.optim.table import LayerEntry
 from mukron.optim.transaction import FAR_BEYOND_TRUST, Transaction
 from mukron.params import Parametrization
+from mukron.readers import check_flag, check_number
 
 if TYPE_CHECKING:
     from mukron.optim.optimizer import SecondOrder
@@ -38,14 +40,15 @@ LARGEST_POWER = -3.5  # of two, from which on a smaller gradient may be an unsca
 SUSPICIOUS = 0.05  # of a gradient that does not come from its layer's own pass
 
 
-def check_arguments(name: str, parametrization: Any, lr: Any) -> None:
+def check_arguments(name: str, model: Any, parametrization: Any, lr: Any) -> None:
+    check_model(model, name)
     if parametrization is not None and not isinstance(parametrization, Parametrization):
         raise TypeError(
             f"{name}'s second argument is parametrization, from mukron.parametrize, got {parametrization!r:.80}; pass "
             f"the learning rate by name: {name}(model, lr=...)"
         )
-    if isinstance(lr, bool) or not isinstance(lr, (int, float, Tensor)):
-        raise TypeError(f"{name}: lr must be a number, got {lr!r:.80}")
+    if not isinstance(lr, Tensor):
+        check_number(f"{name}: lr", lr)
 
 
 def check_model(model: Any, name: str) -> None:
@@ -98,6 +101,10 @@ def damping_rule(optimizer: SecondOrder, damping: float | Rule | Adaptive | None
         if damping is not None:
             raise ValueError(f"{type(optimizer).__name__} has no damping, got damping={damping}")
         return optimizer.spec.damping
+    if isinstance(damping, str):
+        return Rule.parse(damping)
+    if not isinstance(damping, Rule):
+        check_number("damping", damping)
     return damping if isinstance(damping, Rule) else optimizer.rule(float(damping))  # type: ignore[call-arg]
 
 
@@ -117,8 +124,13 @@ def check_adaptive(optimizer: SecondOrder) -> None:
 
 
 def check_group(group: Mapping[str, Any]) -> None:
+    for name in ("decoupled", "maximize", "nesterov"):
+        check_flag(name, group[name])
     for name in ("lr", "weight_decay", "fallback_lr"):
-        if group[name] is not None and not float(group[name]) >= 0:
+        if group[name] is None and name == "fallback_lr":
+            continue
+        check_number(name, float(group[name]) if isinstance(group[name], Tensor) else group[name])
+        if not float(group[name]) >= 0:
             raise ValueError(f"{name} must not be negative, got {group[name]}")
     if group["fallback_lr"] is not None and not group["reference_lr"] > 0:
         raise ValueError("fallback_lr needs lr above 0: schedulers that move lr move fallback_lr by the same factor")

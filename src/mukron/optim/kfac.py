@@ -27,8 +27,9 @@ from mukron.memory import Auto, Batch, Memory, Window
 from mukron.optim import sizes
 from mukron.optim.direction import OUT_SIDE, apply
 from mukron.optim.docs import describe
+from mukron.optim.momentum import Momentum
 from mukron.optim.optimizer import SecondOrder
-from mukron.optim.options import Momentum, StepOptions, StepRule, Trust, check_one_of
+from mukron.optim.options import StepOptions, StepRule, Trust, check_one_of
 from mukron.optim.run_options import EVERY_LAYER, FISHER, INTERVALS, KRONECKER
 from mukron.optim.spec import MethodSpec, register, with_fisher
 from mukron.optim.table import LayerEntry

@@ -11,54 +11,8 @@ from torch import Tensor
 
 from mukron.linalg import Cholesky, Solver
 from mukron.memory import Batch, Memory
-
-
-@dataclass(frozen=True)
-class HeavyBall:
-    """Momentum on the update: buffer <- beta buffer + update, and the buffer is what the weights move by.
-
-    Attributes:
-        beta: From 0, no momentum, to below 1.
-        nesterov: Look one step ahead along the buffer.
-
-    Example:
-        >>> HeavyBall(0.9, nesterov=True)
-        HeavyBall(beta=0.9, nesterov=True)
-    """
-
-    beta: float = 0.9
-    nesterov: bool = False
-
-    def __post_init__(self) -> None:
-        check_momentum(self.beta, self.nesterov)
-
-
-@dataclass(frozen=True)
-class GradientMomentum:
-    """Momentum on the gradient, before it is preconditioned: its moving average, corrected for its start at zero.
-
-    Attributes:
-        beta: Weight of the past, from 0 to below 1.
-
-    Example:
-        >>> GradientMomentum(0.95)
-        GradientMomentum(beta=0.95)
-    """
-
-    beta: float = 0.9
-
-    def __post_init__(self) -> None:
-        check_momentum(self.beta, False)
-
-
-Momentum = HeavyBall | GradientMomentum
-
-
-def check_momentum(beta: float, nesterov: bool) -> None:
-    if not 0 <= beta < 1:
-        raise ValueError(f"momentum must lie in [0, 1), got {beta}")
-    if nesterov and not beta:
-        raise ValueError("nesterov=True needs momentum > 0")
+from mukron.optim.momentum import Momentum as Momentum  # noqa: PLC0414  # methods get it from here
+from mukron.readers import check_number, check_whole
 
 
 @dataclass(frozen=True)
@@ -91,8 +45,13 @@ class AdamStep:
     name = "adamw"
 
     def __post_init__(self) -> None:
-        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+        if not isinstance(self.betas, (tuple, list)) or len(self.betas) != 2:
+            raise TypeError(f"betas must be two numbers, as in AdamStep(betas=(0.9, 0.999)); got {self.betas!r:.80}")
+        for beta in self.betas:
+            check_number("betas", beta)
+        if not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"betas must be two numbers in [0, 1), got {self.betas}")
+        check_number("eps", self.eps)
         if not self.eps >= 0:
             raise ValueError(f"eps must not be negative, got {self.eps}")
 
@@ -121,8 +80,8 @@ def step_rule(name: str, rule: Any, known: tuple[str, ...]) -> StepRule:
     """A rule from its value or from one of its names."""
     if isinstance(rule, (SGDStep, AdamStep)):
         return rule
-    if rule not in known:
-        raise ValueError(f"unknown {name} {rule!r}; known: {', '.join(known)}")
+    if not isinstance(rule, str) or rule not in known:
+        raise ValueError(f"unknown {name} {rule!r:.80}; known: {', '.join(known)}")
     return SGDStep() if rule == "sgd" else AdamStep()
 
 
@@ -169,7 +128,9 @@ class Trust:
         """
         if trust is None or isinstance(trust, Trust):
             return trust
-        name, colon, value = str(trust).strip().lower().partition(":")
+        if not isinstance(trust, str):
+            raise TypeError(f'trust must be a bound, as in "spectral:0.5" or Spectral(0.5); got {trust!r:.80}')
+        name, colon, value = trust.strip().lower().partition(":")
         if name == "none" and not colon:
             return None
         if name not in Trust.kinds:
@@ -304,6 +265,7 @@ class RMS(Trust):
 
 
 def _check_positive(name: str, value: float) -> None:
+    check_number(name, value)
     if not 0 < value < float("inf"):
         raise ValueError(f"{name} must be a positive number, got {value}")
 
@@ -341,6 +303,8 @@ class StepOptions:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        for name in ("factor_every", "inverse_every", "refresh_warmup", "start", "seed"):
+            check_whole(name, getattr(self, name))
         for name in ("factor_every", "inverse_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} counts steps: at least 1, got {getattr(self, name)}")
@@ -356,6 +320,9 @@ class StepOptions:
         object.__setattr__(self, "fallback", step_rule("fallback", self.fallback, FALLBACKS))
         if isinstance(self.exclude, str):
             raise ValueError(f'exclude takes several names: exclude=("{self.exclude}",)')
+        names = () if self.exclude is None else self.exclude
+        if not isinstance(names, Iterable) or not all(isinstance(name, str) for name in names):
+            raise TypeError(f'exclude takes names of layers, as in exclude=("head",); got {self.exclude!r:.80}')
         object.__setattr__(self, "exclude", None if self.exclude is None else tuple(self.exclude))
 
     @classmethod
@@ -369,6 +336,7 @@ class StepOptions:
         usual: dict[str, Any] = {"fallback": SGDStep(), "exclude": ()}
         if trust is not None:
             usual = {"fallback": AdamStep(), "exclude": None, "refresh_warmup": 10}
+        check_whole("factor_every", given.get("factor_every", 1))
         usual["inverse_every"] = usual_interval(trust is not None, max(given.get("factor_every", 1), 1))
         return cls(trust=trust, **{**usual, **{name: value for name, value in given.items() if value is not None}})
 
