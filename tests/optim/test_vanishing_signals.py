@@ -10,7 +10,9 @@ from torch import nn
 from torch.nn import functional as F
 
 import mukron
-from mukron import FOOF, KFAC, GaussNewton
+from mukron import FOOF, KFAC, RMS, GaussNewton
+from mukron.optim.direction import bounded
+from mukron.optim.transaction import Transaction
 
 GATES = (1e-18, 1e-19, 1e-20, 1e-21, 1e-22, 1e-24, 1e-27, 1e-30)
 TRUSTS = ("spectral", "kl", "graft:sgd", "graft:adam", "rms", None)
@@ -72,12 +74,45 @@ def test_a_grafted_step_is_as_long_as_its_rule_says(rule, method):
 
 @pytest.mark.parametrize(("size", "expected"), [(1e-44, 0.0), (1e-36, 0.3), (1e-24, 0.3), (1.0, 0.3), (1e37, 0.3)])
 def test_a_move_of_any_size_gets_its_length(size, expected):
-    from mukron.optim.direction import _of_length
-
     torch.manual_seed(0)
-    move = torch.randn(1, 50, 40) * size
-    scaled = _of_length(move, 0.3)
+    optimizer = FOOF(nn.Linear(40, 50), trust=RMS(0.3 / 2000**0.5))
+    step = Transaction(optimizer, {})
+    scaled = bounded(step, optimizer.layers[""], "weight", None, None, torch.randn(1, 50, 40) * size)
     assert float(scaled.double().norm()) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("trust", TRUSTS)
+@pytest.mark.parametrize("method", [KFAC, GaussNewton])
+def test_a_layer_that_moves_far_beyond_its_size_is_named_once(method, trust):
+    """Whatever the trust; only Spectral, Graft and RMS also bound it."""
+    torch.manual_seed(0)
+    model = Gated(1e-8)
+    optimizer = method(model, trust=trust)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(12):
+            optimizer.zero_grad()
+            F.cross_entropy(model(X), Y).backward()
+            optimizer.step()
+    told = [str(warning.message) for warning in caught if '"b"' in str(warning.message)]
+    assert len(told) == 1
+    assert ("KLClip bounds all layers" in told[0]) == (trust == "kl")
+    assert ("trust=None bounds no layer" in told[0]) == (trust is None)
+    assert ("It moves by what its trust allows" in told[0]) == (trust not in ("kl", None))
+    assert "told" in optimizer.state_dict()["mukron"]
+
+
+@pytest.mark.parametrize("trust", TRUSTS)
+@pytest.mark.parametrize("method", [KFAC, FOOF, mukron.Shampoo, GaussNewton])
+def test_an_ordinary_network_is_not_told_of(method, trust):
+    torch.manual_seed(0)
+    model = Gated(1.0)
+    optimizer = method(model, trust=trust, lr=1e-3)
+    for _ in range(12):
+        optimizer.zero_grad()
+        F.cross_entropy(model(X), Y).backward()
+        optimizer.step()  # a warning would be an error
+    assert optimizer.skipped == 0
 
 
 def test_memories_and_fused_gradients():

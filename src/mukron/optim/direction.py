@@ -110,18 +110,21 @@ def bounded(step: Transaction, layer: LayerEntry, block: str, raw: Move, G: Move
     if isinstance(trust, Spectral):
         return _within_spectral_norm(step, trust, layer, block, move)
     if isinstance(trust, RMS):
-        return _of_length(dense(move), trust.size * entry.parameter.numel() ** 0.5)
+        return _of_length(step, layer, block, dense(move), trust.size * entry.parameter.numel() ** 0.5)
     if isinstance(trust, Graft):
         plain, averaged = (layer.layer.values(block, dense(gradient)) for gradient in (raw, G))
         own = _by_rule(step, trust.step_rule, entry, plain, averaged)
         started = step.optimizer.steps >= step.optimizer.options.start
-        return _of_length(dense(move), own.norm(dtype=torch.float64)) if started else layer.layer.block(block, own)
+        if not started:
+            return layer.layer.block(block, own)
+        return _of_length(step, layer, block, dense(move), own.norm(dtype=torch.float64))
     return move
 
 
-def _of_length(move: Tensor, length: Tensor | float) -> Tensor:
+def _of_length(step: Transaction, layer: LayerEntry, block: str, move: Tensor, length: Tensor | float) -> Tensor:
     """The move, made as long as that. One that is so short that its entries have lost their digits becomes zero."""
     norm = torch.linalg.vector_norm(move, dtype=torch.float64)  # squares in float32 underflow, or overflow
+    step.shortenings[layer.name, block] = (layer.blocks[block].natural / norm).flatten()
     root = (length / norm).where(norm >= torch.finfo(move.dtype).tiny, 0.0).sqrt().to(move.dtype)
     scaled: Tensor = move * root * root  # their product alone may exceed what the dtype can hold
     return scaled

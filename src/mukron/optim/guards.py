@@ -15,18 +15,14 @@ from mukron.curvature import (
     OVER_POSITIONS,
     OVER_SAMPLES,
     Empirical,
-    LayerStatistics,
     LossScale,
     Pass,
-    perturbed,
 )
 from mukron.damping import Adaptive, Rule
 from mukron.layers import WEIGHT
 from mukron.linalg import probe
-from mukron.optim.direction import block_gradient, dense, whole_gradient
 from mukron.optim.momentum import check_momentum
-from mukron.optim.options import RMS, Graft
-from mukron.optim.table import LayerEntry
+from mukron.optim.options import RMS, Graft, KLClip
 from mukron.optim.transaction import FAR_BEYOND_TRUST, Transaction
 from mukron.params import Parametrization
 from mukron.readers import check_flag, check_number
@@ -34,7 +30,6 @@ from mukron.readers import check_flag, check_number
 if TYPE_CHECKING:
     from mukron.optim.optimizer import SecondOrder
 
-TOO_COARSE = 0.005
 PATIENCE = 10  # skipped steps in a row before the user is told
 LARGEST_POWER = -3.5  # of two, from which on a smaller gradient may be an unscaled one
 SUSPICIOUS = 0.05  # of a gradient that does not come from its layer's own pass
@@ -330,60 +325,23 @@ def tell(optimizer: SecondOrder, step: Transaction) -> None:
 def _tell_shortened(optimizer: SecondOrder, step: Transaction) -> None:
     """Tell, once a layer and in one warning a step, of moves that far exceed their trust."""
     names = [name for name in step.shortened if f"trust of {name}" not in optimizer.told]
-    if not names:
+    if not names or optimizer.steps <= optimizer.options.start:  # before the start a move is the gradient
         return
     optimizer.told.update(f"trust of {name}" for name in names)
-    some = ", ".join(f'"{name}"' for name in names)
+    some, far = ", ".join(f'"{name}"' for name in names), f"{1 / FAR_BEYOND_TRUST:.0e}"
+    trust = optimizer.options.trust
+    did, then = f"was shortened by more than {far} to what trust allows", "It moves by what its trust allows"
+    if trust is None or isinstance(trust, KLClip):
+        did = f"is more than {far} times the usual size of a weight"
+        then = "KLClip bounds all layers together, not each" if trust is not None else "trust=None bounds no layer"
+        then += '; trust="spectral" does'
     warnings.warn(
-        f"the curvature of {some} is negligible beside the gradient: the move that it gives was shortened by more than "
-        f"{1 / FAR_BEYOND_TRUST:.0e} to what trust allows. Signals vanish on their way to such a layer (at a gate "
-        "that is nearly zero), or its damping is tiny. It moves by what its trust allows; exclude=(...) leaves it to "
-        "the fallback rule instead",
+        f"the curvature of {some} is negligible beside the gradient: the move that it gives {did}. Signals vanish on "
+        f"their way to such a layer (at a gate that is nearly zero), or its damping is tiny. {then}; exclude=(...) "
+        "leaves it to the fallback rule instead",
         RuntimeWarning,
         stacklevel=6,
     )
-
-
-def check_precision(optimizer: SecondOrder, step: Transaction) -> None:
-    """Once a layer, where damping is so small that float64 is used: whether what float32 gave is too coarse for it.
-
-    Rows and gradients that are off by a few roundings must not move the step by more than ``TOO_COARSE``.
-    """
-    size = 4 * torch.finfo(torch.float32).eps
-    for layer in step.ready:
-        statistics = step.statistics.get(layer.name)
-        if layer.name not in step.double - optimizer.told or statistics is None:
-            continue
-        optimizer.told.add(layer.name)
-        U, again = (
-            _directions(step, layer, statistics, 0.0),
-            _directions(step, layer, perturbed(statistics, size), size),
-        )
-        off = max(float((V - W).norm() / W.norm().clamp_min(1e-30)) for V, W in zip(again, U, strict=True))
-        if not off < TOO_COARSE:
-            warnings.warn(
-                f'layer "{layer.name}": its damping is so small beside its factors that float32 inputs and derivatives '
-                f"put the step off by about {off:.0%}; raise the damping, or train in float64",
-                RuntimeWarning,
-                stacklevel=5,
-            )
-
-
-def _directions(step: Transaction, layer: LayerEntry, statistics: LayerStatistics, size: float) -> list[Tensor]:
-    """A layer's directions by block with other statistics, and gradients with relative errors of that size."""
-    other = Transaction(step.optimizer, {layer.name: statistics})
-    other.active, other.double, other.altered, other.rescue = [layer], set(step.double), set(step.altered), True
-    other.measure()
-    other.prepare()
-    moves = []
-    for block, entry in layer.blocks.items():
-        raw = whole_gradient(other, layer, block, entry)
-        if raw is not None:
-            G = block_gradient(other, layer, block, entry, raw)
-            if isinstance(G, Tensor) and size:
-                G = G + size * G * torch.randn(G.shape, generator=torch.Generator().manual_seed(0)).to(G)
-            moves.append(dense(step.optimizer.precondition(layer, block, G, other)))
-    return moves
 
 
 def proportion(ours: Tensor, actual: Tensor) -> tuple[Tensor, Tensor]:

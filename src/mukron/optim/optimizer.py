@@ -30,7 +30,6 @@ from mukron.optim.guards import (
     check_dtypes,
     check_group,
     check_layers,
-    check_precision,
     check_uses,
     checked_params,
     damping_rule,
@@ -40,6 +39,7 @@ from mukron.optim.guards import (
 from mukron.optim.momentum import Momentum, momentum_entries
 from mukron.optim.options import StepOptions, usual_fallback_lr
 from mukron.optim.plan import plan_table
+from mukron.optim.precision import check_precision
 from mukron.optim.reduction import ReductionRatio
 from mukron.optim.saving import complete_state, load_state, unpickle
 from mukron.optim.table import LayerEntry, build_tables

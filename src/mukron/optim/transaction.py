@@ -308,25 +308,28 @@ def fits(step: Transaction, parts: Mapping[str, tuple[Tensor, ...]], lengths: Se
     """
     values = iter(lengths)
     for name, of_move in parts.items():
-        group, weight = step.optimizer.entries[name].group, step.optimizer.entries[name].parameter
+        entry = step.optimizer.entries[name]
+        group, weight, layer = entry.group, entry.parameter, name.rpartition(".")[0]
         for setting in ("weight_decay", "momentum"):
             if not isinstance(group[setting], (int, float, Tensor)):
                 raise TypeError(f"{setting} must be a number, got {group[setting]!r:.80}")
         if len(of_move) == 1 and of_move[0].shape != weight.shape:
             raise RuntimeError(f'"{name}" has shape {list(weight.shape)}, but its move has {list(of_move[0].shape)}')
-        length = math.prod([next(values) for _ in of_move]) * step.rates[name]
-        if not length <= largest_number(weight.dtype):
+        length = math.prod([next(values) for _ in of_move])
+        if not length * step.rates[name] <= largest_number(weight.dtype):
             return False
+        rows = of_move[0].shape[-2] if len(of_move) == 2 else 1  # |D| |H| is more than |D^T H|
+        far = length * FAR_BEYOND_TRUST > entry.natural * rows**0.5 and (layer, WEIGHT) in step._factors
+        if far and layer not in step.shortened:
+            step.shortened.append(layer)  # a bound on each layer leaves none
     return True
 
 
 def far_beyond_trust(step: Transaction, shortenings: Sequence[float]) -> list[str]:
     """Layers that fresh inverses would move by more than 1 / FAR_BEYOND_TRUST times (d_out / d_in)^1/2."""
-    trust, started = step.optimizer.options.trust, step.optimizer.steps >= step.optimizer.options.start
-    if not isinstance(trust, Spectral) or not started:
-        return []
+    trust = step.optimizer.options.trust
     values, fresh = iter(shortenings), {name for name, _ in step._factors}
-    limit, names = FAR_BEYOND_TRUST * min(trust.size, 1.0), []
+    limit, names = FAR_BEYOND_TRUST * (min(trust.size, 1.0) if isinstance(trust, Spectral) else 1.0), list[str]()
     for (name, _), factor in step.shortenings.items():
         if min([next(values) for _ in range(factor.numel())]) < limit and name in fresh and name not in names:
             names.append(name)
