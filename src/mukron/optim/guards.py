@@ -25,13 +25,17 @@ from mukron.optim.momentum import check_momentum
 from mukron.optim.options import RMS, Graft, KLClip
 from mukron.optim.transaction import FAR_BEYOND_TRUST, Transaction
 from mukron.params import Parametrization
+from mukron.params.inventory import note_optimizer
+from mukron.params.parametrization import plan_of
 from mukron.readers import check_flag, check_number
+from mukron.theory import SP
 
 if TYPE_CHECKING:
     from mukron.optim.optimizer import SecondOrder
 
 PATIENCE = 10  # skipped steps in a row before the user is told
 LARGEST_POWER = -3.5  # of two, from which on a smaller gradient may be an unscaled one
+NOT_ZERO = 0.1  # of the sum of sizes, from which on a sum is not zero
 SUSPICIOUS = 0.05  # of a gradient that does not come from its layer's own pass
 
 
@@ -44,6 +48,14 @@ def check_arguments(name: str, model: Any, parametrization: Any, lr: Any) -> Non
         )
     if not isinstance(lr, Tensor):
         check_number(f"{name}: lr", lr)
+    plan = plan_of(model) if parametrization is None else None
+    if plan is not None and plan.scheme != SP:
+        warnings.warn(
+            f"this model was parametrized, but {name} was given no plan: learning rates and damping do not follow the "
+            f"width. Pass what mukron.parametrize returned: {name}(model, plan, lr=...)",
+            UserWarning,
+            stacklevel=4,
+        )
 
 
 def check_model(model: Any, name: str) -> None:
@@ -78,6 +90,8 @@ def check_dtypes(optimizer: SecondOrder) -> None:
 
 
 def check_layers(optimizer: SecondOrder) -> None:
+    if optimizer.parametrization is None:
+        note_optimizer(optimizer.model, optimizer)
     if not optimizer.layers:
         exclude = optimizer.options.exclude
         raise ValueError(
@@ -212,6 +226,13 @@ def _find_reduction(optimizer: SecondOrder, step: Transaction, factors: Sequence
     options, power = optimizer.capture_options, _unscaled_by(factors)
     if any(group["maximize"] for group in optimizer.param_groups):
         return  # the target's entry is not the negative one
+    if not options.empirical and _is_no_cross_entropy(optimizer.capture.passes):
+        step.remarks.append(
+            f"{type(optimizer).__name__} takes the model's output for logits, but the derivative of the loss does not "
+            "sum to zero over the classes: the loss is no cross-entropy. For squared errors pass "
+            'likelihood="gaussian"; for any other loss fisher="empirical" uses its own derivatives'
+        )
+        return
     scale = LossScale.of(optimizer.capture.passes)
     if scale is None:
         return
@@ -247,6 +268,15 @@ def _find_reduction(optimizer: SecondOrder, step: Transaction, factors: Sequence
             f'reduction="{said}" was given, but the derivative of the loss is that of a {found}, and {name} takes it '
             "for that. Leave reduction= out, or change the loss"
         )
+
+
+def _is_no_cross_entropy(passes: Sequence[Pass]) -> bool:
+    """Whether it is certain: a loss of softmax(f) does not change with a number that is added to all of f's entries."""
+    if any(one.errors is None or one.ignored is not None for one in passes):  # an output with positions
+        return False
+    sums = [torch.stack([e.sum(1).abs().sum(), e.abs().sum()]) for one in passes if (e := one.errors) is not None]
+    total, size = torch.stack(sums).sum(0).tolist() if sums else (0.0, 0.0)
+    return total > NOT_ZERO * size
 
 
 def _looks_alike(scale: LossScale, found: str, passes: Sequence[Pass]) -> bool:
