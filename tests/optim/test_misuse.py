@@ -465,7 +465,7 @@ def test_groups_that_grow_with_the_width_are_refused(method):
         method(model, plan, trust=None)
     method(model, plan, exclude=("1",), trust=None)
     FOOF(model, plan, trust=None)
-    method(model, trust=None)  # without a plan nothing is scaled
+    method(depthwise(32), trust=None)  # without a plan nothing is scaled
 
 
 def test_an_auxiliary_head_that_the_output_does_not_depend_on():

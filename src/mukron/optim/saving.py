@@ -41,10 +41,9 @@ def complete_state(optimizer: SecondOrder, state_dict: dict[str, Any]) -> dict[s
 def _kinds(optimizer: SecondOrder) -> dict[str, str]:
     """The options that decide what the state holds, as text, without their numbers."""
     options = optimizer.options
-    trust = "none" if options.trust is None else options.trust.text.partition(":")
-    graft = options.trust is not None and options.trust.name == "graft"
-    kind = trust if isinstance(trust, str) else "".join(trust) if graft else trust[0]
-    return {"trust": kind, "memory": type(options.memory).__name__.lower(), "fallback": options.fallback.name}
+    text = "none" if options.trust is None else options.trust.text
+    trust = text if text.startswith("graft") else text.partition(":")[0]  # a graft's state is that of its rule
+    return {"trust": trust, "memory": type(options.memory).__name__.lower(), "fallback": options.fallback.name}
 
 
 def load_state(optimizer: SecondOrder, state_dict: Mapping[str, Any]) -> None:
