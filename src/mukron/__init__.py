@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from mukron.curvature import Empirical, Exact, MonteCarlo
     from mukron.damping import Adaptive, Constant, Fixed, Heuristic, MaxEigenvalue, Rescaled
     from mukron.linalg import Cholesky, Eigh, Newton, Tracked
-    from mukron.memory import EMA, Batch, Sum, Window
+    from mukron.memory import EMA, Auto, Batch, Sum, Window
     from mukron.optim import (
         FOOF,
         KFAC,
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 # Loaded when first used, so that ``import mukron.theory`` needs no torch.
 _LAZY = {
-    **dict.fromkeys(("EMA", "Batch", "Sum", "Window"), "mukron.memory"),
+    **dict.fromkeys(("Auto", "EMA", "Batch", "Sum", "Window"), "mukron.memory"),
     **dict.fromkeys(("Empirical", "Exact", "MonteCarlo"), "mukron.curvature"),
     **dict.fromkeys(("Cholesky", "Eigh", "Newton", "Tracked"), "mukron.linalg"),
     **dict.fromkeys(("AdamStep", "GradientMomentum", "HeavyBall", "SGDStep"), "mukron.optim"),
@@ -48,6 +48,7 @@ __all__ = [
     "RMS",
     "AdamStep",
     "Adaptive",
+    "Auto",
     "BaseShapes",
     "Batch",
     "Cholesky",

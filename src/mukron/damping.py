@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from mukron.linalg import Factor
+from mukron.readers import check_number, check_whole
 
 __all__ = ["Adaptive", "Constant", "Fixed", "Heuristic", "MaxEigenvalue", "Rescaled", "Rule"]
 
@@ -52,6 +53,7 @@ class Rule:
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():  # type: ignore[call-overload]
+            check_number(f"damping: {type(self).__name__}'s {name}", value)
             if not value >= 0:
                 raise ValueError(f"damping must not be negative: {type(self).__name__}({name}={value})")
 
@@ -297,6 +299,9 @@ class Adaptive:
             raise TypeError(
                 f"Adaptive takes a damping rule or a number, as in Adaptive(Rescaled(1.0)); got {self.rule!r:.80}"
             )
+        check_whole("Adaptive's every", self.every)
+        for name in ("decay", "lowest", "highest", *([] if isinstance(self.rule, Rule) else ["rule"])):
+            check_number(f"Adaptive's {name}", getattr(self, name))
         if self.every < 1:
             raise ValueError(f"every counts steps: at least 1, got {self.every}")
         if not 0 < self.decay < 1:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from mukron.linalg import Factor, RowsFactor, State
+from mukron.readers import check_number, check_whole
 
 LARGEST_AVERAGED = 2048  # the size of a factor above which an average of rows would cost more than the step
 
@@ -84,6 +85,7 @@ class EMA(Memory):
     decay: float = 0.95
 
     def __post_init__(self) -> None:
+        check_number("EMA's decay", self.decay)
         if not 0 <= self.decay < 1:
             raise ValueError(f"EMA's decay must lie in [0, 1), got {self.decay}")
 
@@ -127,7 +129,7 @@ class Auto(EMA):
 
 @dataclass(frozen=True)
 class Sum(Memory):
-    """The sum of all batches so far (Shampoo's own).
+    """The sum of all batches so far (Shampoo's own, without a trust).
 
     Example:
         >>> Sum()
@@ -159,6 +161,7 @@ class Window(Memory):
     batches: int = 4
 
     def __post_init__(self) -> None:
+        check_whole("Window's batches", self.batches)
         if self.batches < 1:
             raise ValueError(f"a window holds at least one batch, got {self.batches}")
 

@@ -116,6 +116,50 @@ def number(least: float = 0.0, below: float = math.inf, above: float | None = No
     return read
 
 
+def check_number(name: str, value: Any) -> None:
+    """Refuse an argument that is no finite number; True and False are none.
+
+    Args:
+        name: The argument.
+        value: What was given for it.
+
+    Example:
+        >>> check_number("lr", 0.1)
+    """
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{name} must be a number, got {value!r:.80}")
+    if not math.isfinite(value):
+        raise ValueError(f"{name} must be finite, got {value}")
+
+
+def check_whole(name: str, value: Any) -> None:
+    """Refuse an argument that is no whole number.
+
+    Args:
+        name: The argument.
+        value: What was given for it.
+
+    Example:
+        >>> check_whole("factor_every", 10)
+    """
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise TypeError(f"{name} must be a whole number, got {value!r:.80}")
+
+
+def check_flag(name: str, value: Any) -> None:
+    """Refuse an argument that is neither True nor False.
+
+    Args:
+        name: The argument.
+        value: What was given for it.
+
+    Example:
+        >>> check_flag("nesterov", False)
+    """
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be True or False, got {value!r:.80}")
+
+
 def one_of(known: Collection[str]) -> Reader:
     """One of these names.
 

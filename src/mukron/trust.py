@@ -12,6 +12,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from mukron.readers import check_number
+
 USUAL = "spectral"  # the bound of every optimizer that is given none
 AMBIGUOUS = (
     "That law holds while the rank of moves does not grow with the width; with more samples or tokens than features it "
@@ -49,8 +51,13 @@ class AdamStep:
     name = "adamw"
 
     def __post_init__(self) -> None:
-        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+        if not isinstance(self.betas, (tuple, list)) or len(self.betas) != 2:
+            raise TypeError(f"betas must be two numbers, as in AdamStep(betas=(0.9, 0.999)); got {self.betas!r:.80}")
+        for beta in self.betas:
+            check_number("betas", beta)
+        if not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"betas must be two numbers in [0, 1), got {self.betas}")
+        check_number("eps", self.eps)
         if not self.eps >= 0:
             raise ValueError(f"eps must not be negative, got {self.eps}")
 
@@ -63,7 +70,7 @@ class AdamStep:
         """
         beta1, beta2 = self.betas
         t = state.get("adam_step", 0) + 1
-        m, v = (state[name] if t > 1 else torch.zeros_like(G) for name in ("exp_avg", "exp_avg_sq"))
+        m, v = (state[name].to(G.dtype) if t > 1 else torch.zeros_like(G) for name in ("exp_avg", "exp_avg_sq"))
         m = m.lerp(G, 1 - beta1)
         v = (v * beta2).addcmul_(G, G, value=1 - beta2)
         direction = (m / (1 - beta1**t)) / ((v / (1 - beta2**t)).sqrt() + self.eps)
@@ -79,8 +86,8 @@ def step_rule(name: str, rule: Any, known: tuple[str, ...]) -> StepRule:
     """A rule from its value or from one of its names."""
     if isinstance(rule, (SGDStep, AdamStep)):
         return rule
-    if rule not in known:
-        raise ValueError(f"unknown {name} {rule!r}; known: {', '.join(known)}")
+    if not isinstance(rule, str) or rule not in known:
+        raise ValueError(f"unknown {name} {rule!r:.80}; known: {', '.join(known)}")
     return SGDStep() if rule == "sgd" else AdamStep()
 
 
@@ -134,7 +141,9 @@ class Trust:
         """
         if trust is None or isinstance(trust, Trust):
             return trust
-        name, colon, value = str(trust).strip().lower().partition(":")
+        if not isinstance(trust, str):
+            raise TypeError(f'trust must be a bound, as in "spectral:0.5" or Spectral(0.5); got {trust!r:.80}')
+        name, colon, value = trust.strip().lower().partition(":")
         if name == "none" and not colon:
             return None
         if name not in Trust.kinds:
@@ -291,6 +300,7 @@ class RMS(Trust):
 
 
 def _check_positive(name: str, value: float) -> None:
+    check_number(name, value)
     if not 0 < value < float("inf"):
         raise ValueError(f"{name} must be a positive number, got {value}")
 

@@ -19,6 +19,10 @@ def mlp(bias: bool = False) -> nn.Sequential:
     return nn.Sequential(*layers, nn.Linear(WIDE, 4, bias)).double()
 
 
+# Plain steps at this learning rate are long ones.
+pytestmark = pytest.mark.filterwarnings("ignore:the curvature of:RuntimeWarning")
+
+
 def cnn() -> nn.Sequential:
     last = [nn.Conv2d(8, 40, 3, stride=2, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(40 * 4, 4)]
     return nn.Sequential(nn.Conv2d(2, 8, 3, padding=1, bias=False), nn.ReLU(inplace=True), *last).double()

@@ -94,7 +94,8 @@ def test_a_step_does_not_depend_on_the_reduction(length, fisher, ignored, option
     moves = {}
     for name, loss in LOSSES.items():
         moves[name], optimizer = step(length, loss, ignored and length > 1, fisher=fisher, **options)
-        assert optimizer.found_reduction == (OVER_SAMPLES if length == 1 and name == OVER_POSITIONS else name)
+        same = length == 1 and name != AS_A_SUM  # one position a sample: a mean over either, which a later batch shows
+        assert optimizer.found_reduction == (None if same else name)
     assert_close(moves[OVER_POSITIONS], moves[OVER_SAMPLES])
     assert_close(moves[AS_A_SUM], moves[OVER_SAMPLES])
 
@@ -232,7 +233,7 @@ def test_a_mean_over_samples_is_bit_identical(length, fisher, monkeypatch):
     moved = []
     for finds in (True, False):
         if not finds:
-            monkeypatch.setattr("mukron.optim.guards._find_reduction", lambda optimizer, factors: None)
+            monkeypatch.setattr("mukron.optim.guards._find_reduction", lambda *arguments: None)
         model = network(torch.float32)
         optimizer = KFAC(
             model, lr=0.01, fisher=fisher, momentum=0.9, class_dim=None if length is None else -1, trust=None
@@ -244,7 +245,7 @@ def test_a_mean_over_samples_is_bit_identical(length, fisher, monkeypatch):
             else:
                 LOSSES[OVER_SAMPLES](model(x), y).backward()
             optimizer.step()
-        assert optimizer.found_reduction == (OVER_SAMPLES if finds else None)
+        assert optimizer.found_reduction == (OVER_SAMPLES if finds and length != 1 else None)
         moved.append([p.detach().clone() for p in model.parameters()])
     assert all(map(torch.equal, *moved))
 
@@ -419,3 +420,62 @@ def test_an_objective_that_is_maximized_is_not_measured():
     told, optimizer = messages(lambda f, y: -LOSSES[OVER_SAMPLES](f, y), maximize=True)
     assert told == []
     assert optimizer.found_reduction is None
+
+
+# A batch that does not show it.
+
+
+def first_batches(loss, shapes, said=None, fisher="exact", fused=False):
+    """What is found after each batch, of so many samples and positions; None positions: the output has none."""
+    model = network()
+    optimizer = KFAC(
+        model,
+        lr=0.01,
+        damping=0.1,
+        class_dim=None if shapes[0][1] is None else -1,
+        reduction=said,
+        fisher=fisher,
+        fused=fused,
+        trust=None,
+    )
+    found = []
+    for samples, length in shapes:
+        x, y = batch(length or 1, samples)
+        optimizer.zero_grad()
+        f = model(x if length else x[:, 0]).reshape(samples, length or 1, -1)
+        loss(f, y).backward()
+        optimizer.step()
+        found.append(optimizer.found_reduction)
+    assert optimizer.skipped == 0
+    return found, model
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("fisher", ["exact", "empirical"])
+@pytest.mark.parametrize("said", [None, "sum"])
+def test_one_sample_does_not_show_a_sum(said, fisher, fused):
+    found, _ = first_batches(LOSSES[AS_A_SUM], [(1, None), (1, None), (6, None), (1, None)], said, fisher, fused)
+    assert found == [None, None, AS_A_SUM, AS_A_SUM]
+
+
+def test_one_sample_does_not_show_a_mean():
+    assert first_batches(LOSSES[OVER_SAMPLES], [(1, None), (6, None)])[0] == [None, OVER_SAMPLES]
+    with pytest.warns(UserWarning, match="derivative of the loss is that of a mean over samples"):
+        assert first_batches(LOSSES[OVER_SAMPLES], [(1, None), (2, None)], "sum")[0] == [None, OVER_SAMPLES]
+
+
+@pytest.mark.parametrize("loss", [OVER_SAMPLES, OVER_POSITIONS])
+def test_one_position_does_not_show_a_mean(loss):
+    assert first_batches(LOSSES[loss], [(6, 1), (6, 1), (6, 4)])[0] == [None, None, loss]
+    assert first_batches(LOSSES[loss], [(1, 1), (6, 1), (6, 4)])[0] == [None, None, loss]
+
+
+def test_a_batch_of_one_sample_may_show_a_mean_over_positions():
+    assert first_batches(LOSSES[OVER_POSITIONS], [(1, 4)])[0] == [OVER_POSITIONS]
+    assert first_batches(LOSSES[AS_A_SUM], [(1, 4), (6, 4)])[0] == [None, AS_A_SUM]
+
+
+def test_a_first_batch_of_one_sample_changes_no_later_step():
+    """With what the user says and without it."""
+    weights = [first_batches(LOSSES[AS_A_SUM], [(1, None), (6, None), (3, None)], said)[1] for said in (None, "sum")]
+    assert_close(weights[0].state_dict(), weights[1].state_dict())

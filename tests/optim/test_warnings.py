@@ -30,7 +30,7 @@ def test_the_nngp_trap_is_told(method, planned):
         model = Net(32)
         plan = mukron.parametrize(model, mukron.base_shapes(Net, width=8), output_exponent=64)
     else:
-        plan = None
+        model, plan = Net(32), None
         nn.init.zeros_(model.head.weight)
     with pytest.warns(UserWarning, match=r'output layer "head" starts at \(nearly\) zero.*kernel-regression'):
         method(model, plan, trust=None)

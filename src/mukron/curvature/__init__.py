@@ -14,6 +14,7 @@ from mukron.curvature.passes import Accumulator as Accumulator
 from mukron.curvature.passes import Halves as Halves
 from mukron.curvature.passes import Jacobian as Jacobian
 from mukron.curvature.passes import LayerStatistics as LayerStatistics
+from mukron.curvature.passes import Pass as Pass
 from mukron.curvature.passes import gather as gather
 from mukron.curvature.precision import double as double
 from mukron.curvature.precision import perturbed as perturbed

@@ -70,6 +70,7 @@ class Capture:
         self.paused = False
         self.due = True  # the coming step wants fresh statistics
         self.checks_uses = True  # until a step has seen that gradients come from the layers' own passes
+        self.asks_reduction = False  # no batch has shown yet how the loss reduces: they had one sample or position
         self.double: frozenset[str] = frozenset()  # layers that are preconditioned in float64
         self.class_dim = options.class_dim  # where the classes are in an output with positions, once that is known
         self._running: dict[str, LayerPass] | None = None  # inside the model's forward pass
@@ -145,7 +146,7 @@ class Capture:
             return
         weight = getattr(self.modules[key], "weight", None)
         if weight is not None and weight.requires_grad and self._replaces_gradient(self.layers[key], inputs[0]):
-            weight.requires_grad_(self.checks_uses)
+            weight.requires_grad_(self.checks_uses or self.asks_reduction)
             self._fused.add(key)
 
     def _replaces_gradient(self, layer: MatrixLayer, x: Tensor) -> bool:
@@ -199,7 +200,9 @@ class Capture:
             elif layer.edge is not None and layer.edge.node._sequence_nr() > end.node._sequence_nr():
                 layer.edge = None
         class_dim = class_dim_of(self.options, f) if self.options.signals and not self.options.empirical else -1
-        this = Pass(f.shape[0], running, self.options, self.due, self.checks_uses, self.double)
+        asks = self.asks_reduction and (self.options.fused or shows_reduction(f, class_dim))
+        checked = self.checks_uses or asks
+        this = Pass(f.shape[0], running, self.options, self.due, checked, self.double)
         at_output = partial(self._differentiated, this, f.detach(), f._version, class_dim, end.output_nr)
         on_gradient(end, at_output)
 
@@ -306,6 +309,11 @@ def class_dim_of(options: CaptureOptions, f: Tensor) -> int:
     if f.ndim <= class_dim or f.ndim < 2:
         raise ValueError(f"class_dim={class_dim} does not fit the model's output of shape {list(f.shape)}")
     return class_dim
+
+
+def shows_reduction(f: Tensor, class_dim: int) -> bool:
+    """Whether a mean over samples, a mean over positions and a sum of this output's losses differ."""
+    return len(f) > 1 and (f.ndim < 3 or f.numel() > len(f) * f.shape[class_dim])
 
 
 class Joined(torch.autograd.Function):

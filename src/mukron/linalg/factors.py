@@ -258,6 +258,14 @@ class Operator:
         """Multiplications to apply it to a gradient of that size."""
         return 0
 
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """Of what it holds; None: it holds nothing."""
+        for field in fields(self):  # type: ignore[arg-type]
+            if isinstance(held := getattr(self, field.name), Tensor):
+                return held.dtype
+        return None
+
     def double(self) -> Operator:
         """The same operator in float64."""
         state = {name: value.double() if isinstance(value, Tensor) else value for name, value in self.state().items()}
@@ -371,6 +379,9 @@ class LowRank:
 
     def matrix(self) -> Tensor:
         return self.D.mT @ self.H
+
+    def to(self, dtype: torch.dtype) -> LowRank:
+        return self if self.D.dtype == dtype == self.H.dtype else LowRank(self.D.to(dtype), self.H.to(dtype))
 
 
 def same(a: Tensor, b: Tensor) -> bool:

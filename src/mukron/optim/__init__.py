@@ -4,19 +4,9 @@ import mukron.optim.first_order  # noqa: F401  (adds the records of SGD and Adam
 from mukron.optim.foof import FOOF
 from mukron.optim.gauss_newton import GaussNewton
 from mukron.optim.kfac import KFAC
+from mukron.optim.momentum import GradientMomentum, HeavyBall
 from mukron.optim.optimizer import SecondOrder
-from mukron.optim.options import (
-    RMS,
-    AdamStep,
-    GradientMomentum,
-    Graft,
-    HeavyBall,
-    KLClip,
-    SGDStep,
-    Spectral,
-    StepOptions,
-    Trust,
-)
+from mukron.optim.options import RMS, AdamStep, Graft, KLClip, SGDStep, Spectral, StepOptions, Trust
 from mukron.optim.shampoo import Shampoo
 from mukron.optim.spec import SPECS, MethodSpec, register, spec_of
 

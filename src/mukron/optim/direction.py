@@ -56,7 +56,7 @@ def directions(optimizer: SecondOrder, step: Transaction) -> dict[str, Move]:
                 raw = whole_gradient(step, layer, block, entry)
                 if raw is None or (optimizer.by_block and block not in step.value(layer, "operators")):
                     continue  # without a gradient, or without curvature yet
-                step.rates[entry.name] = base_rate(entry) * entry.scale
+                _announce(step, entry)
                 G = block_gradient(step, layer, block, entry, raw)
                 started = optimizer.steps >= options.start
                 move = optimizer.precondition(layer, block, G, step) if started else G
@@ -78,12 +78,24 @@ def directions(optimizer: SecondOrder, step: Transaction) -> dict[str, Move]:
         moves = {name: nu.to(move.dtype) * move for name, move in moves.items() if isinstance(move, Tensor)}
     for entry in optimizer.entries.values():
         if not entry.preconditioned and entry.parameter.grad is not None:
-            step.rates[entry.name] = base_rate(entry) * entry.scale
+            _announce(step, entry)
             G = averaged = plain_gradient(entry)
             if momentum_on_gradient(entry) and not isinstance(options.fallback, AdamStep):
                 averaged = _averaged(step, entry, G)
             moves[entry.name] = _by_rule(step, options.fallback, entry, G, averaged)
     return moves
+
+
+def _announce(step: Transaction, entry: ParameterEntry) -> None:
+    """This step moves the parameter: its learning rate, and a buffer if it has none and momentum is on the update."""
+    step.rates[entry.name] = base_rate(entry) * entry.scale
+    weight, adam = entry.parameter, not entry.preconditioned and isinstance(step.optimizer.options.fallback, AdamStep)
+    on_update = entry.group["momentum"] and entry.group["momentum_on"] == "update" and not adam
+    if not on_update or "momentum_buffer" in step.state_of(weight):
+        return
+    dtype = torch.float32 if weight.dtype in (torch.float16, torch.bfloat16) else weight.dtype
+    buffer = torch.zeros_like(weight, dtype=dtype, memory_format=torch.contiguous_format)
+    step.stage(weight, momentum_buffer=buffer)
 
 
 # Trust.
@@ -98,17 +110,23 @@ def bounded(step: Transaction, layer: LayerEntry, block: str, raw: Move, G: Move
     if isinstance(trust, Spectral):
         return _within_spectral_norm(step, trust, layer, block, move)
     if isinstance(trust, RMS):
-        return _of_length(dense(move), trust.size * entry.parameter.numel() ** 0.5)
+        return _of_length(step, layer, block, dense(move), trust.size * entry.parameter.numel() ** 0.5)
     if isinstance(trust, Graft):
         plain, averaged = (layer.layer.values(block, dense(gradient)) for gradient in (raw, G))
         own = _by_rule(step, trust.step_rule, entry, plain, averaged)
         started = step.optimizer.steps >= step.optimizer.options.start
-        return _of_length(dense(move), own.norm()) if started else layer.layer.block(block, own)
+        if not started:
+            return layer.layer.block(block, own)
+        return _of_length(step, layer, block, dense(move), own.norm(dtype=torch.float64))
     return move
 
 
-def _of_length(move: Tensor, length: Tensor | float) -> Tensor:
-    scaled: Tensor = move * (length / move.norm().clamp_min(1e-30))
+def _of_length(step: Transaction, layer: LayerEntry, block: str, move: Tensor, length: Tensor | float) -> Tensor:
+    """The move, made as long as that. One that is so short that its entries have lost their digits becomes zero."""
+    norm = torch.linalg.vector_norm(move, dtype=torch.float64)  # squares in float32 underflow, or overflow
+    step.shortenings[layer.name, block] = (layer.blocks[block].natural / norm).flatten()
+    root = (length / norm).where(norm >= torch.finfo(move.dtype).tiny, 0.0).sqrt().to(move.dtype)
+    scaled: Tensor = move * root * root  # their product alone may exceed what the dtype can hold
     return scaled
 
 
@@ -320,6 +338,8 @@ def prepare(
 def at_least_rounding(blocks: Sequence[Factors]) -> tuple[list[dict[str, Tensor]], list[dict[str, Tensor]]]:
     """The damping of each factor, at least its own rounding, and 1 for a factor of zeros (no signal yet).
 
+    Damping that is no normal number (signals vanish) counts as zero: its inverse would overflow.
+
     Returned with it is trace / damping, a bound of the condition number. All factors are handled as one vector: on a
     GPU each small operation costs a launch.
     """
@@ -334,7 +354,7 @@ def at_least_rounding(blocks: Sequence[Factors]) -> tuple[list[dict[str, Tensor]
         trace = torch.cat(traces)
         rounding = trace * _rounding(dtype, trace.device, *zip(sizes, [factor.d for factor in factors], strict=True))
         rho = torch.maximum(torch.cat([blocks[number][1][name] for number, name in some]), rounding)
-        rho = rho.where(rho != 0, 1.0)
+        rho = rho.where(~(rho < torch.finfo(dtype).tiny), 1.0)
         parts = zip(some, torch.split(rho, sizes), torch.split(trace / rho, sizes), strict=True)
         for (number, name), own_rho, condition in parts:
             damping[number][name], conditions[number][name] = own_rho, condition
@@ -349,10 +369,14 @@ def _rounding(dtype: torch.dtype, device: torch.device, *sizes: tuple[int, int])
 
 
 def apply(operators: Mapping[str, Operator], G: Move, sides: Collection[str] = IN_SIDE + OUT_SIDE) -> Move:
-    """P_out G P_in for G [groups, d_out, d_in], in the form in which G came; or one side alone."""
+    """P_out G P_in for G [groups, d_out, d_in], in the form in which G came; or one side alone.
+
+    The precision is that of the operators, which may be those of an earlier step.
+    """
     for name, operator in operators.items():
         if name not in sides:
             continue
+        G = G if (dtype := operator.dtype) is None else G.to(dtype)
         if isinstance(G, LowRank):
             G = G.right(operator) if name in IN_SIDE else G.left(operator)
         else:

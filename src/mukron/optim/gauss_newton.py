@@ -14,8 +14,9 @@ from mukron.layers import BIAS
 from mukron.linalg import KernelFactor, LowRank
 from mukron.optim import sizes
 from mukron.optim.docs import describe
+from mukron.optim.momentum import Momentum
 from mukron.optim.optimizer import SecondOrder
-from mukron.optim.options import HeavyBall, Momentum, StepOptions, StepRule, Trust
+from mukron.optim.options import StepOptions, StepRule, Trust
 from mukron.optim.run_options import EVERY_LAYER
 from mukron.optim.spec import MethodSpec, register
 from mukron.optim.table import LayerEntry
@@ -49,7 +50,7 @@ class GaussNewton(SecondOrder):
     Args:
         damping: A number means ``Rescaled(number)``: that many times the mean eigenvalue of the layer's kernel.
         momentum: A number or ``HeavyBall(beta, nesterov)``: on the update. ``GradientMomentum(beta)``: on the gradient,
-            of which other batches' parts do not fit this batch's curvature.
+            of which other batches' parts do not fit this batch's curvature. Default: no momentum, with a ``trust`` too.
 
     Example:
         >>> import torch, mukron
@@ -60,6 +61,7 @@ class GaussNewton(SecondOrder):
     by_block = True
     uses_products = True
     inverts = True
+    heavy_ball = True  # of other batches' gradients, averages do not fit the kernel of this one
 
     def __init__(
         self,
@@ -88,8 +90,8 @@ class GaussNewton(SecondOrder):
             parametrization,
             lr,
             damping=damping,
-            momentum=momentum if isinstance(momentum, Momentum) else HeavyBall(momentum, nesterov),
-            nesterov=nesterov and isinstance(momentum, Momentum),
+            momentum=momentum,
+            nesterov=nesterov,
             weight_decay=weight_decay,
             decoupled=decoupled,
             maximize=maximize,
@@ -117,7 +119,7 @@ class GaussNewton(SecondOrder):
                 f'layer "{layer.name}" has a gradient, but no forward pass of the model was seen for it: run the model '
                 "itself (not its parts) in training mode with gradients on and not paused"
             )
-        n = inverse_weight(self.capture.passes, reduction_in_use(self.found_reduction, self.loss.reduction))
+        n = inverse_weight(self.capture.passes, reduction_in_use(step.found_reduction, self.loss.reduction))
         scale = n if self.loss.grad_scaler is None else n / self.loss.grad_scaler.get_scale()
         # rows are samples x outputs; the errors go into the signals
         jacobians = statistics.jacobians
@@ -147,4 +149,5 @@ class GaussNewton(SecondOrder):
             step: The step that is being taken; it holds the state as it will be.
         """
         operator = step.value(layer, "operators")[block]["K"]
+        G = G.to(operator.dtype)
         return operator.of_own_gradient(G) if isinstance(G, LowRank) else operator.right(G)  # type: ignore[no-any-return]

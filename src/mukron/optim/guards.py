@@ -15,36 +15,47 @@ from mukron.curvature import (
     OVER_POSITIONS,
     OVER_SAMPLES,
     Empirical,
-    LayerStatistics,
     LossScale,
-    perturbed,
+    Pass,
 )
 from mukron.damping import Adaptive, Rule
 from mukron.layers import WEIGHT
 from mukron.linalg import probe
-from mukron.optim.direction import block_gradient, dense, whole_gradient
-from mukron.optim.options import RMS, Graft, check_momentum
-from mukron.optim.table import LayerEntry
+from mukron.optim.momentum import check_momentum
+from mukron.optim.options import RMS, Graft, KLClip
 from mukron.optim.transaction import FAR_BEYOND_TRUST, Transaction
 from mukron.params import Parametrization
+from mukron.params.inventory import note_optimizer
+from mukron.params.parametrization import plan_of
+from mukron.readers import check_flag, check_number
+from mukron.theory import SP
 
 if TYPE_CHECKING:
     from mukron.optim.optimizer import SecondOrder
 
-TOO_COARSE = 0.005
 PATIENCE = 10  # skipped steps in a row before the user is told
 LARGEST_POWER = -3.5  # of two, from which on a smaller gradient may be an unscaled one
+NOT_ZERO = 0.1  # of the sum of sizes, from which on a sum is not zero
 SUSPICIOUS = 0.05  # of a gradient that does not come from its layer's own pass
 
 
-def check_arguments(name: str, parametrization: Any, lr: Any) -> None:
+def check_arguments(name: str, model: Any, parametrization: Any, lr: Any) -> None:
+    check_model(model, name)
     if parametrization is not None and not isinstance(parametrization, Parametrization):
         raise TypeError(
             f"{name}'s second argument is parametrization, from mukron.parametrize, got {parametrization!r:.80}; pass "
             f"the learning rate by name: {name}(model, lr=...)"
         )
-    if isinstance(lr, bool) or not isinstance(lr, (int, float, Tensor)):
-        raise TypeError(f"{name}: lr must be a number, got {lr!r:.80}")
+    if not isinstance(lr, Tensor):
+        check_number(f"{name}: lr", lr)
+    plan = plan_of(model) if parametrization is None else None
+    if plan is not None and plan.scheme != SP:
+        warnings.warn(
+            f"this model was parametrized, but {name} was given no plan: learning rates and damping do not follow the "
+            f"width. Pass what mukron.parametrize returned: {name}(model, plan, lr=...)",
+            UserWarning,
+            stacklevel=4,
+        )
 
 
 def check_model(model: Any, name: str) -> None:
@@ -79,6 +90,8 @@ def check_dtypes(optimizer: SecondOrder) -> None:
 
 
 def check_layers(optimizer: SecondOrder) -> None:
+    if optimizer.parametrization is None:
+        note_optimizer(optimizer.model, optimizer)
     if not optimizer.layers:
         exclude = optimizer.options.exclude
         raise ValueError(
@@ -97,6 +110,10 @@ def damping_rule(optimizer: SecondOrder, damping: float | Rule | Adaptive | None
         if damping is not None:
             raise ValueError(f"{type(optimizer).__name__} has no damping, got damping={damping}")
         return optimizer.spec.damping
+    if isinstance(damping, str):
+        return Rule.parse(damping)
+    if not isinstance(damping, Rule):
+        check_number("damping", damping)
     return damping if isinstance(damping, Rule) else optimizer.rule(float(damping))  # type: ignore[call-arg]
 
 
@@ -116,8 +133,13 @@ def check_adaptive(optimizer: SecondOrder) -> None:
 
 
 def check_group(group: Mapping[str, Any]) -> None:
+    for name in ("decoupled", "maximize", "nesterov"):
+        check_flag(name, group[name])
     for name in ("lr", "weight_decay", "fallback_lr"):
-        if group[name] is not None and not float(group[name]) >= 0:
+        if group[name] is None and name == "fallback_lr":
+            continue
+        check_number(name, float(group[name]) if isinstance(group[name], Tensor) else group[name])
+        if not float(group[name]) >= 0:
             raise ValueError(f"{name} must not be negative, got {group[name]}")
     if group["fallback_lr"] is not None and not group["reference_lr"] > 0:
         raise ValueError("fallback_lr needs lr above 0: schedulers that move lr move fallback_lr by the same factor")
@@ -132,10 +154,11 @@ def check_group(group: Mapping[str, Any]) -> None:
 def check_uses(optimizer: SecondOrder, step: Transaction) -> None:
     """Once: whether each weight's gradient is that of its layer's own forward pass, up to a factor.
 
+    What is found is staged: a step that is skipped has found nothing.
+
     A weight that is also used behind its layer's back (``F.linear(h, embedding.weight)``) shows in this alone.
     """
-    capture = optimizer.capture
-    capture.checks_uses = False
+    capture, first, step.checks_uses = optimizer.capture, optimizer.capture.checks_uses, False
     factors: dict[str, float] = {}
     for layer in step.active:
         entry = layer.blocks.get(WEIGHT)
@@ -146,19 +169,18 @@ def check_uses(optimizer: SecondOrder, step: Transaction) -> None:
         G = G.float() if G.dtype in (torch.float16, torch.bfloat16) else G
         ours, actual = capture.along(layer.name), G @ probe(G.shape[-1], G.dtype, G.device)
         if not bool(actual.isfinite().all()):
-            capture.checks_uses = True  # nothing is seen by this; the next step will tell
+            step.checks_uses = True  # nothing is seen by this; the next step will tell
             return
         if ours is None or not bool(actual.any()):
             continue
         factor, off = proportion(ours.to(actual.dtype), actual)
         if bool(off > SUSPICIOUS):
-            warnings.warn(
+            remark = (
                 f'the gradient of layer "{layer.name}" is not that of its own forward pass: its weight is used '
                 "elsewhere too, or the gradient was changed before the step. Its curvature describes the layer's "
-                f'own use alone; exclude=("{layer.name}",) leaves it to the fallback rule',
-                UserWarning,
-                stacklevel=4,
+                f'own use alone; exclude=("{layer.name}",) leaves it to the fallback rule'
             )
+            step.remarks += [remark] * first
             continue
         factors[layer.name] = float(factor)
         statistics = step.statistics.get(layer.name)
@@ -167,24 +189,23 @@ def check_uses(optimizer: SecondOrder, step: Transaction) -> None:
             statistics.halves = [half._replace(fused=True) for half in statistics.halves]
             statistics.join()
             entry.parameter.grad = None
-    _check_scaler(optimizer, list(factors.values()))
-    if optimizer.capture_options.weighs_loss and optimizer.found_reduction is None and capture.passes:
-        _find_reduction(optimizer, list(factors.values()))
+    if first:
+        _check_scaler(optimizer, step, list(factors.values()))
+    if optimizer.capture_options.weighs_loss and step.found_reduction is None and capture.passes:
+        _find_reduction(optimizer, step, list(factors.values()))
 
 
-def _check_scaler(optimizer: SecondOrder, factors: Sequence[float]) -> None:
+def _check_scaler(optimizer: SecondOrder, step: Transaction, factors: Sequence[float]) -> None:
     """Signals that are read from the loss are those of the scaled one, unless the scaler is known."""
     fisher = optimizer.capture_options.fisher
     reads_loss = optimizer.capture_options.empirical or optimizer.capture_options.jacobian
     scaler = fisher.grad_scaler if isinstance(fisher, Empirical) else None
     power = _unscaled_by(factors)
     if reads_loss and scaler is None and power is not None:
-        warnings.warn(
+        step.remarks.append(
             f"gradients are 2^{power} times those of the backward pass, as if a GradScaler had unscaled "
             f"them; the signals that {type(optimizer).__name__} reads from the loss are still scaled. Pass the scaler: "
-            "grad_scaler=scaler",
-            UserWarning,
-            stacklevel=5,
+            "grad_scaler=scaler"
         )
 
 
@@ -196,7 +217,7 @@ def _unscaled_by(factors: Sequence[float]) -> int | None:
     return None
 
 
-def _find_reduction(optimizer: SecondOrder, factors: Sequence[float]) -> None:
+def _find_reduction(optimizer: SecondOrder, step: Transaction, factors: Sequence[float]) -> None:
     """Find how the loss reduces over samples and positions; tell where that is not what the user says, or unclear.
 
     factors: by layer, the gradient beside that of the backward pass. Where it is much smaller and no power of two, it
@@ -205,42 +226,67 @@ def _find_reduction(optimizer: SecondOrder, factors: Sequence[float]) -> None:
     options, power = optimizer.capture_options, _unscaled_by(factors)
     if any(group["maximize"] for group in optimizer.param_groups):
         return  # the target's entry is not the negative one
+    if options.signals and not options.empirical and _is_no_cross_entropy(optimizer.capture.passes):
+        step.remarks.append(
+            f"{type(optimizer).__name__} takes the model's output for logits, but the derivative of the loss does not "
+            "sum to zero over the classes: the loss is no cross-entropy. For squared errors pass "
+            'likelihood="gaussian"; for any other loss fisher="empirical" uses its own derivatives'
+        )
+        return
     scale = LossScale.of(optimizer.capture.passes)
     if scale is None:
         return
     if scale.weight == 0:
-        optimizer.capture.checks_uses = True  # nothing is seen by this; the next step will tell
+        step.checks_uses = True  # nothing is seen by this; the next step will tell
         return
     if options.grad_scaler is not None:
         scale = scale._replace(weight=scale.weight / options.grad_scaler.get_scale())
     elif power is not None:
         scale = scale._replace(weight=scale.weight * 2.0**power)
-    elif not factors or math.log2(max(min(factors), 1e-300)) < LARGEST_POWER:
-        optimizer.found_reduction = scale.reduction((OVER_SAMPLES, OVER_POSITIONS))
+    clipped = options.grad_scaler is None and power is None
+    clipped = clipped and (not factors or math.log2(max(min(factors), 1e-300)) < LARGEST_POWER)
+    found = scale.reduction((OVER_SAMPLES, OVER_POSITIONS)) if clipped else scale.reduction()
+    step.asks_reduction = found is not None and _looks_alike(scale, found, optimizer.capture.passes)
+    if step.asks_reduction:
+        return  # what the user says counts until a batch decides; for this one it makes no difference
+    step.found_reduction = found
+    if clipped:
         return
-    found = optimizer.found_reduction = scale.reduction()
     name, said = type(optimizer).__name__, options.reduction
     if found is None and not options.signals:
         return  # without a likelihood it may be any loss
     if found is None:
         otherwise, usual = (AS_A_SUM, 1.0) if said == "sum" else (OVER_SAMPLES, 1 / scale.samples)
-        warnings.warn(
+        step.remarks.append(
             f"the loss gives the log-likelihood of a position the weight {scale.weight:.3g}. There are "
             f"{scale.samples:.0f} samples with {scale.positions:.0f} positions, so it is no mean over either, and no "
             f"sum. {name}'s curvature is that of a {otherwise}, and its steps are "
             f"{scale.weight / usual:.3g} times those of such a loss. Take the factor out of the loss, divide the "
             "loss by the number of backward passes before a step, or pass the GradScaler that multiplies it: "
-            "grad_scaler=scaler",
-            UserWarning,
-            stacklevel=5,
+            "grad_scaler=scaler"
         )
-    elif said is not None and (said == "sum") != (found == AS_A_SUM) and scale.samples > 2:
-        warnings.warn(
+    elif said is not None and (said == "sum") != (found == AS_A_SUM):
+        step.remarks.append(
             f'reduction="{said}" was given, but the derivative of the loss is that of a {found}, and {name} takes it '
-            "for that. Leave reduction= out, or change the loss",
-            UserWarning,
-            stacklevel=5,
+            "for that. Leave reduction= out, or change the loss"
         )
+
+
+def _is_no_cross_entropy(passes: Sequence[Pass]) -> bool:
+    """Whether it is certain: a loss of softmax(f) does not change with a number that is added to all of f's entries."""
+    if any(one.errors is None or one.ignored is not None for one in passes):  # an output with positions
+        return False
+    sums = [torch.stack([e.sum(1).abs().sum(), e.abs().sum()]) for one in passes if (e := one.errors) is not None]
+    total, size = torch.stack(sums).sum(0).tolist() if sums else (0.0, 0.0)
+    return total > NOT_ZERO * size
+
+
+def _looks_alike(scale: LossScale, found: str, passes: Sequence[Pass]) -> bool:
+    """Whether another reduction is the same for this batch: of one sample, or of samples with one position each."""
+    counts = {OVER_SAMPLES: scale.samples, OVER_POSITIONS: scale.positions, AS_A_SUM: 1.0}
+    if not any(one.ignored is not None for one in passes):  # the output has no positions
+        counts.pop(OVER_POSITIONS)
+    return any(name != found and count == counts.get(found) for name, count in counts.items())
 
 
 def checked_params(model: nn.Module, params: Iterable[Any] | None) -> list[Any]:
@@ -256,15 +302,33 @@ def _listed(params: Any) -> Any:
     return params if isinstance(params, Tensor) else list(params)
 
 
-def tell_skips(in_a_row: int) -> None:
-    """Tell, once in a row of skipped steps, that the run has diverged."""
-    if in_a_row == PATIENCE:
+def tell_skips(optimizer: SecondOrder, step: Transaction) -> None:
+    """Tell, once in a row of skipped steps, what was not finite at the first of them, and what may help."""
+    if optimizer._skipped_in_a_row == 1:
+        optimizer._skip_cause = _not_finite(optimizer, step)
+    optimizer.capture.forget()
+    if optimizer._skipped_in_a_row == PATIENCE:
         warnings.warn(
-            f"{PATIENCE} steps in a row were skipped, since gradients or curvature were not finite; the run has "
-            "diverged: lower the learning rate or raise the damping",
+            f"{PATIENCE} steps in a row were skipped. At the first of them {optimizer._skip_cause}",
             RuntimeWarning,
             stacklevel=4,
         )
+
+
+def _not_finite(optimizer: SecondOrder, step: Transaction) -> str:
+    """What was not finite in a step that is skipped, the earliest that is known, and what may help."""
+    unstable = "the run has diverged: lower the learning rate or raise the damping"
+    bad = [key for key, trace in step.traces.items() if not bool(trace.isfinite().all())]
+    if bad and bad[0][2] == "A" and bad[0][0] == next(iter(step.traces))[0]:
+        return f'the input of layer "{bad[0][0]}" was not finite, or too large to be squared: check the data'
+    if any(one.errors is not None and not bool(one.errors.isfinite().all()) for one in optimizer.capture.passes):
+        return f"the loss or the model's output was not finite: check the loss and the data, unless {unstable}"
+    for name, entry in optimizer.entries.items():
+        if entry.parameter.grad is not None and not bool(entry.parameter.grad.isfinite().all()):
+            return f'the gradient of "{name}" was not finite: check the loss and the data, unless {unstable}'
+    if bad:
+        return f'factor {bad[0][2]} of layer "{bad[0][0]}" was not finite; {unstable}'
+    return f"the move of a parameter was larger than its dtype can hold; {unstable}"
 
 
 def tell(optimizer: SecondOrder, step: Transaction) -> None:
@@ -273,6 +337,8 @@ def tell(optimizer: SecondOrder, step: Transaction) -> None:
     Also, once a layer, of moves that its trust had to shorten by a very large factor.
     """
     step.notify()
+    for remark in step.remarks:
+        warnings.warn(remark, UserWarning, stacklevel=5)
     for name, factor, how in step.rescues:
         if not any(key.startswith(f"{name} ") for key in optimizer.rescues):
             what = f", factor {factor}: factorized with" if factor else ": its factors could not be inverted,"
@@ -291,60 +357,23 @@ def tell(optimizer: SecondOrder, step: Transaction) -> None:
 def _tell_shortened(optimizer: SecondOrder, step: Transaction) -> None:
     """Tell, once a layer and in one warning a step, of moves that far exceed their trust."""
     names = [name for name in step.shortened if f"trust of {name}" not in optimizer.told]
-    if not names:
+    if not names or optimizer.steps <= optimizer.options.start:  # before the start a move is the gradient
         return
     optimizer.told.update(f"trust of {name}" for name in names)
-    some = ", ".join(f'"{name}"' for name in names)
+    some, far = ", ".join(f'"{name}"' for name in names), f"{1 / FAR_BEYOND_TRUST:.0e}"
+    trust = optimizer.options.trust
+    did, then = f"was shortened by more than {far} to what trust allows", "It moves by what its trust allows"
+    if trust is None or isinstance(trust, KLClip):
+        did = f"is more than {far} times the usual size of a weight"
+        then = "KLClip bounds all layers together, not each" if trust is not None else "trust=None bounds no layer"
+        then += '; trust="spectral" does'
     warnings.warn(
-        f"the curvature of {some} is negligible beside the gradient: the move that it gives was shortened by more than "
-        f"{1 / FAR_BEYOND_TRUST:.0e} to what trust allows. Signals vanish on their way to such a layer (at a gate "
-        "that is nearly zero), or its damping is tiny. It moves by what its trust allows; exclude=(...) leaves it to "
-        "the fallback rule instead",
+        f"the curvature of {some} is negligible beside the gradient: the move that it gives {did}. Signals vanish on "
+        f"their way to such a layer (at a gate that is nearly zero), or its damping is tiny. {then}; exclude=(...) "
+        "leaves it to the fallback rule instead",
         RuntimeWarning,
         stacklevel=6,
     )
-
-
-def check_precision(optimizer: SecondOrder, step: Transaction) -> None:
-    """Once a layer, where damping is so small that float64 is used: whether what float32 gave is too coarse for it.
-
-    Rows and gradients that are off by a few roundings must not move the step by more than ``TOO_COARSE``.
-    """
-    size = 4 * torch.finfo(torch.float32).eps
-    for layer in step.ready:
-        statistics = step.statistics.get(layer.name)
-        if layer.name not in step.double - optimizer.told or statistics is None:
-            continue
-        optimizer.told.add(layer.name)
-        U, again = (
-            _directions(step, layer, statistics, 0.0),
-            _directions(step, layer, perturbed(statistics, size), size),
-        )
-        off = max(float((V - W).norm() / W.norm().clamp_min(1e-30)) for V, W in zip(again, U, strict=True))
-        if not off < TOO_COARSE:
-            warnings.warn(
-                f'layer "{layer.name}": its damping is so small beside its factors that float32 inputs and derivatives '
-                f"put the step off by about {off:.0%}; raise the damping, or train in float64",
-                RuntimeWarning,
-                stacklevel=5,
-            )
-
-
-def _directions(step: Transaction, layer: LayerEntry, statistics: LayerStatistics, size: float) -> list[Tensor]:
-    """A layer's directions by block with other statistics, and gradients with relative errors of that size."""
-    other = Transaction(step.optimizer, {layer.name: statistics})
-    other.active, other.double, other.altered, other.rescue = [layer], set(step.double), set(step.altered), True
-    other.measure()
-    other.prepare()
-    moves = []
-    for block, entry in layer.blocks.items():
-        raw = whole_gradient(other, layer, block, entry)
-        if raw is not None:
-            G = block_gradient(other, layer, block, entry, raw)
-            if isinstance(G, Tensor) and size:
-                G = G + size * G * torch.randn(G.shape, generator=torch.Generator().manual_seed(0)).to(G)
-            moves.append(dense(step.optimizer.precondition(layer, block, G, other)))
-    return moves
 
 
 def proportion(ours: Tensor, actual: Tensor) -> tuple[Tensor, Tensor]:

@@ -28,8 +28,9 @@ from mukron.memory import Auto, Batch, Memory, Window
 from mukron.optim import sizes
 from mukron.optim.direction import OUT_SIDE, apply
 from mukron.optim.docs import describe
+from mukron.optim.momentum import Momentum
 from mukron.optim.optimizer import SecondOrder
-from mukron.optim.options import Momentum, StepOptions, StepRule, Trust, check_one_of
+from mukron.optim.options import StepOptions, StepRule, Trust, check_one_of
 from mukron.optim.run_options import EVERY_LAYER, FISHER, INTERVALS, KRONECKER
 from mukron.optim.spec import MethodSpec, register, with_fisher
 from mukron.optim.table import LayerEntry
@@ -194,11 +195,11 @@ class KFAC(SecondOrder):
 
     def _scales(self, step: Transaction) -> tuple[float | Tensor, float | Tensor]:
         """What A is multiplied by, and B's signals; the same for all layers of a step."""
-        if self.found_reduction == OVER_SAMPLES and not self.capture_options.empirical:
+        if step.found_reduction == OVER_SAMPLES and not self.capture_options.empirical:
             return 1.0, 1.0
         if "scales" not in step.scratch:
             options, passes = self.capture_options, self.capture.passes
-            reduction = reduction_in_use(self.found_reduction, options.reduction)
+            reduction = reduction_in_use(step.found_reduction, options.reduction)
             signals: float | Tensor = 1.0
             if options.empirical:
                 scaler = options.grad_scaler

@@ -30,16 +30,16 @@ from mukron.optim.guards import (
     check_dtypes,
     check_group,
     check_layers,
-    check_model,
-    check_precision,
     check_uses,
     checked_params,
     damping_rule,
     tell,
     tell_skips,
 )
-from mukron.optim.options import GradientMomentum, HeavyBall, Momentum, StepOptions, Trust, usual_fallback_lr
+from mukron.optim.momentum import Momentum, momentum_entries
+from mukron.optim.options import StepOptions, usual_fallback_lr
 from mukron.optim.plan import plan_table
+from mukron.optim.precision import check_precision
 from mukron.optim.reduction import ReductionRatio
 from mukron.optim.saving import complete_state, load_state, unpickle
 from mukron.optim.table import LayerEntry, build_tables
@@ -47,6 +47,7 @@ from mukron.optim.transaction import Blocks, Transaction, wants
 from mukron.optim.update import Move, updates_of, write
 from mukron.params import Parametrization
 from mukron.params.inventory import unwrap
+from mukron.readers import check_number
 from mukron.stages import stage
 from mukron.table import Table
 from mukron.theory import Method
@@ -79,6 +80,7 @@ class SecondOrder(Optimizer):
     useless: ClassVar[Mapping[str, str]] = {}  # arguments of related methods, and why this one has none of them
     uses_products: ClassVar[bool] = False  # gradients may come as D^T H of the batch that the factors were made of
     by_block: ClassVar[bool] = False  # weights and biases have operators of their own
+    heavy_ball: ClassVar[bool] = False  # a number as momentum is on the update, whatever the trust
     inverts: ClassVar[bool] = False  # operators are inverses, not roots: small damping needs float64
 
     def __new__(cls, *arguments: Any, **options: Any) -> Any:
@@ -104,22 +106,22 @@ class SecondOrder(Optimizer):
     ) -> None:
         options = StepOptions() if options is None else options
         capture_options = CaptureOptions(inputs=False, signals=False) if capture_options is None else capture_options
-        check_model(model, type(self).__name__)
         lr = self.spec.usual_lr({"trust": options.trust}) if lr is None else lr
-        check_arguments(type(self).__name__, parametrization, lr)
+        check_arguments(type(self).__name__, model, parametrization, lr)
         self.model, self.options, self.capture_options = model, options, capture_options
         self.parametrization = None if parametrization is None else parametrization.bind(model)
         self.powers = {block: self.powers_of(block) for block in (WEIGHT, BIAS)}
         self.exchange: Exchange | None = None
-        self.steps, self.skipped, self._skipped_in_a_row, self._ready = 0, 0, 0, False
+        self.steps, self.skipped, self._skipped_in_a_row, self._skip_cause, self._ready = 0, 0, 0, "", False
         self.watchers: list[Watcher] = []
         self.rescues: Counter[str] = Counter()  # "layer factor: how" -> how often
-        self.told: set[str] = set()  # layers whose precision was looked at; and "trust of LAYER"
+        self.told = set[str]()  # layers whose precision was looked at; and "trust of LAYER"
         self.waiting = False  # a layer waits for its first factors
         self.found_reduction: str | None = None  # of the loss, from the derivative that the first step saw
         self._capture: Capture | None = None
         groups: dict[str, Any] = {"lr": lr, "damping": damping, "weight_decay": weight_decay, "decoupled": decoupled}
-        groups |= {"maximize": maximize, "fallback_lr": fallback_lr, **_momentum(momentum, nesterov, options.trust)}
+        groups |= {"maximize": maximize, "fallback_lr": fallback_lr}
+        groups |= momentum_entries(momentum, nesterov, self.heavy_ball or options.trust is None)
         super().__init__(checked_params(model, params), groups)
         self.register_state_dict_post_hook(complete_state)  # type: ignore[arg-type]  # first, so that hooks of the user's own see it all
         first = next(parameter for group in self.param_groups for parameter in group["params"])
@@ -172,13 +174,14 @@ class SecondOrder(Optimizer):
         Args:
             param_group: Parameters and the options that differ from the defaults.
         """
-        super().add_param_group(_completed(self, param_group))
         try:
+            before = len(self.param_groups)
+            super().add_param_group(_completed(self, param_group))
             check_group(self.param_groups[-1])
             if self._ready:
                 self._listen()
-        except ValueError:
-            self.param_groups.pop()
+        except BaseException:
+            del self.param_groups[before:]
             raise
 
     def _listen(self) -> None:
@@ -237,8 +240,7 @@ class SecondOrder(Optimizer):
             raise
         if moves is None:
             self.skipped, self._skipped_in_a_row = self.skipped + 1, self._skipped_in_a_row + 1
-            self.capture.forget()
-            tell_skips(self._skipped_in_a_row)
+            tell_skips(self, step)
             return loss
         step.commit()
         self.steps, self._skipped_in_a_row, self.waiting = self.steps + 1, 0, len(step.ready) < len(step.active)
@@ -246,7 +248,7 @@ class SecondOrder(Optimizer):
         with stage("mukron::write"):
             write(updates_of(self, moves, step.rates))
         self.capture.commit(*coming)
-        if self.watchers or step.rescues or step.imprecise or step.shortened:
+        if self.watchers or step.rescues or step.imprecise or step.shortened or step.remarks:
             tell(self, step)
         return loss
 
@@ -324,7 +326,8 @@ def _attempt(
     own = gather(optimizer.capture.passes)
     step = Transaction(optimizer, own if optimizer.exchange is None else optimizer.exchange.gather(own))
     step.applied = {} if ratio is not None and ratio.groups else None
-    if optimizer.capture.checks_uses:
+    asks = optimizer.capture.asks_reduction and all(one.checked for one in optimizer.capture.passes)
+    if optimizer.capture.checks_uses or asks:
         check_uses(optimizer, step)
     with stage("mukron::factors"):
         step.measure()
@@ -348,8 +351,10 @@ def _completed(optimizer: SecondOrder, param_group: dict[str, Any]) -> dict[str,
     damping = group.get("damping", optimizer.defaults["damping"])
     rule, adaptive = damping_rule(optimizer, damping), damping.plain() if isinstance(damping, Adaptive) else None
     group |= {"damping": rule and rule.rho, "damping_rule": {} if rule is None else rule.plain(), "adaptive": adaptive}
-    if isinstance(group.get("momentum"), Momentum):
-        group |= _momentum(group["momentum"])
+    if "momentum_on" not in group:
+        group |= _own_momentum(optimizer, group)
+    if not isinstance(group.get("lr", 0.0), Tensor):
+        check_number("lr", group.get("lr", 0.0))
     group["reference_lr"] = lr = float(group.get("lr", optimizer.defaults["lr"]))
     if group.get("fallback_lr", optimizer.defaults["fallback_lr"]) is None:
         group["reference_lr"] = lr = lr or 1.0  # a schedule may begin at zero; the two keep their proportion
@@ -359,15 +364,12 @@ def _completed(optimizer: SecondOrder, param_group: dict[str, Any]) -> dict[str,
     return group
 
 
-def _momentum(momentum: float | Momentum | None, nesterov: bool = False, trust: Trust | None = None) -> dict[str, Any]:
-    """Momentum as entries of a parameter group, where schedulers look for numbers."""
-    if isinstance(momentum, Momentum) and nesterov:
-        raise ValueError(f"nesterov=True goes with a number as momentum; got {momentum}. Use HeavyBall(nesterov=True)")
-    on_update = trust is None or nesterov  # a bound is on a single move, of which heavy ball would add many up
-    if momentum is None:
-        momentum = 0.0 if on_update else 0.9
-    if not isinstance(momentum, Momentum):
-        momentum = HeavyBall(momentum, nesterov) if on_update else GradientMomentum(momentum)
-    if isinstance(momentum, HeavyBall):
-        return {"momentum": momentum.beta, "nesterov": momentum.nesterov, "momentum_on": "update"}
-    return {"momentum": momentum.beta, "nesterov": False, "momentum_on": "gradient"}
+def _own_momentum(optimizer: SecondOrder, group: Mapping[str, Any]) -> dict[str, Any]:
+    """A group's own momentum and nesterov, which mean what they mean at the top level; none if it gives neither."""
+    usual = optimizer.defaults
+    momentum = group.get("momentum", usual["momentum"])
+    inherited = bool(usual["nesterov"] and momentum) and not isinstance(momentum, Momentum)
+    nesterov = group.get("nesterov", inherited)
+    if "momentum" not in group and nesterov == usual["nesterov"]:
+        return {}
+    return momentum_entries(momentum, nesterov, optimizer.heavy_ball or optimizer.options.trust is None)

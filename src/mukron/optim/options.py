@@ -8,6 +8,8 @@ from typing import Any
 
 from mukron.linalg import Cholesky, Solver
 from mukron.memory import Batch, Memory
+from mukron.optim.momentum import GradientMomentum, HeavyBall, Momentum, check_momentum
+from mukron.readers import check_whole
 from mukron.trust import (
     FALLBACKS,
     RMS,
@@ -46,54 +48,6 @@ __all__ = [
 
 
 @dataclass(frozen=True)
-class HeavyBall:
-    """Momentum on the update: buffer <- beta buffer + update, and the buffer is what the weights move by.
-
-    Attributes:
-        beta: From 0, no momentum, to below 1.
-        nesterov: Look one step ahead along the buffer.
-
-    Example:
-        >>> HeavyBall(0.9, nesterov=True)
-        HeavyBall(beta=0.9, nesterov=True)
-    """
-
-    beta: float = 0.9
-    nesterov: bool = False
-
-    def __post_init__(self) -> None:
-        check_momentum(self.beta, self.nesterov)
-
-
-@dataclass(frozen=True)
-class GradientMomentum:
-    """Momentum on the gradient, before it is preconditioned: its moving average, corrected for its start at zero.
-
-    Attributes:
-        beta: Weight of the past, from 0 to below 1.
-
-    Example:
-        >>> GradientMomentum(0.95)
-        GradientMomentum(beta=0.95)
-    """
-
-    beta: float = 0.9
-
-    def __post_init__(self) -> None:
-        check_momentum(self.beta, False)
-
-
-Momentum = HeavyBall | GradientMomentum
-
-
-def check_momentum(beta: float, nesterov: bool) -> None:
-    if not 0 <= beta < 1:
-        raise ValueError(f"momentum must lie in [0, 1), got {beta}")
-    if nesterov and not beta:
-        raise ValueError("nesterov=True needs momentum > 0")
-
-
-@dataclass(frozen=True)
 class StepOptions:
     """What is the same for all parameter groups.
 
@@ -126,6 +80,8 @@ class StepOptions:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        for name in ("factor_every", "inverse_every", "refresh_warmup", "start", "seed"):
+            check_whole(name, getattr(self, name))
         for name in ("factor_every", "inverse_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} counts steps: at least 1, got {getattr(self, name)}")
@@ -141,6 +97,9 @@ class StepOptions:
         object.__setattr__(self, "fallback", step_rule("fallback", self.fallback, FALLBACKS))
         if isinstance(self.exclude, str):
             raise ValueError(f'exclude takes several names: exclude=("{self.exclude}",)')
+        names = () if self.exclude is None else self.exclude
+        if not isinstance(names, Iterable) or not all(isinstance(name, str) for name in names):
+            raise TypeError(f'exclude takes names of layers, as in exclude=("head",); got {self.exclude!r:.80}')
         object.__setattr__(self, "exclude", None if self.exclude is None else tuple(self.exclude))
 
     @classmethod
@@ -153,6 +112,7 @@ class StepOptions:
         """
         usual: dict[str, Any] = {"fallback": usual_fallback(trust), "exclude": usual_exclude(trust)}
         usual["refresh_warmup"] = 0 if trust is None else 10
+        check_whole("factor_every", given.get("factor_every", 1))
         usual["inverse_every"] = usual_interval(trust is not None, max(given.get("factor_every", 1), 1))
         return cls(trust=trust, **{**usual, **{name: value for name, value in given.items() if value is not None}})
 

@@ -15,7 +15,7 @@ from mukron.linalg import Operator
 if TYPE_CHECKING:
     from mukron.optim.optimizer import SecondOrder
 
-FORMAT = 3  # of saved states
+FORMAT = 4  # of saved states
 
 
 def complete_state(optimizer: SecondOrder, state_dict: dict[str, Any]) -> dict[str, Any]:
@@ -23,6 +23,8 @@ def complete_state(optimizer: SecondOrder, state_dict: dict[str, Any]) -> dict[s
     own = {
         "format": FORMAT,
         "method": type(optimizer).__name__,
+        "kinds": _kinds(optimizer),
+        "told": sorted(optimizer.told),
         "steps": optimizer.steps,
         "skipped": optimizer.skipped,
         "rescues": dict(optimizer.rescues),
@@ -34,6 +36,14 @@ def complete_state(optimizer: SecondOrder, state_dict: dict[str, Any]) -> dict[s
     }
     state = {index: _plain(values) for index, values in state_dict["state"].items()}
     return {**state_dict, "state": state, "mukron": own}
+
+
+def _kinds(optimizer: SecondOrder) -> dict[str, str]:
+    """The options that decide what the state holds, as text, without their numbers."""
+    options = optimizer.options
+    text = "none" if options.trust is None else options.trust.text
+    trust = text if text.startswith("graft") else text.partition(":")[0]  # a graft's state is that of its rule
+    return {"trust": trust, "memory": type(options.memory).__name__.lower(), "fallback": options.fallback.name}
 
 
 def load_state(optimizer: SecondOrder, state_dict: Mapping[str, Any]) -> None:
@@ -55,7 +65,7 @@ def load_state(optimizer: SecondOrder, state_dict: Mapping[str, Any]) -> None:
         group["params"] = here["params"]
     torch.optim.Optimizer.__setstate__(optimizer, {"state": defaultdict(dict, state), "param_groups": groups})
     optimizer.steps, optimizer.skipped, optimizer.rescues = own["steps"], own["skipped"], Counter(own["rescues"])
-    optimizer.waiting, optimizer.found_reduction = own["waiting"], own.get("reduction")
+    optimizer.waiting, optimizer.found_reduction, optimizer.told = own["waiting"], own["reduction"], set(own["told"])
     _restore_generator(optimizer.generator, own["generator"])
     for post_hook in optimizer._optimizer_load_state_dict_post_hooks.values():
         post_hook(optimizer)
@@ -73,6 +83,12 @@ def _check(optimizer: SecondOrder, state_dict: Mapping[str, Any]) -> None:
         )
     if own["method"] != method:
         raise ValueError(f"this state was saved by {own['method']}, not by {method}")
+    for name, kind in _kinds(optimizer).items():
+        if own["kinds"][name] != kind:
+            raise ValueError(
+                f"this state was saved with {name}={own['kinds'][name]}, and this optimizer has {name}={kind}: give it "
+                "the same, or begin with a new state"
+            )
     if (own["parametrization"] is None) != (optimizer.parametrization is None):
         raise ValueError("one of the saved state and this optimizer has a Parametrization, the other has none")
     if optimizer.parametrization is not None:

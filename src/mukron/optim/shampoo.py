@@ -32,8 +32,9 @@ from mukron.memory import EMA, Batch, Memory, Sum, Window
 from mukron.optim import sizes
 from mukron.optim.direction import apply, momentum_on_gradient
 from mukron.optim.docs import describe
+from mukron.optim.momentum import Momentum
 from mukron.optim.optimizer import SecondOrder
-from mukron.optim.options import Momentum, StepOptions, StepRule, Trust
+from mukron.optim.options import StepOptions, StepRule, Trust
 from mukron.optim.run_options import EVERY_LAYER, FUSED, INTERVALS, Option, memory_in_matrices
 from mukron.optim.spec import MethodSpec, register
 from mukron.optim.table import LayerEntry
@@ -56,7 +57,7 @@ ROOT_SOLVERS = ("eigh", "newton", "tracked")
         options=(
             *EVERY_LAYER,
             *INTERVALS,
-            Option.typed("memory", memory_in_matrices, "what factors remember: sum (the default), ema:DECAY or batch"),
+            Option.typed("memory", memory_in_matrices, "what factors remember: sum, ema:DECAY or batch"),
             FUSED,
             Option("solver", read.one_of(ROOT_SOLVERS), f"how roots are computed: {', '.join(ROOT_SOLVERS)}"),
             Option(

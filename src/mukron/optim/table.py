@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,8 @@ from mukron.params.inventory import clean_name, inventory, unwrap
 from mukron.params.resolve import Growth
 from mukron.theory import Method
 
+BLOCKS = (WEIGHT, BIAS)
+
 
 @dataclass(frozen=True)
 class ParameterEntry:
@@ -27,6 +30,8 @@ class ParameterEntry:
         group: Its parameter group, as torch holds it.
         scale: The parametrization's multiplier of its learning rate.
         preconditioned: Whether it belongs to a layer that is preconditioned.
+        natural: The Frobenius norm of a move whose singular values are all (d_out / d_in)^1/2, the usual size of a
+            weight, before that multiplier; of a preconditioned matrix or bias.
     """
 
     name: str
@@ -34,6 +39,7 @@ class ParameterEntry:
     group: dict[str, Any]
     scale: float
     preconditioned: bool
+    natural: float = math.inf
 
 
 @dataclass(frozen=True)
@@ -54,6 +60,11 @@ class LayerEntry:
     sides: Mapping[str, Sides]
     anchor: Parameter
 
+    def has_gradient_values(self) -> bool:
+        """Whether a gradient of the layer has an entry that is not zero."""
+        grads = [entry.parameter.grad for entry in self.blocks.values()]
+        return any(grad is not None and (grad.is_sparse or bool(grad.any())) for grad in grads)
+
 
 def build_tables(
     model: nn.Module,
@@ -69,12 +80,14 @@ def build_tables(
     """
     owned = _owned(model, groups)
     layers = dict(_layers_of(model, owned, exclude))
-    taken = {full_name(name, block) for name in layers for block in (WEIGHT, BIAS)}
+    naturals = {full_name(name, block): _natural(layer, block) for name, layer in layers.items() for block in BLOCKS}
+    taken = set(naturals)
     scales = {True: plan.scales(rules[0]), False: plan.scales(rules[1])} if plan is not None else {}
     entries = {}
     for name, (parameter, group) in owned.items():
         scale = scales[name in taken][name].lr if plan is not None else 1.0
-        entries[name] = ParameterEntry(name, parameter, group, scale, preconditioned=name in taken)
+        natural = naturals.get(name, math.inf) / scale if scale > 0 else math.inf
+        entries[name] = ParameterEntry(name, parameter, group, scale, name in taken, natural)
     damping = plan.scales(method) if plan is not None else {}
     table = {}
     for name, layer in layers.items():
@@ -131,6 +144,14 @@ def _layers_of(
             )
         if held:
             yield name, layer
+
+
+def _natural(layer: MatrixLayer, block: str) -> float:
+    """The Frobenius norm of matrices whose singular values are all (d_out / d_in)^1/2; none of an embedding's."""
+    if block == BIAS:
+        return math.sqrt(layer.groups * layer.d_out)
+    many = layer.groups * min(layer.d_out, layer.d_in)
+    return math.inf if layer.one_hot else math.sqrt(many * layer.d_out / layer.d_in)
 
 
 def full_name(layer: str, block: str) -> str:

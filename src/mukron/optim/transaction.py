@@ -1,10 +1,10 @@
 """One step in the making: all that it may change, beside the state, committed whole or not at all.
 
 Staged are: what factors remember, operators, peaks of traces, positions, precision, units, the averages of gradients,
-the moments of a fallback or graft, and the number of damping that adapts. They are made from the committed state, so
-that a second attempt (a failed inverse that is rescued, a gradient that somebody changed) begins where the first one
-did. Weights and the buffers of momentum on the update are written after the decision, by ``update.write``, which has
-nothing left to decide.
+the moments of a fallback or graft, new buffers of momentum, the number of damping that adapts, and what was found of
+the loss and of uses of weights. They are made from the committed state, so that a second attempt (a failed inverse that
+is rescued, a gradient that somebody changed) begins where the first one did. Weights and the buffers of momentum on the
+update are written after the decision, by ``update.write``, which has nothing left to decide and nothing to refuse.
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ from mukron.damping import Rule
 from mukron.layers import WEIGHT
 from mukron.linalg import Factor, FactorizationError, LowRank, products_of, rounding
 from mukron.memory import Window
+from mukron.optim import precision
 from mukron.optim.direction import at_least_rounding, prepare, whole_gradient
 from mukron.optim.options import Spectral
+from mukron.optim.precision import EPS
 from mukron.optim.table import LayerEntry
 from mukron.optim.units import changes_units, convert
 from mukron.optim.update import Move
@@ -37,12 +39,7 @@ if TYPE_CHECKING:
 
 Blocks = dict[str, dict[str, Factor]]
 HALF_PRECISION = (torch.float16, torch.bfloat16)
-EPS = torch.finfo(torch.float32).eps
 SAME, SAME_IF_COARSE = 30, 8  # roundings, within which a gradient is D^T H; coarse: in TF32 or half precision
-ILL_CONDITIONED = 0.005  # rounding times condition number, from which on a layer is preconditioned in float64
-ILL_CONDITIONED_DENSE = 0.001  # the same for a gradient that is not D^T H, whose own rounding counts too
-ILL_CONDITIONED_WINDOW = 0.0001  # the same for rows of several batches, of which the gradient's are only some
-ILL_CONDITIONED_PRODUCT = 5.0  # the same, of both sides' condition numbers, for such a gradient
 FAR_BEYOND_TRUST = 1e-4  # of a move's length, to which Spectral(1) shortens it: its curvature is negligible
 
 
@@ -64,6 +61,8 @@ class Transaction:
         scratch: What a method keeps from ``measure`` to ``precondition``.
         shortenings: By layer and block, the factor that its trust multiplies the move by.
         shortened: Layers whose fresh curvature gave a move that far exceeds their trust.
+        imprecise: Layers whose factors were summed in float32 though float64 was needed.
+        remarks: What the user is told if the step counts.
         applied: Gradient, what was preconditioned, and the result before trust, by layer and block; None: not kept.
         rescue: Look at every inverse, and go to some lengths for it.
     """
@@ -82,11 +81,12 @@ class Transaction:
         self.units: dict[str, dict[str, float]] = {}
         self.scratch: dict[Any, Any] = {}
         self.applied: dict[tuple[str, str], tuple[Move, Move, Move]] | None = None
-        self.rescue, self.operators_failed = False, False
+        self.rescue, self.operators_failed, self.remarks = False, False, list[str]()
         self.rescues: list[tuple[str, str, str]] = []  # layer, factor, how
         self.shortenings: dict[tuple[str, str], Tensor] = {}
-        self.shortened: list[str] = []
-        self.imprecise: list[str] = []  # layers whose factors were summed in float32 though float64 was needed
+        self.found_reduction, self.asks_reduction = optimizer.found_reduction, optimizer.capture.asks_reduction
+        self.checks_uses = optimizer.capture.checks_uses
+        self.shortened, self.imprecise = list[str](), list[str]()
         self._factors: dict[tuple[str, str], tuple[Mapping[str, Factor], dict[str, Tensor]]] = {}
         self._inverted: list[Tensor] = []  # finite if inverses came out well
         self._conditions: dict[str, dict[str, Tensor]] = {}
@@ -113,6 +113,8 @@ class Transaction:
 
     def commit(self) -> None:
         """Write what was staged into the state."""
+        self.optimizer.found_reduction, capture = self.found_reduction, self.optimizer.capture
+        capture.asks_reduction, capture.checks_uses = self.asks_reduction, self.checks_uses
         for parameter, values in self._staged.items():
             self.optimizer.state[parameter].update(values)
         for group, values in self._staged_of_groups:
@@ -134,11 +136,7 @@ class Transaction:
         self.rescues = []
         for layer in self.active:
             self._measure_layer(layer, due, inverting)
-        self.ready = [layer for layer in self.active if self._is_ready(layer, due)]
-
-    def _is_ready(self, layer: LayerEntry, due: bool) -> bool:
-        known = self.value(layer, "operators") is not None
-        return "operators" in self._staged.get(layer.anchor, {}) if due else known
+        self.ready = [layer for layer in self.active if is_ready(self, layer, due)]
 
     def _measure_layer(self, layer: LayerEntry, due: bool, inverting: bool) -> None:
         optimizer, memory, statistics = self.optimizer, self.optimizer.options.memory, self.statistics.get(layer.name)
@@ -146,7 +144,7 @@ class Transaction:
         new = "operators" not in state
         if not due and not (new and optimizer.capture.due and statistics is not None and statistics.samples > 0):
             return  # a layer that was not there at the last refresh is measured in the next step
-        if statistics is None and not has_values(layer):
+        if statistics is None and not layer.has_gradient_values():
             return  # a gradient of zeros, for a layer that did not run
         kept, peaks = copied(state.get("memory", {})), copied(state.get("peaks", {}))
         if layer.name in self.units:
@@ -289,31 +287,49 @@ class Transaction:
             layer, kappas = self.optimizer.layers[name], [next(values) for _ in of_layer]
             if layer.anchor.dtype != torch.float64 and self.optimizer.inverts:
                 dense = self.optimizer.options.inverse_every > 1 or name in self.applied_dense
-                limit = ILL_CONDITIONED_DENSE if dense else ILL_CONDITIONED
-                limit = ILL_CONDITIONED_WINDOW if isinstance(self.optimizer.options.memory, Window) else limit
-                if EPS * max(kappas) > limit or (dense and EPS * math.prod(kappas) > ILL_CONDITIONED_PRODUCT):
+                limit = precision.ILL_CONDITIONED_DENSE if dense else precision.ILL_CONDITIONED
+                limit = precision.ILL_CONDITIONED_WINDOW if isinstance(self.optimizer.options.memory, Window) else limit
+                if EPS * max(kappas) > limit or (dense and EPS * math.prod(kappas) > precision.ILL_CONDITIONED_PRODUCT):
                     ill.add(name)
                 self.stage(layer.anchor, double=name in ill)
         return frozenset(ill - self.double)
 
 
+def is_ready(step: Transaction, layer: LayerEntry, due: bool) -> bool:
+    """Whether there are operators for a layer: made by this step if it makes any, else of an earlier one."""
+    known = step.value(layer, "operators") is not None
+    return "operators" in step._staged.get(layer.anchor, {}) if due else known
+
+
 def fits(step: Transaction, parts: Mapping[str, tuple[Tensor, ...]], lengths: Sequence[float]) -> bool:
-    """Whether every parameter can move so far: lengths times learning rates are numbers that it can hold."""
+    """Whether every parameter can move so far: lengths times learning rates are numbers that it can hold.
+
+    What the end of the step would refuse is refused here, where nothing is changed yet.
+    """
     values = iter(lengths)
     for name, of_move in parts.items():
-        length = math.prod([next(values) for _ in of_move]) * step.rates[name]
-        if not length <= largest_number(step.optimizer.entries[name].parameter.dtype):
+        entry = step.optimizer.entries[name]
+        group, weight, layer = entry.group, entry.parameter, name.rpartition(".")[0]
+        for setting in ("weight_decay", "momentum"):
+            if not isinstance(group[setting], (int, float, Tensor)):
+                raise TypeError(f"{setting} must be a number, got {group[setting]!r:.80}")
+        if len(of_move) == 1 and of_move[0].shape != weight.shape:
+            raise RuntimeError(f'"{name}" has shape {list(weight.shape)}, but its move has {list(of_move[0].shape)}')
+        length = math.prod([next(values) for _ in of_move])
+        if not length * step.rates[name] <= largest_number(weight.dtype):
             return False
+        rows = of_move[0].shape[-2] if len(of_move) == 2 else 1  # |D| |H| is more than |D^T H|
+        far = length * FAR_BEYOND_TRUST > entry.natural * rows**0.5 and (layer, WEIGHT) in step._factors
+        if far and layer not in step.shortened:
+            step.shortened.append(layer)  # a bound on each layer leaves none
     return True
 
 
 def far_beyond_trust(step: Transaction, shortenings: Sequence[float]) -> list[str]:
     """Layers that fresh inverses would move by more than 1 / FAR_BEYOND_TRUST times (d_out / d_in)^1/2."""
-    trust, started = step.optimizer.options.trust, step.optimizer.steps >= step.optimizer.options.start
-    if not isinstance(trust, Spectral) or not started:
-        return []
+    trust = step.optimizer.options.trust
     values, fresh = iter(shortenings), {name for name, _ in step._factors}
-    limit, names = FAR_BEYOND_TRUST * min(trust.size, 1.0), []
+    limit, names = FAR_BEYOND_TRUST * (min(trust.size, 1.0) if isinstance(trust, Spectral) else 1.0), list[str]()
     for (name, _), factor in step.shortenings.items():
         if min([next(values) for _ in range(factor.numel())]) < limit and name in fresh and name not in names:
             names.append(name)
@@ -332,12 +348,6 @@ def has_gradient(layer: LayerEntry, statistics: LayerStatistics | None) -> bool:
     return statistics is not None and statistics.unformed is not None
 
 
-def has_values(layer: LayerEntry) -> bool:
-    """Whether a gradient of the layer has an entry that is not zero."""
-    grads = [entry.parameter.grad for entry in layer.blocks.values()]
-    return any(grad is not None and (grad.is_sparse or bool(grad.any())) for grad in grads)
-
-
 def measures(optimizer: SecondOrder) -> bool:
     """Whether the coming step measures factors: at their interval, and at each of the first steps."""
     return is_due(optimizer, optimizer.options.factor_every)
@@ -354,19 +364,9 @@ def wants(optimizer: SecondOrder) -> tuple[bool, frozenset[str]]:
     double = set()
     for name, layer in optimizer.layers.items() if optimizer.inverts else ():
         state = optimizer.state.get(layer.anchor, {})
-        if state["double"] if "double" in state else ill_conditioned(optimizer, layer):
+        if state["double"] if "double" in state else precision.ill_conditioned(optimizer, layer):
             double.add(name)
     return optimizer.waiting or measures(optimizer), frozenset(double)
-
-
-def ill_conditioned(optimizer: SecondOrder, layer: LayerEntry) -> bool:
-    """Whether the damping rule alone says that a layer's first step needs float64."""
-    if layer.anchor.dtype == torch.float64:
-        return False
-    rule, growth = optimizer.rule_of(layer, WEIGHT), layer.sides[WEIGHT].growth
-    sizes = {"B": layer.layer.d_out} if layer.layer.one_hot else {"A": layer.layer.d_in, "B": layer.layer.d_out}
-    bounds = [rule.condition(sizes[name], growth.get(name, 1.0)) for name in optimizer.powers[WEIGHT] if name in sizes]
-    return EPS * max([bound for bound in bounds if bound is not None], default=0.0) > ILL_CONDITIONED
 
 
 def norms(tensors: Sequence[Tensor]) -> list[Tensor]:

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from mukron.linalg import LowRank
-from mukron.optim.options import AdamStep
 
 if TYPE_CHECKING:
     from mukron.optim.optimizer import SecondOrder
@@ -51,20 +50,18 @@ class Update(NamedTuple):
 
 
 def updates_of(optimizer: SecondOrder, moves: Mapping[str, Move], rates: Mapping[str, float]) -> list[Update]:
-    """What parameters' moves become: their learning rates, decay, and momentum if that is on the update."""
+    """What parameters' moves become: their learning rates, decay, and momentum if that is on the update.
+
+    The step is committed: what could be refused was, by ``transaction.fits``, and ``direction`` has made buffers.
+    """
     updates = []
     for name, move in moves.items():
         entry, rate = optimizer.entries[name], rates[name]
         weight: Tensor = entry.parameter
         group, state = entry.group, optimizer.state[entry.parameter]
-        adam = not entry.preconditioned and isinstance(optimizer.options.fallback, AdamStep)
         buffer: Tensor | None = None
-        if group["momentum"] and group["momentum_on"] == "update" and not adam:
-            if "momentum_buffer" not in state:
-                dtype = torch.float32 if weight.dtype in (torch.float16, torch.bfloat16) else weight.dtype
-                contiguous = torch.contiguous_format
-                state["momentum_buffer"] = torch.zeros_like(weight, dtype=dtype, memory_format=contiguous)
-            buffer = state["momentum_buffer"]
+        if group["momentum"] and group["momentum_on"] == "update":
+            buffer = state.get("momentum_buffer")
         if isinstance(move, LowRank):
             of_layer, _, block = name.rpartition(".")
             layer = optimizer.layers[of_layer].layer

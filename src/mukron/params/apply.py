@@ -22,7 +22,7 @@ from mukron.params.initial import (
     laws_are_distinct,
     may_be_default,
 )
-from mukron.params.inventory import Found, inventory, on_meta, unwrap
+from mukron.params.inventory import Found, inventory, on_meta, optimizer_without_plan, unwrap
 from mukron.params.parametrization import ZERO, ParameterPlan, Parametrization, mark, plan_of
 from mukron.params.resolve import Growth, Sizes, check_names, resolve
 from mukron.params.shapes import BaseShapes
@@ -85,6 +85,13 @@ def parametrize(
     if (applied := plan_of(model)) is not None:
         return _again(applied, plan).bind(model)
     _refuse_parametrized_parts(model)
+    if scheme != SP and (optimizer := optimizer_without_plan(model)) is not None:
+        warnings.warn(
+            f"{optimizer} was created for this model before it was parametrized, and knows of no plan: create it "
+            f"again, with the plan that this call returns, {optimizer}(model, plan, lr=...)",
+            UserWarning,
+            stacklevel=2,
+        )
     _warn_of_unequal_growth(plan)
     if not on_meta(found):
         _refuse_shared_memory(found)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
 
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
@@ -75,3 +78,18 @@ def on_meta(found: dict[str, Found]) -> bool:
     if meta and len(meta) < len(found):
         raise ParametrizationError(f'parameter "{meta[0]}" is on the meta device and others are not; give it numbers')
     return bool(meta)
+
+
+_optimizers: WeakKeyDictionary[nn.Module, weakref.ref[Any]] = WeakKeyDictionary()
+
+
+def note_optimizer(model: nn.Module, optimizer: Any) -> None:
+    """Note that an optimizer without a plan trains the model, as long as it lives."""
+    _optimizers[unwrap(model)] = weakref.ref(optimizer)
+
+
+def optimizer_without_plan(model: nn.Module) -> str | None:
+    """The kind of optimizer that trains the model without a plan; None: there is none."""
+    known = _optimizers.get(unwrap(model))
+    optimizer = None if known is None else known()
+    return None if optimizer is None else type(optimizer).__name__

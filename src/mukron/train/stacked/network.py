@@ -25,13 +25,7 @@ from mukron.linalg import Cholesky, Factor, FactorizationError, LowRank, Operato
 from mukron.optim import SecondOrder
 from mukron.optim.direction import apply, at_least_rounding, base_rate, prepare, spectral_norm
 from mukron.optim.options import Spectral, StepOptions
-from mukron.optim.transaction import (
-    EPS,
-    ILL_CONDITIONED,
-    ILL_CONDITIONED_DENSE,
-    ILL_CONDITIONED_PRODUCT,
-    ill_conditioned,
-)
+from mukron.optim.precision import EPS, ILL_CONDITIONED, ILL_CONDITIONED_DENSE, ILL_CONDITIONED_PRODUCT, ill_conditioned
 from mukron.optim.update import Move, Update, times, write
 from mukron.params import Parametrization
 from mukron.train.build import Loss, loss_of, network_of, optimizer_of

@@ -1,0 +1,77 @@
+"""Momentum: on the update, or on the gradient before it is preconditioned. A number is short for one of the two."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from mukron.readers import check_flag, check_number
+
+
+@dataclass(frozen=True)
+class HeavyBall:
+    """Momentum on the update: buffer <- beta buffer + update, and the buffer is what the weights move by.
+
+    Attributes:
+        beta: From 0, no momentum, to below 1.
+        nesterov: Look one step ahead along the buffer.
+
+    Example:
+        >>> HeavyBall(0.9, nesterov=True)
+        HeavyBall(beta=0.9, nesterov=True)
+    """
+
+    beta: float = 0.9
+    nesterov: bool = False
+
+    def __post_init__(self) -> None:
+        check_momentum(self.beta, self.nesterov)
+
+
+@dataclass(frozen=True)
+class GradientMomentum:
+    """Momentum on the gradient, before it is preconditioned: its moving average, corrected for its start at zero.
+
+    Attributes:
+        beta: Weight of the past, from 0 to below 1.
+
+    Example:
+        >>> GradientMomentum(0.95)
+        GradientMomentum(beta=0.95)
+    """
+
+    beta: float = 0.9
+
+    def __post_init__(self) -> None:
+        check_momentum(self.beta, False)
+
+
+Momentum = HeavyBall | GradientMomentum
+
+
+def momentum_entries(momentum: float | Momentum | None, nesterov: bool, on_update: bool) -> dict[str, Any]:
+    """Momentum as entries of a parameter group, where schedulers look for numbers.
+
+    on_update: what a number means, if not nesterov. With a bound it is on the gradient: the bound is on a single move,
+    of which heavy ball would add many up.
+    """
+    check_flag("nesterov", nesterov)
+    on_update = on_update or nesterov
+    if isinstance(momentum, Momentum) and nesterov:
+        raise ValueError(f"nesterov=True goes with a number as momentum; got {momentum}. Use HeavyBall(nesterov=True)")
+    if momentum is None:
+        momentum = 0.0 if on_update else 0.9
+    if not isinstance(momentum, Momentum):
+        momentum = HeavyBall(momentum, nesterov) if on_update else GradientMomentum(momentum)
+    if isinstance(momentum, HeavyBall):
+        return {"momentum": momentum.beta, "nesterov": momentum.nesterov, "momentum_on": "update"}
+    return {"momentum": momentum.beta, "nesterov": False, "momentum_on": "gradient"}
+
+
+def check_momentum(beta: float, nesterov: bool) -> None:
+    check_number("momentum", beta)
+    check_flag("nesterov", nesterov)
+    if not 0 <= beta < 1:
+        raise ValueError(f"momentum must lie in [0, 1), got {beta}")
+    if nesterov and not beta:
+        raise ValueError("nesterov=True needs momentum > 0")
