@@ -147,9 +147,15 @@ def test_nobody_can_change_a_config():
         ({"augment": ["corp"]}, "augment=.*known: crop, flip"),
         ({"loss": "l1"}, "loss='l1': known: cross-entropy, mse"),
         ({"label_smoothing": 1.0}, "label_smoothing=1.0: expected a number not below 0 and below 1"),
-        ({"method": "kfca"}, r"method='kfca': no such optimizer \(did you mean 'kfac'\?\); known: sgd, adamw, kfac, foof"),
+        (
+            {"method": "kfca"},
+            r"method='kfca': no such optimizer \(did you mean 'kfac'\?\); known: sgd, adamw, kfac, foof",
+        ),
         ({"method": "foof-mirror"}, "method='foof-mirror': no such optimizer.*; known: sgd, adamw, kfac"),
-        ({"method_options": {"kl_clip": 1e-3}}, r"kfac has no 'kl_clip'; say trust=kl:KAPPA, in Python trust=mukron.KL"),
+        (
+            {"method_options": {"kl_clip": 1e-3}},
+            r"kfac has no 'kl_clip'; say trust=kl:KAPPA, in Python trust=mukron.KL",
+        ),
         ({"method_options": {"graft": "adam"}}, r"kfac has no 'graft'; say trust=graft:adam or trust=graft:sgd"),
         ({"scheme": "mupp"}, "scheme='mupp': unknown scheme"),
         ({"output_exponent": "half"}, "output_exponent='half'"),

@@ -73,7 +73,8 @@ def train(
     device: Annotated[str | None, _field("device", "cpu, cuda, cuda:1, ...")] = None,
     compiled: Annotated[bool, typer.Option("--compile", help="Run the network through torch.compile.")] = False,
     record: Annotated[
-        list[str] | None, typer.Option(help="What to record: features, distance, spectra, rates, words; may be repeated.")
+        list[str] | None,
+        typer.Option(help="What to record: features, distance, spectra, rates, words; may be repeated."),
     ] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="Any other field, FIELD=VALUE; METHOD_OPTIONS.NAME=VALUE too.")
