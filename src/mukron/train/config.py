@@ -68,7 +68,7 @@ class RunConfig:
         lr: The learning rate.
         schedule: "constant", "cosine", "linear", or "step:60,120": times 0.2 at the start of these epochs.
         warmup: Epochs in which the learning rate rises to its value.
-        momentum: Momentum; for AdamW its beta1.
+        momentum: Momentum: on the gradient beside a trust, on the update without one; for AdamW its beta1.
         weight_decay: A step shrinks each weight by the learning rate times this.
         clip_norm: The largest norm of the whole gradient; None: no limit.
         epochs: Number of epochs.
