@@ -82,6 +82,6 @@ SHAMPOO_DEFAULTS = BenchMethod(
     note="mean over 10 steps after the first ten, one of which refreshes; factors are averaged and decomposed by eigh, "
     f"momentum is on the gradient, {AT_OWN_RATE}",
 )
-FUSED = tuple(_shampoo("tracked", every, fused=True) for every in (1, REFRESH_EVERY))
-SHAMPOO_METHODS = (*UNFUSED, *FUSED, SHAMPOO_DEFAULTS)
+TRACKED_FUSED = tuple(_shampoo("tracked", every, fused=True) for every in (1, REFRESH_EVERY))
+SHAMPOO_METHODS = (*UNFUSED, *TRACKED_FUSED, SHAMPOO_DEFAULTS)
 SHAMPOO_STEP = Bench("shampoo-step", mlp_task(), (TORCH_SGD, TORCH_ADAMW, *SHAMPOO_METHODS), SHAMPOO_PEERS)
