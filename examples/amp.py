@@ -10,7 +10,7 @@ device = "cuda" if torch.cuda.is_available() else "cpu"
 dtype = torch.float16 if device == "cuda" else torch.bfloat16
 torch.manual_seed(0)
 model = CNN(16).to(device)
-opt = mukron.KFAC(model, lr=0.003, damping=1.0, memory=mukron.EMA(0.9), factor_every=2, inverse_every=4)
+opt = mukron.KFAC(model, lr=0.1, damping=1.0, memory=mukron.EMA(0.9), factor_every=2, inverse_every=4)
 scaler = torch.amp.GradScaler(device)
 x, y = torch.randn(32, 1, 28, 28, device=device), torch.randint(10, (32,), device=device)
 

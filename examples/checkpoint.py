@@ -17,7 +17,7 @@ def make(width):
 def start():
     model = make(256)
     p = mukron.parametrize(model, mukron.base_shapes(make, width=64))
-    return model, mukron.KFAC(model, p, lr=0.01, momentum=0.9, memory=mukron.EMA(0.95))
+    return model, mukron.KFAC(model, p, lr=0.1, momentum=0.9, memory=mukron.EMA(0.95))
 
 
 def train(model, opt, steps):

@@ -48,7 +48,7 @@ def make(width):
 torch.manual_seed(0)
 model = make(256)
 p = mukron.parametrize(model, mukron.base_shapes(make, width=32))
-opt = mukron.KFAC(model, p, lr=0.02)
+opt = mukron.KFAC(model, p, lr=0.1)
 x, y = torch.randn(64, 20), torch.randint(5, (64,))
 losses = []
 for _ in range(10):

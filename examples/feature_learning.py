@@ -60,7 +60,7 @@ def slopes(result: Check) -> dict[str, tuple[float, float]]:
 
 @figures.styled
 def draw(results: dict[tuple[str, str], Check], path: Path) -> None:
-    """One panel a method and scheme, one line a layer, each over its size at the narrowest width."""
+    """One panel per method and scheme, one line per layer, each over its size at the narrowest width."""
     figure, axes = figures.panels(1, len(results), size=(2.6, 2.9), sharey=True)
     for axis, ((method, scheme), result) in zip(axes[0], results.items(), strict=True):
         for number, (layer, role) in enumerate(LAYERS.items()):

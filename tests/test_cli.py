@@ -170,9 +170,12 @@ def test_bench(tmp_path, monkeypatch):
         "K-FAC (empirical), fused",
         "K-FAC (empirical)",
         "FOOF",
+        "K-FAC, defaults",
+        "K-FAC, bounded",
     ]
     assert [(row["width"], row["method"]) for row in data["rows"]] == [(w, m) for w in (32, 64) for m in methods]
-    assert all(len(row["milliseconds"]) == 2 and row["differs"] < 1e-2 for row in data["rows"])
+    assert all(len(row["milliseconds"]) == 2 for row in data["rows"])
+    assert all(row["differs"] < 1e-2 for row in data["rows"] if row["method"] not in methods[-2:])
     assert data["command"] == shlex.join(["mukron", *typed, "--no-memory", "--out", "found"])
     assert Path("found/kfac-step-cpu.svg").exists()
     assert re.search(r"^32 +SGD +\S+ +\S+ - \S+ +\S+ +1\.00 ", output, re.MULTILINE)

@@ -129,3 +129,17 @@ def test_the_first_pictures_study_shows_what_is_claimed_of_it():
     assert (sp.verdict, mup.verdict) == ("does not transfer", "transfers")
     lower = [ours.width for ours, theirs in zip(sp.optima, mup.optima, strict=True) if ours.value < theirs.value]
     assert lower == [256, 512, 1024]  # as docs/transfer.md admits
+
+
+def test_the_first_study_is_the_one_of_make_demo():
+    rule = re.search(r"^\t(\$\(BIN\)/mukron transfer .*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)[1]
+    for variable, value in {"BIN)/": "", "METHOD)": "kfac", "PLAIN)": "--set method_options.trust=none"}.items():
+        rule = rule.replace(f"$({variable}", value)
+    assert f"```sh\n{rule}\n```" in (ROOT / "docs/transfer.md").read_text()
+
+
+def test_the_study_of_an_own_network_ends_in_a_verdict():
+    from mukron.study import Certificate
+
+    stored = json.loads((ROOT / "docs" / "figures" / "transfer-own" / "certificate.json").read_text())
+    assert [judgement.verdict for judgement in Certificate.from_dict(stored).judgements][-1] == "transfers"

@@ -223,21 +223,22 @@ class MaxEigenvalue(Rule):
     """rho times the factor's largest eigenvalue. Consistent with muP; Shampoo's own.
 
     A factor whose trace has fallen below ``floor`` times the largest seen is damped as if it had that trace. Steps that
-    do not depend on the size of the gradient never end: on data that are fitted, the floor lets them shrink.
+    do not depend on the size of the gradient never end: on data that are fitted, the floor lets them shrink. A sum of
+    all gradients never falls, and has no use for it.
 
     Attributes:
         rho: The number; schedulers may change it through ``group["damping"]``.
-        floor: The part of the largest trace seen below which the damping does not fall; 0 is the paper's rule.
+        floor: The part of the largest trace seen below which the damping does not fall; 0: it always may.
 
     Example:
         >>> MaxEigenvalue(1e-6)
-        MaxEigenvalue(rho=1e-06, floor=0.01)
+        MaxEigenvalue(rho=1e-06, floor=1.0)
     """
 
     usual = (1e-6,)
     relative = True
     rho: float
-    floor: float = 0.01
+    floor: float = 1.0
 
     def __call__(self, factors: Mapping[str, Factor], sides: Sides) -> dict[str, Tensor]:
         damping = {}

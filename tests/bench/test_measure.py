@@ -8,10 +8,21 @@ import pytest
 import torch
 
 from mukron.bench import memory
+from mukron.bench.conv import conv_bench
 from mukron.bench.kfac_step import KFAC_STEP
-from mukron.bench.measure import SLOW_ROUNDS, WARM_UP_TURNS, MethodTiming, Options, product_precision, take_turns
+from mukron.bench.measure import (
+    SLOW_ROUNDS,
+    WARM_UP_TURNS,
+    MethodTiming,
+    Options,
+    product_precision,
+    take_turns,
+    time_turn,
+    warm_up,
+)
 from mukron.bench.methods import TORCH_SGD, BenchMethod, Trainer
 from mukron.bench.peers import choose_peers
+from mukron.bench.shampoo_step import SHAMPOO_STEP
 from mukron.bench.steps import Bench, StepsRun
 from mukron.bench.tasks import POOL_SIZE, Task, mlp_task
 
@@ -186,3 +197,26 @@ def test_peers_are_chosen_by_their_names():
 def test_missing_peers_are_named_in_a_note():
     run = StepsRun(bench(BenchMethod("missing", TORCH_SGD.make, package="no-such-package")), Options((8,)), "")
     assert any("not measured: no-such-package" in note for note in run.result.notes)
+
+
+@pytest.mark.parametrize(
+    ("bench", "name"),
+    [(KFAC_STEP, "K-FAC, defaults"), (conv_bench(), "K-FAC, defaults"), (SHAMPOO_STEP, "Shampoo, defaults")],
+)
+def test_the_defaults_are_a_users_own_and_every_timed_turn_refreshes_once(bench, name):
+    method, task, pool = bench.method(name), mlp_task(), mlp_task().pool(8, "cpu")
+    timing, refreshes = MethodTiming(method), []
+    warm_up(timing, task.build(8, "cpu"), pool, Options((8,)))
+    optimizer = timing.trainer.optimizer
+    given = type(optimizer)(task.build(8, "cpu"))
+    assert optimizer.options == given.options
+    assert optimizer.defaults == given.defaults
+    optimizer.watch(lambda layer, *_: refreshes.append((optimizer.steps, layer)))
+    for _ in range(2):
+        before = len({step for step, _ in refreshes})
+        time_turn(timing, "cpu")
+        assert len({step for step, _ in refreshes}) == before + 1
+
+
+def test_notes_say_which_step_is_timed():
+    assert any("trust=None" in note for note in StepsRun(KFAC_STEP, Options((8,), against="none"), "").result.notes)

@@ -78,7 +78,8 @@ def test_fetch_refuses_in_one_line(mnist, server, tmp_path):
 
 
 def test_verify(mnist, cifar100, tmp_path):
-    assert run("verify", "--data-dir", tmp_path)[0] == f"no data sets in {tmp_path}\n"
+    _, said = run("verify", "--data-dir", tmp_path, code=2)
+    assert f"no data sets in {tmp_path}; get one with 'mukron data fetch NAME'" in said
     run("fetch", "mnist", "cifar100", "--data-dir", tmp_path)
     said, _ = run("verify", "--data-dir", tmp_path)
     assert said == f"mnist: right, {tmp_path / 'MNIST/raw'}\ncifar100: right, {tmp_path / 'cifar-100-binary'}\n"

@@ -52,12 +52,20 @@ def test_mup_passes_and_sp_fails(model, method):
 
 @pytest.mark.parametrize(("model", "layer"), [("mlp", "fc1.weight"), ("cnn", "conv1.weight")])
 def test_the_heuristic_damping_fails_and_the_input_layer_is_named(model, layer):
-    plain = ("--set", "method_options.trust=none")  # a bound would hide that the step vanishes
-    output = check("--model", model, "--damping", "heuristic", "--widths", WIDE[model], *FEW, *plain, code=1)
+    output = check("--model", model, "--damping", "heuristic", "--widths", WIDE[model], *FEW, code=1)
+    assert output.startswith("K-FAC, mup, damping heuristic:0.001, trust none, lr 0.01")
     assert re.search(rf"^own update +{layer} +input .* vanishes$", output, re.MULTILINE), output
     said = output[output.index("NOT OK.") :]
     assert f"{layer} (input, own update)" in said
     assert f"Damping outgrows its factor in {layer.partition('.')[0]}.A" in said
+
+
+def test_a_check_of_bounded_steps_says_which_bound():
+    few = ("--widths", "64,128", "--seeds", "1", "--steps", "1", "--show", "features", "--tolerance", "9")
+    output = check(*few, "--set", "method_options.trust=spectral", code=1)
+    assert output.startswith("K-FAC, mup, damping rescaled:1, trust spectral:1, lr 0.01")
+    output = check(*few, "--set", 'method_options={"memory": "ema:0.9"}', code=1)
+    assert "trust none" in output
 
 
 def test_a_network_of_ones_own(monkeypatch):
@@ -138,7 +146,7 @@ def test_nngp(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--method", "kfca"), "unknown method 'kfca'"),
+        (("--method", "kfca"), "no such optimizer (did you mean 'kfac'?)"),
         (("--scheme", "mupp"), "unknown scheme 'mupp'"),
         (("--damping", "heuristics"), "unknown damping rule 'heuristics'"),
         (("--method", "sgd", "--damping", "rescaled"), "damping: sgd has none"),

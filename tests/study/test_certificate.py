@@ -9,8 +9,9 @@ import re
 import numpy as np
 import pytest
 
-from mukron.study import Certificate, Point, Result, StudyError, certify
+from mukron.study import Certificate, Point, Result, StudyError, certify, judgement
 from mukron.study.certificate import CANNOT_TELL, MOVES, TRANSFERS, Interval, Judgement
+from mukron.study.judgement import Wider
 from mukron.study.points import PRUNED
 from mukron.train.records import DIVERGED, FINISHED
 
@@ -248,6 +249,23 @@ def test_wider_is_better_or_not_early_and_late():
     assert found.verdict == TRANSFERS
     assert found.wider[1].worse_at == (128, 256, 512, 1024)
     assert found.reasons[-1].startswith("wider is not better early (worse at widths 128")
+
+
+@pytest.mark.parametrize(
+    ("early", "late", "words"),
+    [
+        ("yes", "yes", "wider is better early and late"),
+        ("unclear", "unclear", "no difference beyond noise, early or late"),
+        ("unclear", "yes", "wider is better late; early there is no difference beyond noise"),
+        ("no", "yes", "wider is not better early (worse at width 128), but late it is"),
+        ("no", "unclear", "wider is not better early (worse at width 128); late there is no difference beyond noise"),
+        ("no", "no", "wider is not better early (worse at width 128) nor late (worse at width 128)"),
+    ],
+)
+def test_what_is_said_of_wider_networks(early, late, words):
+    answers = {"early": early, "late": late}
+    wider = [Wider(at, 1, (), said == "yes", (128,) if said == "no" else ()) for at, said in answers.items()]
+    assert judgement._wider_in_words(wider) == words
 
 
 def test_a_width_that_is_worse_by_less_than_noise_is_not_worse():

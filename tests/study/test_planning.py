@@ -243,6 +243,30 @@ def test_a_step_is_measured():
     assert content["steps"][0]["layers"]["rows"][1][1] == "512 x 512"
 
 
+INTERVALS = {
+    "the defaults": ({}, ["refresh", "refresh", "measure", "measure", "measure"], 12.0),
+    "no bound": ({"trust": "none"}, ["refresh", "refresh", "refresh", "refresh"], 30.0),
+    "factors with inverses": ({"factor_every": 10}, ["refresh", "refresh", "apply", "apply", "apply"], 3.9),
+    "two intervals": (
+        {"factor_every": 5, "inverse_every": 10},
+        ["refresh", "refresh", "apply", "apply", "apply", "measure"],
+        (30 + 10 + 8 * 1) / 10,
+    ),
+}
+
+
+@pytest.mark.parametrize(("options", "work", "mean"), INTERVALS.values(), ids=INTERVALS)
+def test_a_step_between_two_refreshes_is_timed_as_one(options, work, mean):
+    """With refreshes at each of the first ten steps, all that was timed refreshed, and a step seemed as costly."""
+    config = costs.timed_config(tuned(method_options=options))
+    timed, optimizer = costs.make_steps(config, dataset_of(config), 3)
+    assert [step.work for step in timed] == work
+    price = {"refresh": 30.0, "measure": 10.0, "apply": 1.0}
+    priced = [costs.TimedStep(price[kind] + 1000 * (number == 0), kind) for number, kind in enumerate(work)]
+    assert costs.mean_step(priced, optimizer.options) == pytest.approx(mean)
+    assert costs.mean_step(priced[:2], optimizer.options) == pytest.approx(30)  # too slow for more
+
+
 @pytest.mark.parametrize(
     ("work", "said"),
     [

@@ -147,8 +147,16 @@ def test_nobody_can_change_a_config():
         ({"augment": ["corp"]}, "augment=.*known: crop, flip"),
         ({"loss": "l1"}, "loss='l1': known: cross-entropy, mse"),
         ({"label_smoothing": 1.0}, "label_smoothing=1.0: expected a number not below 0 and below 1"),
-        ({"method": "kfca"}, "method='kfca': unknown method 'kfca'; known: 'sgd'"),
-        ({"method": "foof-mirror"}, "method='foof-mirror': no optimizer of this library; known: sgd, adamw, kfac"),
+        (
+            {"method": "kfca"},
+            r"method='kfca': no such optimizer \(did you mean 'kfac'\?\); known: sgd, adamw, kfac, foof",
+        ),
+        ({"method": "foof-mirror"}, "method='foof-mirror': no such optimizer.*; known: sgd, adamw, kfac"),
+        (
+            {"method_options": {"kl_clip": 1e-3}},
+            r"kfac has no 'kl_clip'; say trust=kl:KAPPA, in Python trust=mukron.KL",
+        ),
+        ({"method_options": {"graft": "adam"}}, r"kfac has no 'graft'; say trust=graft:adam or trust=graft:sgd"),
         ({"scheme": "mupp"}, "scheme='mupp': unknown scheme"),
         ({"output_exponent": "half"}, "output_exponent='half'"),
         ({"output_exponent": -1}, 'output_exponent=-1: expected a number from 0 to 1000, or "zero"'),

@@ -220,7 +220,7 @@ def test_ctrl_c_before_the_first_step(monkeypatch):
     ("arguments", "message"),
     [
         (("--lr", "-1"), "error: lr=-1.0: expected a number above 0"),
-        (("--method", "kfca"), "unknown method 'kfca'"),
+        (("--method", "kfca"), "no such optimizer (did you mean 'kfac'?); known: sgd, adamw, kfac, foof"),
         (("--model", "mpl"), "unknown model 'mpl'; known: mlp"),
         (("--data", "digit"), "unknown data set 'digit'; known: digits"),
         (("--damping", "rescald"), "unknown damping rule 'rescald'"),
@@ -238,3 +238,12 @@ def test_ctrl_c_before_the_first_step(monkeypatch):
 )
 def test_a_wrong_request_is_told_in_one_line(arguments, message):
     assert message in refuse(*arguments)
+
+
+def test_help_lists_all_that_can_be_recorded_and_every_precision():
+    from mukron.train.config import DTYPES, RECORDS
+
+    shown = run("--help", COLUMNS="300").stdout
+    for option, names in (("--record", RECORDS), ("--dtype", DTYPES)):
+        (line,) = [line for line in shown.splitlines() if option in line]
+        assert [name for name in names if name not in line] == []

@@ -7,7 +7,7 @@ from dataclasses import replace
 from torch import nn
 
 from mukron.bench.agreement import kfac_update
-from mukron.bench.methods import REFRESH_EVERY, TORCH_SGD, BenchMethod, trained_by
+from mukron.bench.methods import KFAC_DEFAULTS, REFRESH_EVERY, TORCH_SGD, BenchMethod, trained_by
 from mukron.bench.steps import Bench
 from mukron.bench.tasks import resnet_task
 from mukron.optim import KFAC
@@ -27,7 +27,8 @@ def conv_bench(classes: int = 10) -> Bench:
         'conv-100'
     """
     name = "conv" if classes == 10 else f"conv-{classes}"
-    return Bench(name, resnet_task(classes), (replace(TORCH_SGD, period=REFRESH_EVERY), _kfac(), _kfac(fused=True)))
+    methods = (replace(TORCH_SGD, period=REFRESH_EVERY), _kfac(), _kfac(fused=True), KFAC_DEFAULTS)
+    return Bench(name, resnet_task(classes), methods)
 
 
 def _kfac(fused: bool = False) -> BenchMethod:

@@ -16,6 +16,11 @@ from mukron.optim import FOOF, KFAC
 
 TIMING_LR = 1e-3  # a usual learning rate, at which the loss of every method stays finite
 REFRESH_EVERY = 10  # steps between refreshes, for methods that do not refresh at every step
+STEP_SETTINGS = (
+    "methods of this library: the plain step without a bound (trust=None) with momentum 0.9, except where a name says "
+    "defaults or bounded; 'defaults' is an optimizer that is given the model alone"
+)
+AT_OWN_RATE = "its learning rate is its default"
 
 
 @dataclass
@@ -134,6 +139,18 @@ KFAC_EMPIRICAL_FUSED = BenchMethod(
     "K-FAC (empirical), fused",
     trained_by(lambda model, lr: KFAC(model, lr=lr, momentum=0.9, fisher="empirical", fused=True, trust=None)),
     reference_update=kfac_update("empirical"),
+)
+KFAC_DEFAULTS = BenchMethod(
+    "K-FAC, defaults",
+    trained_by(lambda model, lr: KFAC(model)),
+    period=REFRESH_EVERY,
+    note="mean over 10 steps after the first ten, one of which refreshes; factors are averaged, momentum is on the "
+    f"gradient, {AT_OWN_RATE}",
+)
+KFAC_BOUNDED = BenchMethod(
+    "K-FAC, bounded",
+    trained_by(lambda model, lr: KFAC(model, memory="batch", momentum=0.0, inverse_every=1)),
+    note=f"memory='batch', momentum=0, inverse_every=1: the bounded step at its lowest price, {AT_OWN_RATE}",
 )
 FOOF_METHOD = BenchMethod(
     "FOOF", trained_by(lambda model, lr: FOOF(model, lr=lr, momentum=0.9, trust=None)), reference_update=foof_update

@@ -16,13 +16,18 @@ PAGE_HEAD = """\
 # What a step costs
 
 Written by `mukron bench page` from the results of `mukron bench`; run again by the commands below. Every single time is
-in the file that a section names."""
+in the file that a section names.
+
+K-FAC, FOOF and Shampoo are measured with the plain step of the paper (`trust=None`), refreshed at every step or every
+ten, except in rows named "defaults" (the optimizer built from the model alone: bounded steps, averaged factors,
+momentum on the gradient) and "bounded". A step with the defaults costs more, since averaged factors are matrices as
+large as the layers; [the optimizers](optimizers.md#which-one) say how to get a cheaper one."""
 
 
 HEADLINES = {
-    "kfac-step": ("K-FAC (mc), fused", "K-FAC (empirical), fused"),
-    "shampoo-step": ("Shampoo (tracked), fused", "Shampoo (tracked), fused, every 10"),
-    "conv": ("K-FAC (mc), every 10",),
+    "kfac-step": ("K-FAC (mc), fused", "K-FAC (empirical), fused", "K-FAC, bounded", "K-FAC, defaults"),
+    "shampoo-step": ("Shampoo (tracked), fused", "Shampoo (tracked), fused, every 10", "Shampoo, defaults"),
+    "conv": ("K-FAC (mc), every 10", "K-FAC, defaults"),
     "sweep": ("stacked",),
 }  # by benchmark, the methods of the summary table
 

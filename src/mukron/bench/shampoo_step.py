@@ -9,7 +9,15 @@ from itertools import islice
 from torch import Tensor, nn
 
 from mukron.bench.agreement import shampoo_update
-from mukron.bench.methods import REFRESH_EVERY, TORCH_ADAMW, TORCH_SGD, BenchMethod, Trainer, trained_by
+from mukron.bench.methods import (
+    AT_OWN_RATE,
+    REFRESH_EVERY,
+    TORCH_ADAMW,
+    TORCH_SGD,
+    BenchMethod,
+    Trainer,
+    trained_by,
+)
 from mukron.bench.peers import SHAMPOO_PEERS
 from mukron.bench.steps import Bench
 from mukron.bench.tasks import mlp_task
@@ -67,5 +75,13 @@ def _refresh_many_times(trainer: Trainer, batches: Iterator[tuple[Tensor, Tensor
 
 
 UNFUSED = tuple(_shampoo(solver, every) for solver in ROOT_SOLVERS for every in (1, REFRESH_EVERY))
-SHAMPOO_METHODS = (*UNFUSED, *(_shampoo("tracked", every, fused=True) for every in (1, REFRESH_EVERY)))
+SHAMPOO_DEFAULTS = BenchMethod(
+    "Shampoo, defaults",
+    trained_by(lambda model, lr: Shampoo(model)),
+    period=REFRESH_EVERY,
+    note="mean over 10 steps after the first ten, one of which refreshes; factors are averaged and decomposed by eigh, "
+    f"momentum is on the gradient, {AT_OWN_RATE}",
+)
+TRACKED_FUSED = tuple(_shampoo("tracked", every, fused=True) for every in (1, REFRESH_EVERY))
+SHAMPOO_METHODS = (*UNFUSED, *TRACKED_FUSED, SHAMPOO_DEFAULTS)
 SHAMPOO_STEP = Bench("shampoo-step", mlp_task(), (TORCH_SGD, TORCH_ADAMW, *SHAMPOO_METHODS), SHAMPOO_PEERS)

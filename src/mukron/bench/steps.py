@@ -21,7 +21,7 @@ from mukron.bench.measure import (
     take_turns,
     warm_up,
 )
-from mukron.bench.methods import TIMING_LR, BenchMethod
+from mukron.bench.methods import STEP_SETTINGS, TIMING_LR, BenchMethod
 from mukron.bench.result import MethodResult, new_result
 from mukron.bench.tasks import Batches, Task
 from mukron.optim import SecondOrder
@@ -102,6 +102,7 @@ class StepsRun:
             f"median of {self.options.rounds} turns ({SLOW_ROUNDS} where one takes over {self.options.patience:g} s), "
             "methods taking turns in shuffled order; 'every 10': the mean over 10 steps, one of which refreshes"
         )
+        yield STEP_SETTINGS
         if self.options.memory:
             subject = "a process of its own" if self.options.device == "cpu" else "the method alone"
             yield f"MiB: peak of {subject} above what torch takes; weights, gradients, states, activations"

@@ -59,6 +59,7 @@ class SweepRun:
             f"{options.precision}: of {LR_COUNT * SEED_COUNT} that differ in learning rate and seed"
         )
         notes = (
+            "K-FAC with its defaults: bounded steps, averaged factors",
             f"median of {options.rounds} rounds, each of all {LR_COUNT * SEED_COUNT} runs as stacks, and of every "
             f"{SEPARATE_EVERY}th alone; evaluation and building the networks are part of a run",
             "off by: the test loss in the end, of the same runs in float64, |stacked - alone| / |alone| at its largest",

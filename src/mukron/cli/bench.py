@@ -66,7 +66,7 @@ def kfac_step(
     profile: ProfileOption = False,
     out: BenchOutOption = BENCH_FOLDER,
 ) -> None:
-    """Compare K-FAC and FOOF on a 784-M-M-10 MLP with SGD and AdamW; inverses are updated at every step."""
+    """Compare K-FAC and FOOF on a 784-M-M-10 MLP with SGD and AdamW: plain steps, and K-FAC as it is by default."""
     with errors():
         from mukron.bench.kfac_step import KFAC_STEP
         from mukron.bench.measure import Options

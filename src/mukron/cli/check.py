@@ -68,14 +68,15 @@ def check(
 
     The change of every layer's features, and the contribution of every parameter to it, is fitted by a power of the
     width: with an exponent of 0 a layer learns, below 0 its change vanishes, above 0 it explodes. The table also has
-    the exponent that theory predicts.
+    the exponent that theory predicts. Theory is about the plain step, so a check takes that one; --set
+    method_options.trust=spectral checks the bounded step that optimizers take by default.
     """
     if context.invoked_subcommand is not None:
         return
     with errors():
-        from mukron.diagnose.configured import check_run, usual_rate
-        from mukron.optim.spec import spec_of
+        from mukron.diagnose.configured import check_run, usual_rate, with_plain_step
         from mukron.params.storage import write_json
+        from mukron.train import RunConfig
 
         if model is not None and factory is not None:
             raise ValueError("give --model or --factory, not both")
@@ -97,11 +98,11 @@ def check(
             **{"damping": damping, "lr": lr, "data": data, "samples": samples, "loss": loss, "momentum": 0.0},
             **{"output_exponent": output_exponent, "device": device, "roles": roles or None},
         }
-        if "momentum" not in spec_of(method).defaults:
+        if "momentum" not in RunConfig(method=method).spec.defaults:
             del given["momentum"]  # Adam keeps its beta1
         given["lr"] = usual_rate(method, scheme) if lr is None else lr
         chosen = {name: value for name, value in given.items() if value is not None}
-        config = run_config_from_options(None, chosen, settings or [])
+        config = with_plain_step(run_config_from_options(None, chosen, settings or []))
         with check_progress() as progress:
             result = check_run(
                 config,

@@ -77,20 +77,20 @@ def verify(
     ] = None,
     data_dir: DataFolderOption = None,
 ) -> None:
-    """Verify the checksums of data sets on this machine; exit code 1 if one is wrong."""
+    """Verify the checksums of data sets on this machine; exit code 1 if one is wrong, 2 if there is none."""
     from mukron.data import DATASETS, data_folder, problems, where
 
     with errors():
         present = [where(name, data_dir) for name in names or DATASETS]
         if not names:
             present = [dataset_files for dataset_files in present if dataset_files.files]
+        if not present:
+            raise ValueError(f"no data sets in {data_folder(data_dir)}; get one with 'mukron data fetch NAME'")
         wrong = {dataset_files.source.name: problems(dataset_files) for dataset_files in present}
     for dataset_files in present:
         checked = "right" if any(file.sha256 for file in dataset_files.source.files) else "has no checksums"
         for problem in wrong[dataset_files.source.name] or [f"{checked}, {_place(dataset_files)}"]:
             print(f"{dataset_files.source.name}: {problem}")
-    if not present:
-        print(f"no data sets in {data_folder(data_dir)}")
     if any(wrong.values()):
         raise typer.Exit(1)
 

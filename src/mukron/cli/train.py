@@ -72,11 +72,12 @@ def train(
     epochs: Annotated[int | None, _field("epochs", "Number of epochs.")] = None,
     batch: Annotated[int | None, typer.Option(help="Batch size (default: all samples).")] = None,
     seed: Annotated[int | None, _field("seed", "Seed of all random numbers.")] = None,
-    dtype: Annotated[str | None, _field("dtype", "float32, float64, or bfloat16 (autocast).")] = None,
+    dtype: Annotated[str | None, _field("dtype", "float32, float64, tf32 (on a GPU), or bfloat16 (autocast).")] = None,
     device: Annotated[str | None, _field("device", "cpu, cuda, cuda:1, ...")] = None,
     compiled: Annotated[bool, typer.Option("--compile", help="Run the network through torch.compile.")] = False,
     record: Annotated[
-        list[str] | None, typer.Option(help="What to record: features, distance, spectra, words; may be repeated.")
+        list[str] | None,
+        typer.Option(help="What to record: features, distance, spectra, rates, words; may be repeated."),
     ] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="Any other field, FIELD=VALUE; METHOD_OPTIONS.NAME=VALUE too.")

@@ -15,6 +15,7 @@ from mukron.diagnose.readings import EXPONENT_TOLERANCE
 from mukron.diagnose.record import TrainingSetup, record_runs
 from mukron.layers import MatrixLayer, layer_of
 from mukron.models import get_model
+from mukron.optim.options import Trust
 from mukron.optim.spec import spec_of
 from mukron.params import build_without_memory, plain_width
 from mukron.train import RunConfig, RunError, base_width_of, build, dataset_of, factory_of, loss_of
@@ -46,6 +47,28 @@ def usual_rate(method: str, scheme: str) -> float:
         0.01
     """
     return spec_of(method).lr * (SP_FACTOR if scheme == "sp" else 1.0)
+
+
+def with_plain_step(config: RunConfig) -> RunConfig:
+    """Return a configuration whose steps have no bound, unless it says which they have.
+
+    Theory is about the plain step, and a bound would hide a layer whose steps grow or vanish.
+
+    Args:
+        config: The configuration.
+
+    Returns:
+        The configuration with ``trust`` among its method's options, for methods that have it.
+
+    Example:
+        >>> from mukron.diagnose.configured import with_plain_step
+        >>> from mukron.train import RunConfig
+        >>> dict(with_plain_step(RunConfig()).method_options)
+        {'trust': 'none'}
+    """
+    if "trust" not in config.spec.known_options or "trust" in config.method_options:
+        return config
+    return config.replace(method_options={**config.method_options, "trust": "none"})
 
 
 def check_run(
@@ -103,6 +126,9 @@ def check_run(
     with precision(config.dtype):
         record = record_runs(start, batch, loss, widths=widths, seeds=range(seeds), steps=steps, progress=progress)
     setting = f"lr {config.lr:g}, {config.data} ({len(dataset.train)} samples), base width {base_width_of(config):g}"
+    if "trust" in config.spec.known_options:
+        trust = Trust.of(config.spec.all_options(config.method_options)["trust"])
+        setting = f"trust {'none' if trust is None else trust.text}, {setting}"
     about = {"config": config.to_dict(), "mukron": mukron.__version__, "torch": torch.__version__}
     return Check(replace(record, setting=setting, about=about), tolerance)
 

@@ -54,6 +54,7 @@ ROOT_SOLVERS = ("eigh", "newton", "tracked")
         lr=0.005,
         lr_range=(-8, 1),
         plain_lr_range=(-9, -1),
+        bounded_lr=0.05,
         options=(
             *EVERY_LAYER,
             *INTERVALS,

@@ -60,10 +60,10 @@ def _notes(plan: Parametrization) -> tuple[str, ...]:
 
 
 REASONS = {
-    Role.INPUT: "finite fan-in: starts as at the base",
-    Role.HIDDEN: "sums over a growing fan-in: starts as its root",
+    Role.INPUT: "fan-in does not grow: initial std as at the base width",
+    Role.HIDDEN: "initial std shrinks like 1/sqrt(fan-in)",
     Role.OUTPUT: "sums over a growing fan-in",
-    Role.VECTOR: "one number a unit: an input weight whose input is 1",
+    Role.VECTOR: "one number per unit: an input weight whose input is 1",
     Role.SCALAR: "no side grows: not scaled",
 }
 
@@ -74,7 +74,7 @@ def _reason(method: Method, scheme: Scheme, plan: ParameterPlan) -> str:
         return REASONS[role]
     move = method.response(role, scheme.s).total
     if scheme.r is None:
-        step = f"SP scales no step: its own moves like M^{move}" if move else "its step keeps its size"
+        step = f"SP does not scale its step, which changes like M^{move}" if move else "its step keeps its size"
     elif move == -scheme.r * role.fan_out:
         step = "its step has the right size at every width"
     else:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -30,7 +30,9 @@ from mukron.bench.memory import peak, reset_peak
 from mukron.data import Dataset, Split
 from mukron.layers import MatrixLayer, layer_of
 from mukron.optim import SecondOrder
+from mukron.optim.options import StepOptions
 from mukron.optim.sizes import LayerSize
+from mukron.optim.transaction import is_due
 from mukron.params.inventory import clean_name
 from mukron.table import Table
 from mukron.theory import get_method
@@ -39,6 +41,7 @@ from mukron.train.randomness import own_random_numbers
 
 SMALL_LR = 1e-6  # the weights must stay finite; their values do not matter
 TRIED = 8  # samples of a test run through the network
+WARM_UP = 2  # steps at the start that refresh: the first is slower than others, the second is timed
 ENOUGH_SECONDS = 20.0  # no further steps are measured after this time
 TIME_LIMIT = 300.0  # seconds for the process that measures one method
 UNITS = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"))
@@ -74,6 +77,13 @@ class StepCost:
         shown = f"{self.seconds:.3g} s" if self.seconds >= 1 else f"{1e3 * self.seconds:.3g} ms"
         time_, memory = self.seconds / base.seconds, self.memory / max(base.memory, 1)
         return (self.method, shown, f"{time_:.2f}", bytes_(self.memory), f"{memory:.2f}")
+
+
+class TimedStep(NamedTuple):
+    """One step: its time and the work it did."""
+
+    seconds: float
+    work: str  # "refresh": factors and inverses, "measure": factors alone, "apply": neither
 
 
 # Memory.
@@ -150,10 +160,18 @@ def measured(config: RunConfig, dataset: Dataset, batch: int, steps: int) -> tup
     # clones, since a view would pickle the whole data set
     few = Split(dataset.train.inputs[:batch].clone(), dataset.train.targets[:batch].clone())
     data = replace(dataset, train=few, test=few).to("cpu")
-    measured_config = config.replace(lr=SMALL_LR, compile=False)
+    measured_config = timed_config(config)
     sgd = measured_config.replace(method="sgd", method_options={}, damping=None)
     cost = _measure_in_process(sgd, data, steps)  # first, since it is faster: if it fails, so does the method
     return (cost,) if config.method == "sgd" else (_measure_in_process(measured_config, data, steps), cost)
+
+
+def timed_config(config: RunConfig) -> RunConfig:
+    """Return the run whose steps are timed: two refreshes at the start, then steps as its intervals have them."""
+    options = dict(config.method_options)
+    if "refresh_warmup" in config.spec.known_options:
+        options |= {"refresh_warmup": WARM_UP, "start": 0}
+    return config.replace(lr=SMALL_LR, compile=False, method_options=options)
 
 
 def _measure_in_process(config: RunConfig, dataset: Dataset, steps: int) -> StepCost:
@@ -191,20 +209,48 @@ def measure_here() -> None:
     make_steps(config.replace(width=base_width_of(config)), dataset.subset(few), 1)
     gc.collect()
     before = reset_peak(device.type)
-    times, optimizer = make_steps(config, dataset, steps)
+    timed, optimizer = make_steps(config, dataset, steps)
     memory = 2**20 * (peak(device.type) - before)
-    usual, every = statistics.median(times[1:] or times), config.spec.interval(config.method_options)
-    seconds = usual if every == 1 else (times[0] + (every - 1) * usual) / every  # only the first step computed inverses
+    seconds = mean_step(timed, optimizer.options if isinstance(optimizer, SecondOrder) else StepOptions())
     layers = optimizer.plan() if isinstance(optimizer, SecondOrder) else None
     print(json.dumps(asdict(StepCost(get_method(config.method).title, seconds, memory, layers))))
 
 
-def make_steps(config: RunConfig, dataset: Dataset, steps: int) -> tuple[list[float], Optimizer]:
-    """Take steps on all samples in one batch; return the seconds of every step and the optimizer."""
+def mean_step(timed: list[TimedStep], options: StepOptions) -> float:
+    """Return the mean time of a step over the steps from one refresh to the next.
+
+    Each kind of work counts by its median, without the very first step if another did the same work. Work that was not
+    timed, since steps were too slow, counts as the slowest that was.
+    """
+    usual: dict[str, float] = {}
+    for work in {step.work for step in timed}:
+        later = [step.seconds for step in timed[1:] if step.work == work]
+        usual[work] = statistics.median(later or [timed[0].seconds])
+    every = options.inverse_every
+    measuring = every // options.factor_every - 1
+    cycle = {"refresh": 1, "measure": measuring, "apply": every - 1 - measuring}
+    slowest = max(usual.values())
+    return sum(count * usual.get(work, slowest) for work, count in cycle.items() if count) / every
+
+
+def _work(optimizer: Optimizer) -> str:
+    """The work of the coming step."""
+    if not isinstance(optimizer, SecondOrder) or is_due(optimizer, optimizer.options.inverse_every):
+        return "refresh"
+    return "measure" if is_due(optimizer, optimizer.options.factor_every) else "apply"
+
+
+def make_steps(config: RunConfig, dataset: Dataset, steps: int) -> tuple[list[TimedStep], Optimizer]:
+    """Take at least so many steps on all samples in one batch; return their times and the optimizer."""
     built = build(config, dataset)
     x, y = dataset.prepare(dataset.train.inputs, config.weights_dtype), dataset.train.targets
-    times: list[float] = []
-    while len(times) <= steps and sum(times) < ENOUGH_SECONDS:
+    timed: list[TimedStep] = []
+    options = getattr(built.optimizer, "options", StepOptions())
+    count = steps + (1 if options.inverse_every == 1 else WARM_UP)
+    if 1 < options.factor_every < options.inverse_every:
+        count = max(count, options.factor_every + 1)  # the first step that measures factors without inverting them
+    while len(timed) < count and sum(step.seconds for step in timed) < ENOUGH_SECONDS:
+        work = _work(built.optimizer)
         start = time.perf_counter()
         built.optimizer.zero_grad()
         loss = built.loss(built.outputs(x), y)
@@ -214,10 +260,10 @@ def make_steps(config: RunConfig, dataset: Dataset, steps: int) -> tuple[list[fl
         built.optimizer.step()
         if x.is_cuda:
             torch.cuda.synchronize()
-        times.append(time.perf_counter() - start)
+        timed.append(TimedStep(time.perf_counter() - start, work))
     if getattr(built.optimizer, "skipped", 0):
         raise RuntimeError("the optimizer skipped it: gradients or curvature were not finite")
-    return times, built.optimizer
+    return timed, built.optimizer
 
 
 def _frozen(value: Any) -> Any:

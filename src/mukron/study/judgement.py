@@ -265,10 +265,14 @@ def _regret_in_words(name: str, narrow: float, regret: Regret) -> str:
 def _wider_in_words(wider: Sequence[Wider]) -> str:
     if all(at.better for at in wider):
         return "wider is better early and late"
-    not_better = [f"{at.when} (worse at {_widths(at.worse_at)})" for at in wider if at.worse_at]
-    not_better += [f"{at.when} (by more than noise)" for at in wider if at.answer == "unclear"]
+    worse = [f"{at.when} (worse at {_widths(at.worse_at)})" for at in wider if at.worse_at]
+    unclear = [at.when for at in wider if at.answer == "unclear"]
     better = [at.when for at in wider if at.better]
-    return f"wider is not better {' nor '.join(not_better)}" + (f", but {better[0]} it is" if better else "")
+    if len(unclear) == len(wider):
+        return f"no difference beyond noise, {' or '.join(unclear)}"
+    text = f"wider is not better {' nor '.join(worse)}" if worse else f"wider is better {' and '.join(better)}"
+    text += f", but {better[0]} it is" if worse and better else ""
+    return f"{text}; {unclear[0]} there is no difference beyond noise" if unclear else text
 
 
 def _at_widths(widths: Sequence[float], count: int) -> str:

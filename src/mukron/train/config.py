@@ -18,7 +18,8 @@ from mukron import readers as read
 from mukron.damping import Heuristic, Rule
 from mukron.data import AUGMENTATIONS
 from mukron.models import get_model
-from mukron.optim.spec import MethodSpec, spec_of
+from mukron.optim.docs import MOVED
+from mukron.optim.spec import MethodSpec, method_names, spec_of
 from mukron.params import plain_width
 from mukron.params.storage import Data, read_json, stamp, write_json
 from mukron.readers import Reader
@@ -37,6 +38,7 @@ DTYPES = {  # of the weights
 }
 RECORDS = ("features", "distance", "spectra", "rates", "words")
 SAID_BY_FIELDS = {"likelihood": "loss", "betas": "momentum"}  # optimizers' arguments, and the fields they follow from
+OPTIONS_NOW = {"kl_clip": "trust=kl:KAPPA", "graft": "trust=graft:adam or trust=graft:sgd"}  # former options, and now
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ class RunConfig:
         lr: The learning rate.
         schedule: "constant", "cosine", "linear", or "step:60,120": times 0.2 at the start of these epochs.
         warmup: Epochs in which the learning rate rises to its value.
-        momentum: Momentum; for AdamW its beta1.
+        momentum: Momentum: on the gradient beside a trust, on the update without one; for AdamW its beta1.
         weight_decay: A step shrinks each weight by the learning rate times this.
         clip_norm: The largest norm of the whole gradient; None: no limit.
         epochs: Number of epochs.
@@ -248,7 +250,13 @@ def _model(value: Any) -> str:
 def _method(value: Any) -> str:
     """The method in its one spelling: "adam" is "adamw" (the same without weight decay), "gn" is "gauss-newton"."""
     name = read.exact(value)
-    spec, exact = spec_of(name), get_method(name).name
+    try:
+        spec, exact = spec_of(name), get_method(name).name
+    except ValueError:
+        if ":" in name:
+            raise
+        known = method_names()
+        raise ValueError(f"no such optimizer{read.nearest(name, known)}; known: {', '.join(known)}") from None
     return exact if ":" in exact else spec.name
 
 
@@ -331,6 +339,8 @@ def _read_method_options(config: RunConfig) -> Iterator[str]:
     for name, value in options.items():
         if name in READERS or name in SAID_BY_FIELDS:
             yield f"method_options: {name!r} is said by the field {SAID_BY_FIELDS.get(name, name)}"
+        elif name in MOVED and "trust" in known:
+            yield f"method_options: {config.method} has no {name!r}; say {OPTIONS_NOW[name]}, in Python {MOVED[name]}"
         elif name not in known:
             nearest = read.nearest(name, known)
             yield f"method_options: {config.method} has no {name!r}{nearest}; known: {', '.join(known)}"
