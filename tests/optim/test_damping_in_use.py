@@ -108,7 +108,7 @@ def test_kfac_stays_put_when_the_data_are_fitted(options):
         x = torch.randn(256, 8)
         y = x[:, :3].argmax(1)
         model = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 3))
-        optimizer = KFAC(model, **{"trust": None, **options})
+        optimizer = KFAC(model, **{"lr": 0.1, "trust": None, **options})
         for _ in range(150):
             step(model, optimizer, x, y)
         assert optimizer.skipped == 0

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from mukron import EMA, Batch, Shampoo, Sum, Tracked
+from mukron import EMA, Batch, MaxEigenvalue, Shampoo, Sum, Tracked
 from mukron.data import load
 
 DAMPING = 1e-4
@@ -49,7 +49,7 @@ def test_every_step_of_a_run_is_within_two_percent_of_the_exact_one(digits, memo
     optimizer = Shampoo(
         model,
         lr=lr,
-        damping=DAMPING,
+        damping=MaxEigenvalue(DAMPING, floor=0.0),
         memory=memory,
         solver="tracked",
         factor_every=every,

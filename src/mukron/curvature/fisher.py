@@ -85,7 +85,7 @@ class MonteCarlo(Fisher):
 
 @dataclass(frozen=True)
 class Exact(Fisher):
-    """Every output in turn, weighted by its probability: one backward pass an output.
+    """Every output in turn, weighted by its probability: one backward pass per output.
 
     Example:
         >>> Exact()
@@ -269,7 +269,7 @@ def send_signals(
 def add_jacobians(
     this: Pass, f: Tensor, root: GradientEdge, edges: Mapping[str, GradientEdge], outputs: Sequence[str]
 ) -> None:
-    """Every output's derivative by every layer, one backward pass an output."""
+    """Every output's derivative by every layer, one backward pass per output."""
     deltas: dict[str, list[Tensor]] = {name: [] for name in this.layers}
     for output in range(f[0].numel()):
         v = torch.zeros_like(f).reshape(len(f), -1)

@@ -45,7 +45,7 @@ from mukron.theory import METHODS
 class GaussNewton(SecondOrder):
     """Gauss-Newton, layer by layer: (J^T diag(chi)^2 J / n + rho)^-1 g, solved over samples x outputs.
 
-    It takes one backward pass an output: for networks with few outputs.
+    It takes one backward pass per output: for networks with few outputs.
 
     Args:
         damping: A number means ``Rescaled(number)``: that many times the mean eigenvalue of the layer's kernel.
