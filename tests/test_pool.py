@@ -70,3 +70,28 @@ def test_ctrl_c_ends_the_workers_at_once(tmp_path):
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does
     out, _ = process.communicate(timeout=60)
     assert out == "interrupted\n"
+
+
+ANNOUNCED = """
+import os, time
+from mukron.workers.pool import WorkerPool
+
+if __name__ == "__main__":
+    with WorkerPool(2) as pool:
+        print(pool.call(os.getpid), flush=True)
+        pool.call(time.sleep, 1000)
+"""
+
+
+def test_workers_end_with_the_process_that_started_them(tmp_path):
+    script = tmp_path / "announced.py"
+    script.write_text(ANNOUNCED)
+    with subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True) as process:
+        worker = int(process.stdout.readline())
+        process.kill()
+    for _ in range(100):
+        if not os.path.exists(f"/proc/{worker}"):
+            return
+        time.sleep(0.1)
+    os.kill(worker, signal.SIGKILL)
+    pytest.fail("the worker outlived the process that started it")

@@ -115,7 +115,7 @@ def test_a_layer_used_twice_is_refused_by_name():
     with pytest.raises(RuntimeError, match=r'layer "hidden" ran twice.*exclude=\("hidden",\)'):
         model(X)
     optimizer.close()
-    optimizer = KFAC(model, exclude=("hidden",), trust=None)
+    optimizer = KFAC(model, lr=0.1, exclude=("hidden",), trust=None)
     backward(model)
     before = model.hidden.weight.detach().clone()
     optimizer.step()  # by the fallback rule

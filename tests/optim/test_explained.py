@@ -93,7 +93,7 @@ def test_the_law_is_told(trust):
 
 def test_methods_without_factors_have_no_trust():
     assert "trust" not in str(PLAN.explain("sgd"))
-    assert rows_of(PLAN.explain("sgd"))["norm.weight"]["why"].startswith("one number a unit")
+    assert rows_of(PLAN.explain("sgd"))["norm.weight"]["why"].startswith("one number per unit")
 
 
 def test_every_kind_of_trust_says_what_it_means():

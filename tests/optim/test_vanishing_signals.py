@@ -84,7 +84,7 @@ def test_a_move_of_any_size_gets_its_length(size, expected):
 @pytest.mark.parametrize("trust", TRUSTS)
 @pytest.mark.parametrize("method", [KFAC, GaussNewton])
 def test_a_layer_that_moves_far_beyond_its_size_is_named_once(method, trust):
-    """Whatever the trust; only Spectral, Graft and RMS also bound it."""
+    """Spectral, Graft and RMS also bound it, KLClip does not. The plain step has any length, and nothing is told."""
     torch.manual_seed(0)
     model = Gated(1e-8)
     optimizer = method(model, trust=trust)
@@ -95,10 +95,10 @@ def test_a_layer_that_moves_far_beyond_its_size_is_named_once(method, trust):
             F.cross_entropy(model(X), Y).backward()
             optimizer.step()
     told = [str(warning.message) for warning in caught if '"b"' in str(warning.message)]
-    assert len(told) == 1
-    assert ("KLClip bounds all layers" in told[0]) == (trust == "kl")
-    assert ("trust=None bounds no layer" in told[0]) == (trust is None)
-    assert ("It moves by what its trust allows" in told[0]) == (trust not in ("kl", None))
+    assert len(told) == (trust is not None)
+    if told:
+        assert ("KLClip bounds all layers" in told[0]) == (trust == "kl")
+        assert ("It moves by what its trust allows" in told[0]) == (trust != "kl")
     assert "told" in optimizer.state_dict()["mukron"]
 
 

@@ -41,7 +41,7 @@ class Fans(NamedTuple):
     Attributes:
         fan_in: Numbers that are summed into one unit of the layer's output.
         fan_out: Units of the layer's output.
-        vector: True for a bias or gain, which has one number a unit and no sum.
+        vector: True for a bias or gain, which has one number per unit and no sum.
         inputs: How many inputs are multiplied before the sum (2 for a bilinear layer).
 
     Example:

@@ -13,7 +13,7 @@ from mukron.layers.base import BIAS, WEIGHT, Fans, Layer, Shape, register, vecto
 
 @register(_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.PReLU)
 class Gain(Layer):
-    """Norms (batch and instance norm too) and learned slopes: one number a unit."""
+    """Norms (batch and instance norm too) and learned slopes: one number per unit."""
 
     def fans(self, name: str, shape: Shape) -> Fans | None:
         return vector(shape) if name in (WEIGHT, BIAS) else None

@@ -363,10 +363,9 @@ def _tell_shortened(optimizer: SecondOrder, step: Transaction) -> None:
     some, far = ", ".join(f'"{name}"' for name in names), f"{1 / FAR_BEYOND_TRUST:.0e}"
     trust = optimizer.options.trust
     did, then = f"was shortened by more than {far} to what trust allows", "It moves by what its trust allows"
-    if trust is None or isinstance(trust, KLClip):
+    if isinstance(trust, KLClip):
         did = f"is more than {far} times the usual size of a weight"
-        then = "KLClip bounds all layers together, not each" if trust is not None else "trust=None bounds no layer"
-        then += '; trust="spectral" does'
+        then = 'KLClip bounds all layers together, not each; trust="spectral" does'
     warnings.warn(
         f"the curvature of {some} is negligible beside the gradient: the move that it gives {did}. Signals vanish on "
         f"their way to such a layer (at a gate that is nearly zero), or its damping is tiny. {then}; exclude=(...) "

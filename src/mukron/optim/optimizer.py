@@ -115,13 +115,12 @@ class SecondOrder(Optimizer):
         self.steps, self.skipped, self._skipped_in_a_row, self._skip_cause, self._ready = 0, 0, 0, "", False
         self.watchers: list[Watcher] = []
         self.rescues: Counter[str] = Counter()  # "layer factor: how" -> how often
-        self.told = set[str]()  # layers whose precision was looked at; and "trust of LAYER"
-        self.waiting = False  # a layer waits for its first factors
+        self.told, self.waiting = set[str](), False  # layers that were looked at; whether one waits for its factors
         self.found_reduction: str | None = None  # of the loss, from the derivative that the first step saw
         self._capture: Capture | None = None
-        groups: dict[str, Any] = {"lr": lr, "damping": damping, "weight_decay": weight_decay, "decoupled": decoupled}
-        groups |= {"maximize": maximize, "fallback_lr": fallback_lr}
-        groups |= momentum_entries(momentum, nesterov, self.heavy_ball or options.trust is None)
+        groups = momentum_entries(momentum, nesterov, self.heavy_ball or options.trust is None)
+        groups |= {"lr": lr, "fallback_lr": fallback_lr, "damping": damping, "maximize": maximize}
+        groups |= {"weight_decay": weight_decay, "decoupled": decoupled}
         super().__init__(checked_params(model, params), groups)
         self.register_state_dict_post_hook(complete_state)  # type: ignore[arg-type]  # first, so that hooks of the user's own see it all
         first = next(parameter for group in self.param_groups for parameter in group["params"])

@@ -320,8 +320,8 @@ def fits(step: Transaction, parts: Mapping[str, tuple[Tensor, ...]], lengths: Se
             return False
         rows = of_move[0].shape[-2] if len(of_move) == 2 else 1  # |D| |H| is more than |D^T H|
         far = length * FAR_BEYOND_TRUST > entry.natural * rows**0.5 and (layer, WEIGHT) in step._factors
-        if far and layer not in step.shortened:
-            step.shortened.append(layer)  # a bound on each layer leaves none
+        if far and layer not in step.shortened and step.optimizer.options.trust is not None:
+            step.shortened.append(layer)  # with KLClip; a bound on each layer leaves none
     return True
 
 

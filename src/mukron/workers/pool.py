@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from multiprocessing import get_context
+from threading import Thread
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -89,3 +92,11 @@ class WorkerPool:
 def _begin(threads: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the first process ends the others
     torch.set_num_threads(threads)
+    Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+
+
+def _end_with(parent: int) -> None:
+    """End this process once its parent was killed, whose queue would be waited on for ever."""
+    while os.getppid() == parent:
+        time.sleep(1)
+    os._exit(1)

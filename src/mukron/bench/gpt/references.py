@@ -18,7 +18,7 @@ from mukron.memory import EMA
 from mukron.optim import AdamStep, GradientMomentum, Graft, Shampoo
 
 MUON_ADAM_RATE = 1e-3  # for all but the hidden matrices
-BETAS, EPSILON, EVERY = (0.9, 0.99), 1e-12, 10  # of Distributed Shampoo: of averages, in its roots, between roots
+BETAS, ROOT_EPSILON, EVERY = (0.9, 0.99), 1e-12, 10  # of Distributed Shampoo: of averages, in its roots, between roots
 GRAFTED_BETA, GRAFTED_EPSILON = 0.999, 1e-8
 
 
@@ -57,7 +57,7 @@ def _distributed_shampoo(model: nn.Module, lr: float) -> list[Optimizer]:
         groups,
         lr=lr,
         betas=BETAS,
-        epsilon=EPSILON,
+        epsilon=ROOT_EPSILON,
         precondition_frequency=EVERY,
         start_preconditioning_step=EVERY,
         max_preconditioner_dim=math.inf,
@@ -71,7 +71,7 @@ def _like_distributed_shampoo(model: nn.Module, lr: float) -> list[Optimizer]:
     adam = AdamStep((BETAS[0], GRAFTED_BETA), GRAFTED_EPSILON)
     options: dict[str, Any] = {"momentum": GradientMomentum(BETAS[0]), "memory": EMA(BETAS[1])}
     options |= {"inverse_every": EVERY, "start": EVERY - 1, "refresh_warmup": 0}
-    return [Shampoo(model, lr=lr, damping=Constant(EPSILON), trust=Graft(adam), fallback=adam, **options)]
+    return [Shampoo(model, lr=lr, damping=Constant(ROOT_EPSILON), trust=Graft(adam), fallback=adam, **options)]
 
 
 def _split(model: nn.Module, belongs: Callable[[str, Tensor], bool]) -> tuple[list[Tensor], list[Tensor]]:
