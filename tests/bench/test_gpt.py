@@ -186,6 +186,7 @@ def test_the_command(text, tmp_path):
     [
         (["--text", "nowhere.txt"], "the text nowhere.txt cannot be read: No such file"),
         (["--methods", "adam"], "--methods 'adam'; known: kfac"),
+        (["--methods", ","], "--methods: name at least one"),
         (["--widths", "100"], "beyond 64 expected multiples of 64"),
         (["--widths", "64.5"], "expected whole numbers"),
         (["--rates", "0"], "--rates: expected positive numbers"),
@@ -203,3 +204,11 @@ def test_a_text_that_is_too_short(tmp_path):
     (tmp_path / "short.txt").write_text("to be")
     with pytest.raises(ValueError, match="has 5 bytes; at least"):
         load_text(tmp_path / "short.txt", "cpu")
+
+
+@pytest.mark.parametrize("command", [["gpt", "--widths", "64"], ["stability", "--smoke"], ["kfac-step"]])
+def test_a_file_in_place_of_the_folder_is_refused_before_anything_is_run(command, tmp_path):
+    (tmp_path / "file").write_text("")
+    out = CliRunner().invoke(app, ["bench", *command, "--out", str(tmp_path / "file")])
+    assert out.exit_code == 2
+    assert "is a file" in " ".join(out.output.split())

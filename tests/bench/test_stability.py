@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from mukron.bench.stability import matrix
 from mukron.bench.stability.drawing import draw_stability
-from mukron.bench.stability.matrix import StabilityMatrix, StabilityOptions, stored_result
+from mukron.bench.stability.matrix import FittedOptions, StabilityMatrix, StabilityOptions, run_fitted, stored_result
 from mukron.bench.stability.page import STABILITY_MARKER, stability_section, write_stability_page
 from mukron.bench.stability.problems import STABILITY_PROBLEMS, batches
 from mukron.bench.stability.result import StabilityFinding, StabilityResult, StabilityRow, new_stability_result
@@ -278,6 +278,18 @@ def test_several_processes_come_to_the_same(tmp_path):
     two = run_matrix(options(workers=2), tmp_path / "two")
     assert two.runs == one.runs
     assert StabilityResult.load(tmp_path / "two" / "stability-smoke-cpu.json").table() == one.table()
+
+
+def test_fitted_data_in_several_processes_too(tmp_path):
+    outcomes = []
+    for workers in (1, 2):
+        result, lines = new_stability_result("", "cpu", smoke=True), []
+        run_fitted(
+            FittedOptions(("toy",), ("foof",), steps=10, seeds=3, workers=workers), result, tmp_path, lines.append
+        )
+        assert lines == ["toy, FOOF, defaults: 0 of 3 seeds fitted, 0 left the fit"]
+        outcomes.append(result.fitted)
+    assert outcomes[0] == outcomes[1]
 
 
 def test_what_defaults_stand_for_is_recorded():

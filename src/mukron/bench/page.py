@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from mukron import figures
@@ -12,6 +12,8 @@ from mukron.bench.peers import KFAC_PEERS, SHAMPOO_PEERS
 from mukron.bench.result import BenchResult
 from mukron.table import Table
 
+Drawer = Callable[[Path], object]
+SectionWriter = Callable[[Path, Path], str]
 PAGE_HEAD = """\
 # What a step costs
 
@@ -165,6 +167,29 @@ def page_link(file: Path, beside: Path) -> str:
         'figures/a.svg'
     """
     return Path(os.path.relpath(file, beside)).as_posix()
+
+
+def write_marked_page(file: Path, page: Path, marker: str, draw: Drawer, section: SectionWriter) -> Path:
+    """Replace what stands between a page's two markers, and draw the figure again next to the result.
+
+    Args:
+        file: A stored result, .json.
+        page: The page, which has the marker twice.
+        marker: The marker.
+        draw: Draws the result into the file that it is given.
+        section: From the result's file and the page's folder to the text between the markers.
+
+    Returns:
+        The page.
+
+    Raises:
+        ValueError: The page is not there or has no markers.
+    """
+    before, after = around_markers(page, marker)
+    if figures.available():
+        draw(file.with_suffix(".svg"))
+    page.write_text(f"{before}{marker}\n{section(file, page.parent)}\n{marker}{after}", encoding="utf-8")
+    return page
 
 
 def around_markers(page: Path, marker: str) -> tuple[str, str]:

@@ -44,7 +44,7 @@ PatienceOption = Annotated[
 ]
 MemoryOption = Annotated[bool, typer.Option(help="Also measure peak memory.")]
 ProfileOption = Annotated[bool, typer.Option(help="Profile the steps of this library by phase.")]
-BenchOutOption = Annotated[Path, typer.Option(help="Folder for the numbers and the figure.")]
+BenchOutOption = Annotated[Path, typer.Option(file_okay=False, help="Folder for the numbers and the figure.")]
 ClassesOption = Annotated[int, typer.Option(help="Number of classes: 10 or 100.")]
 BENCH_FOLDER = Path("bench")
 

@@ -32,7 +32,7 @@ GPTSeedsOption = Annotated[int, typer.Option(min=1, help="Seeds of every run.")]
 GPTDeviceOption = Annotated[str, typer.Option(help="cpu or cuda.")]
 GPTPrecisionOption = Annotated[str, typer.Option(help="Precision of float32 products on a GPU: float32 or tf32.")]
 GPTWorkersOption = Annotated[int, typer.Option(min=1, help="Number of processes; each trains one run at a time.")]
-GPTOutOption = Annotated[Path, typer.Option(help="Folder for the numbers and the figure.")]
+GPTOutOption = Annotated[Path, typer.Option(file_okay=False, help="Folder for the numbers and the figure.")]
 GPTPageOption = Annotated[
     Path | None, typer.Option(help="A page to write the tables into, between its two markers <!-- gpt -->.")
 ]

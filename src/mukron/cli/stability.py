@@ -45,7 +45,7 @@ FittedOption = Annotated[
     bool, typer.Option("--fitted", help="Run the check on fitted data instead: small problems, many seeds.")
 ]
 SmokeOption = Annotated[bool, typer.Option("--smoke", help="A trial of seconds: tiny networks, a few steps.")]
-StabilityOutOption = Annotated[Path, typer.Option(help="Folder for the numbers and the figure.")]
+StabilityOutOption = Annotated[Path, typer.Option(file_okay=False, help="Folder for the numbers and the figure.")]
 StabilityPageOption = Annotated[
     Path | None, typer.Option(help="A page to write the tables into, between its two markers <!-- stability -->.")
 ]

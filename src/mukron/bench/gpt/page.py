@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mukron import figures
 from mukron.bench.gpt.drawing import draw_gpt
 from mukron.bench.gpt.result import GPTResult
-from mukron.bench.page import around_markers, markdown_lines, page_link
+from mukron.bench.page import markdown_lines, page_link, write_marked_page
 
 GPT_MARKER = "<!-- gpt -->"
 
@@ -25,12 +24,8 @@ def write_gpt_page(file: Path, page: Path) -> Path:
     Raises:
         ValueError: The page is not there or has no markers.
     """
-    before, after = around_markers(page, GPT_MARKER)
-    if figures.available():
-        draw_gpt(GPTResult.load(file), file.with_suffix(".svg"), (".svg",))
-    section = gpt_section(file, page.parent)
-    page.write_text(f"{before}{GPT_MARKER}\n{section}\n{GPT_MARKER}{after}", encoding="utf-8")
-    return page
+    result = GPTResult.load(file)
+    return write_marked_page(file, page, GPT_MARKER, lambda path: draw_gpt(result, path, (".svg",)), gpt_section)
 
 
 def gpt_section(file: Path, beside: Path) -> str:

@@ -65,6 +65,8 @@ class GPTOptions:
     workers: int = 1
 
     def __post_init__(self) -> None:
+        if not self.methods:
+            raise ValueError("--methods: name at least one")
         for method in self.methods:
             check_method(method)
         for width in self.widths:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mukron import figures
-from mukron.bench.page import around_markers, markdown_lines, page_link
+from mukron.bench.page import markdown_lines, page_link, write_marked_page
 from mukron.bench.stability.drawing import draw_stability
 from mukron.bench.stability.problems import STABILITY_PROBLEMS
 from mukron.bench.stability.result import StabilityResult
@@ -26,12 +25,10 @@ def write_stability_page(file: Path, page: Path) -> Path:
     Raises:
         ValueError: The page is not there or has no markers.
     """
-    before, after = around_markers(page, STABILITY_MARKER)
-    if figures.available():
-        draw_stability(StabilityResult.load(file), file.with_suffix(".svg"), (".svg",))
-    section = stability_section(file, page.parent)
-    page.write_text(f"{before}{STABILITY_MARKER}\n{section}\n{STABILITY_MARKER}{after}", encoding="utf-8")
-    return page
+    result = StabilityResult.load(file)
+    return write_marked_page(
+        file, page, STABILITY_MARKER, lambda path: draw_stability(result, path, (".svg",)), stability_section
+    )
 
 
 def stability_section(file: Path, beside: Path) -> str:
