@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0.dev0"
 
 if TYPE_CHECKING:
-    from mukron.curvature import Empirical, Exact, MonteCarlo
+    from mukron.curvature import Empirical, Exact, MonteCarlo, RandomSigns
     from mukron.damping import Adaptive, Constant, Fixed, Heuristic, MaxEigenvalue, Rescaled
     from mukron.linalg import Cholesky, Eigh, Newton, Tracked
     from mukron.memory import EMA, Auto, Batch, Sum, Window
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 # Loaded when first used, so that ``import mukron.theory`` needs no torch.
 _LAZY = {
     **dict.fromkeys(("Auto", "EMA", "Batch", "Sum", "Window"), "mukron.memory"),
-    **dict.fromkeys(("Empirical", "Exact", "MonteCarlo"), "mukron.curvature"),
+    **dict.fromkeys(("Empirical", "Exact", "MonteCarlo", "RandomSigns"), "mukron.curvature"),
     **dict.fromkeys(("Cholesky", "Eigh", "Newton", "Tracked"), "mukron.linalg"),
     **dict.fromkeys(("AdamStep", "GradientMomentum", "HeavyBall", "SGDStep"), "mukron.optim"),
     **dict.fromkeys(("Adaptive", "Constant", "Fixed", "Heuristic", "MaxEigenvalue", "Rescaled"), "mukron.damping"),
@@ -68,6 +68,7 @@ __all__ = [
     "Newton",
     "Parametrization",
     "ParametrizationError",
+    "RandomSigns",
     "Rescaled",
     "SGDStep",
     "Shampoo",

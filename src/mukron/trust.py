@@ -6,6 +6,7 @@ the layers that are left to it, stands here too: the optimizers and the tables t
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -164,8 +165,13 @@ class Spectral(Trust):
     singular value is estimated by power iteration, kept warm from step to step. Biases are bounded by the root mean
     square of their entries, embeddings token by token.
 
+    Between two refreshes an inverse meets gradients that its factors have not seen, and may amplify them. Its moves are
+    therefore also at most ``growth`` times as long as the one of the step that made it.
+
     Attributes:
         size: The largest size of a move before the learning rate.
+        growth: How many times as long as its first move a later one of the same inverse may be. ``math.inf``: as long
+            as ``size`` allows.
 
     Example:
         >>> Spectral().text
@@ -174,9 +180,14 @@ class Spectral(Trust):
 
     name = "spectral"
     size: float = 1.0
+    growth: float = 2.0
 
     def __post_init__(self) -> None:
         _check_positive("size", self.size)
+        if self.growth != math.inf:
+            check_number("growth", self.growth)
+        if not self.growth >= 1:
+            raise ValueError(f"growth must be at least 1, got {self.growth}")
 
     @property
     def meaning(self) -> str:

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from mukron.bench.stability import matrix
 from mukron.bench.stability.drawing import draw_stability
+from mukron.bench.stability.fitted import FittedRun, train_fitted
 from mukron.bench.stability.matrix import FittedOptions, StabilityMatrix, StabilityOptions, run_fitted, stored_result
 from mukron.bench.stability.page import STABILITY_MARKER, stability_section, write_stability_page
 from mukron.bench.stability.problems import STABILITY_PROBLEMS, batches
@@ -292,22 +293,38 @@ def test_fitted_data_in_several_processes_too(tmp_path):
     assert outcomes[0] == outcomes[1]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("method", "seed", "steps"), [("kfac", 3, 450), ("kfac", 4, 500), ("shampoo", 20, 900)])
+def test_a_fit_of_small_batches_is_kept(method, seed, steps):
+    """Runs that left it with drawn targets (at step 359 and 465) or with stale inverses left to themselves (at 860)."""
+    outcome = train_fitted(FittedRun("spirals", method, "defaults", seed, steps), "cpu")
+    assert outcome.fitted is not None
+    assert outcome.left is None
+    assert outcome.final < 0.05
+
+
 def test_what_defaults_stand_for_is_recorded():
     """A default of None is written as None in the signature, whatever it stands for."""
-    recorded = method_defaults(spec_of("kfac"))
+    recorded, plain = (method_defaults(spec_of("kfac"), settings) for settings in ("defaults", "plain"))
     assert "inverse_every=10" in recorded["step"]
+    assert "inverse_every=1" in plain["step"]
     assert recorded["group momentum_on"] == "gradient"
+    assert recorded["fisher"] == "RandomSigns(draws=1)"
+    assert plain["fisher"] == "MonteCarlo(draws=1)"
 
 
 def test_runs_with_other_defaults_are_repeated(tmp_path, counted):
+    """Those alone: the plain step of a method whose usual trust has changed is what it was."""
     trained, _ = counted
-    result = run_matrix(options(methods=("foof", "kfac")), tmp_path)
-    result.defaults["kfac"]["trust"] = "another one"
+    chosen = options(methods=("foof", "kfac"), settings=("defaults", "plain"))
+    result = run_matrix(chosen, tmp_path)
+    result.defaults["kfac, defaults"]["trust"] = "another one"
     result.save(tmp_path)
     count, lines = len(trained), []
-    run_matrix(options(methods=("foof", "kfac")), tmp_path, lines.append)
-    assert {run.method for run in trained[count:]} == {"kfac"}
-    assert lines[0] == f"K-FAC has other defaults than when it was stored: {count // 2} runs are repeated"
+    run_matrix(chosen, tmp_path, lines.append)
+    assert {(run.method, run.settings) for run in trained[count:]} == {("kfac", "defaults")}
+    repeated = len(trained) - count
+    assert lines[0] == f"K-FAC has other defaults than when it was stored: {repeated} runs are repeated"
 
 
 def test_the_order_of_rows_is_not_that_of_the_runs():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mukron.curvature import MonteCarlo, drawn_targets, targets
+from mukron.curvature import Exact, Fisher, MonteCarlo, RandomSigns, drawn_targets, targets
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -19,15 +19,61 @@ def test_a_class_is_drawn_as_torch_draws_it(dtype):
     assert torch.allclose(found, expected.movedim(-1, 1).to(dtype), atol=1e-6)
 
 
+@pytest.mark.parametrize("fisher", [MonteCarlo(), RandomSigns()], ids=str)
 @pytest.mark.parametrize("likelihood", ["categorical", "gaussian"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_each_network_draws_what_it_would_draw_alone(likelihood, dtype):
+def test_each_network_draws_what_it_would_draw_alone(fisher, likelihood, dtype):
     """Step after step, with outputs that are not finite among them."""
     ours, theirs = ([torch.Generator().manual_seed(seed) for seed in (5, 5, 6)] for _ in range(2))
     for step in range(3):
         f = 3 * torch.randn(3, 20, 10, dtype=dtype, generator=torch.Generator().manual_seed(step))
         f[2, 4, 1] = float("nan") if step == 1 else 1.0
-        found = drawn_targets(f, likelihood, ours)
+        found = drawn_targets(f, fisher, likelihood, ours)
         for own, output, generator in zip(found, f, theirs, strict=True):
-            [alone] = targets(output, MonteCarlo(), likelihood, -1, generator)
+            [alone] = targets(output, fisher, likelihood, -1, generator)
             assert torch.equal(own.nan_to_num(9), alone.nan_to_num(9))
+
+
+def second_moment(f, fisher, likelihood="categorical", seed=0):
+    """The mean of v v^T over samples and draws, [classes, classes]."""
+    vectors = targets(f, fisher, likelihood, 1, torch.Generator().manual_seed(seed))
+    return sum(v.mT @ v for v in vectors) / len(f)
+
+
+def outputs(sureness, samples=64, classes=5):
+    """Logits that favour one class each, the more the surer."""
+    f = torch.randn(samples, classes, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    f[torch.arange(samples), torch.arange(samples) % classes] += sureness
+    return f
+
+
+@pytest.mark.parametrize("likelihood", ["categorical", "gaussian"])
+@pytest.mark.parametrize("fisher", [RandomSigns(20_000), MonteCarlo(20_000)], ids=str)
+def test_drawn_vectors_have_the_second_moment_of_the_exact_ones(fisher, likelihood):
+    f = outputs(2.0, samples=8)
+    exact, found = (second_moment(f, kind, likelihood) for kind in (Exact(), fisher))
+    assert torch.allclose(found, exact, atol=0.03 * float(exact.diagonal().max()))
+
+
+def test_signs_know_the_curvature_of_a_sure_model_from_one_draw():
+    """Drawn targets are the likely class nearly always: B is nearly zero, or many times too large."""
+    f = outputs(8.0)
+    exact = float(second_moment(f, Exact()).trace())
+    ratios = {
+        kind: torch.tensor([float(second_moment(f, kind(), seed=seed).trace()) / exact for seed in range(400)])
+        for kind in (RandomSigns, MonteCarlo)
+    }
+    assert ratios[RandomSigns].std() < 0.2
+    assert ratios[MonteCarlo].std() > 1
+    assert (ratios[MonteCarlo] < 0.1).double().mean() > 0.5
+    for ratio in ratios.values():
+        assert abs(float(ratio.mean()) - 1) < 4 * float(ratio.std()) / 20
+
+
+def test_texts_of_what_is_drawn():
+    assert Fisher.of("signs:4") == RandomSigns(draws=4)
+    assert Fisher.of("mc") == MonteCarlo()
+    with pytest.raises(ValueError, match="unknown fisher 'exact:4'; known: 'signs', 'mc', 'exact', 'empirical'"):
+        Fisher.of("exact:4")
+    with pytest.raises(ValueError, match="draws must be at least 1"):
+        Fisher.of("signs:0")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 
 import pytest
 import torch
@@ -217,6 +218,59 @@ def test_the_first_steps_refresh_every_time(method):
                 assert torch.equal(a, b)
     assert not torch.equal(always[0].weight, warmed[0].weight)
     assert sorted({step for step, _ in made}) == [1, 2, 3, 4, 5, 9]  # counted after the step
+
+
+def surprised(make, method, scales, **options):
+    """Train in float64 with gradients that are multiplied by these factors; returns the sizes of moves by step."""
+    model = make().double()
+    optimizer = method(model, lr=0.01, **options)
+    found = []
+    for step, scale in enumerate(scales):
+        before = [parameter.detach().clone() for parameter in model.parameters()]
+        x, y = batch(model, seed=step)
+        optimizer.zero_grad()
+        F.cross_entropy(model(x.double()), y).backward()
+        torch._foreach_mul_([parameter.grad for parameter in model.parameters()], scale)
+        optimizer.step()
+        found.append(sizes(before, model))
+    return found
+
+
+@pytest.mark.parametrize("factor_every", [1, 4])
+@pytest.mark.parametrize("make", [mlp, conv])
+@pytest.mark.parametrize("method", [KFAC, FOOF, Shampoo])
+def test_a_stale_inverse_makes_no_longer_moves_than_twice_its_first(method, make, factor_every):
+    """A gradient that grows a thousandfold meets an inverse that has not seen it; a new inverse is free again."""
+    options = {"factor_every": factor_every, "inverse_every": 4, "refresh_warmup": 0, "momentum": 0.0}
+    options |= {"memory": "ema:0.95", "damping": 1.0}
+    scales = [1e-4, 1e-4, 1e-1, 1e-1, 1e-1]
+    found = {growth: surprised(make, method, scales, trust=Spectral(99.0, growth), **options) for growth in (2.0, 5.0)}
+    free = surprised(make, method, scales, trust=Spectral(99.0, math.inf), **options)
+    for name, first in free[0].items():
+        assert free[2][name] > 10 * first
+        for growth, moves in found.items():
+            assert moves[0][name] == first
+            assert growth / ESTIMATE < moves[2][name] / first < growth * ESTIMATE
+            if method is not Shampoo:  # whose new roots divide the gradient by its own size
+                assert moves[4][name] > growth * ESTIMATE * first
+
+
+def test_a_method_without_inverses_has_no_stale_ones():
+    """Gauss-Newton makes its own at every step, whatever its gradients do."""
+    held, free = (surprised(mlp, GaussNewton, [1e-4, 1e-1], trust=Spectral(1.0, growth)) for growth in (1.0, math.inf))
+    assert held == free
+
+
+def test_a_gradient_of_zero_at_a_refresh_does_not_hold_a_layer():
+    moves = surprised(mlp, KFAC, [0.0, 1.0], momentum=0.0, refresh_warmup=0, inverse_every=5, memory="ema:0.9")
+    assert all(size == 0 for size in moves[0].values())
+    assert all(size > 0 for size in moves[1].values())
+
+
+@pytest.mark.parametrize("growth", [0.5, float("nan"), "2"])
+def test_growth_is_at_least_one(growth):
+    with pytest.raises((ValueError, TypeError), match="growth"):
+        Spectral(1.0, growth)
 
 
 def test_intervals_are_counted_from_the_start():

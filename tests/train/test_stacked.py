@@ -80,6 +80,9 @@ def test_a_stack_is_its_runs_one_by_one(method, loss, batch, activation, left_al
         {"momentum": 0.0, "loss": "mse", "model_options": {"depth": 4, "activation": "gelu", "sigma": 1.0}},
         {"width": 128, "batch": 16, "output_exponent": "1/2", "schedule": "step:1,2"},  # few rows: sample space
         {"width": 128, "batch": 16, "momentum": 0.0, "loss": "mse", "method_options": {"memory": "batch"}},
+        {"batch": 8, "epochs": 5, "lr": 0.2},  # inverses that are stale, with moves that grow
+        {"batch": 8, "epochs": 2, "method_options": {"fisher": "mc"}},
+        {"batch": 8, "epochs": 2, "method_options": {"fisher": "signs", "trust": "none"}},
     ],
     ids=" ".join,
 )

@@ -3,7 +3,14 @@
 For an output f with log-likelihood log p(y | f), one sample's Fisher matrix is E[v v^T] over v = d log p / d f:
 
     categorical, p = softmax(f)      mc: one-hot(y) - p, y drawn from p     exact: sqrt(p_c) (one-hot(c) - p), every c
+                                     signs: sqrt(p) s - p <sqrt(p), s>, s random signs, one a class
     gaussian, unit variance          mc: a standard normal vector           exact: one-hot(c), every c
+                                     signs: s
+
+All have the same mean of v v^T. Where a model is nearly sure of a class c, "mc" draws c nearly always, with a v that is
+nearly zero, and once in 1 / (1 - p_c) samples another class, with a v as long as ever: B is far too small most of the
+time. With signs every draw has a v of about the right length. (Random vectors in place of drawn targets: curvature
+propagation, Martens, Sutskever and Swersky 2012.)
 
 A backward pass from v gives every layer's delta. All are of the *summed* log-likelihood: one sample's delta does not
 know how many samples there are.
@@ -29,7 +36,7 @@ REDUCTIONS = ("mean", "sum")
 
 @dataclass(frozen=True)
 class Fisher:
-    """Base of the three ways to choose targets.
+    """Base of the four ways to choose targets.
 
     Example:
         >>> Fisher.of("mc:4")
@@ -40,13 +47,14 @@ class Fisher:
     kinds: ClassVar[dict[str, type[Fisher]]] = {}
 
     def __init_subclass__(cls) -> None:
-        Fisher.kinds[cls.name] = cls
+        if "name" in cls.__dict__:
+            Fisher.kinds[cls.name] = cls
 
     @staticmethod
     def of(
         fisher: Fisher | str, reduction: str | None = None, grad_scaler: torch.amp.GradScaler | None = None
     ) -> Fisher:
-        """Make it from text: "mc", "mc:4", "exact" or "empirical".
+        """Make it from text: "signs", "mc", "signs:4", "mc:4", "exact" or "empirical".
 
         Args:
             fisher: The text, or a value, which is returned as it is.
@@ -56,15 +64,45 @@ class Fisher:
         if isinstance(fisher, Fisher):
             return fisher
         name, _, draws = str(fisher).strip().lower().partition(":")
-        if name not in Fisher.kinds or (draws and name != "mc"):
+        kind = Fisher.kinds.get(name)
+        if kind is None or (draws and not issubclass(kind, Drawn)):
             raise ValueError(f"unknown fisher {fisher!r}; known: {', '.join(map(repr, Fisher.kinds))}")
-        if name == "mc":
-            return MonteCarlo(int(draws) if draws else 1)
-        return Empirical(reduction, grad_scaler) if name == "empirical" else Exact()
+        if issubclass(kind, Drawn):
+            return kind(int(draws) if draws else 1)
+        return Empirical(reduction, grad_scaler) if kind is Empirical else kind()
 
 
 @dataclass(frozen=True)
-class MonteCarlo(Fisher):
+class Drawn(Fisher):
+    """What the two random ones share: vectors drawn for each sample (and position), of which B is the mean."""
+
+    draws: int = 1
+
+    def __post_init__(self) -> None:
+        if self.draws < 1:
+            raise ValueError(f"draws must be at least 1, got {self.draws}")
+
+
+@dataclass(frozen=True)
+class RandomSigns(Drawn):
+    """The root of the output's own Fisher matrix times random signs: as cheap as drawn targets, with far less noise.
+
+    A model that is sure of its predictions hardly ever draws another target, so that B is nearly always too small, and
+    a hard sample meets an inverse that is far too large. Random signs have the same mean and no such rare events.
+
+    Attributes:
+        draws: Vectors of signs for each sample (and position); B is their mean.
+
+    Example:
+        >>> RandomSigns(draws=4)
+        RandomSigns(draws=4)
+    """
+
+    name = "signs"
+
+
+@dataclass(frozen=True)
+class MonteCarlo(Drawn):
     """Targets are drawn from the model's own prediction.
 
     Attributes:
@@ -76,11 +114,6 @@ class MonteCarlo(Fisher):
     """
 
     name = "mc"
-    draws: int = 1
-
-    def __post_init__(self) -> None:
-        if self.draws < 1:
-            raise ValueError(f"draws must be at least 1, got {self.draws}")
 
 
 @dataclass(frozen=True)
@@ -179,35 +212,48 @@ def targets(f: Tensor, fisher: Fisher, likelihood: str, class_dim: int, generato
     if isinstance(fisher, Exact):
         yield from _exact(f, likelihood, class_dim)
         return
-    assert isinstance(fisher, MonteCarlo)
+    assert isinstance(fisher, Drawn)
     for _ in range(fisher.draws):
         if likelihood == "gaussian":
-            v = torch.randn(f.shape, generator=generator, device=generator.device).to(f)
+            v = drawn_targets(f.unsqueeze(0), fisher, likelihood, [generator]).squeeze(0)
         else:
             classes_last = f.movedim(class_dim, -1)
             flat = classes_last.reshape(1, -1, classes_last.shape[-1])
-            v = drawn_targets(flat, likelihood, [generator]).reshape(classes_last.shape).movedim(-1, class_dim)
+            v = drawn_targets(flat, fisher, likelihood, [generator]).reshape(classes_last.shape).movedim(-1, class_dim)
         yield v if fisher.draws == 1 else v / fisher.draws**0.5
 
 
-def drawn_targets(f: Tensor, likelihood: str, generators: Sequence[Generator]) -> Tensor:
-    """The vectors "mc" of many networks' outputs f [networks, samples, classes], each drawn by its own generator.
+def drawn_targets(f: Tensor, fisher: Fisher, likelihood: str, generators: Sequence[Generator]) -> Tensor:
+    """The vectors of many networks' outputs f [networks, samples, classes], each drawn by its own generator.
 
     A class y is drawn as the largest of p / q with q exponential, as ``torch.multinomial`` does it, which would wait
     for the device. Outputs that are not finite give signals that are not: the step sees them and is skipped.
     """
     f = f.detach()
+    signs = isinstance(fisher, RandomSigns)
     if likelihood == "gaussian":
-        noise = torch.empty(f.shape, device=generators[0].device)
-        for part, generator in zip(noise, generators, strict=True):
-            part.normal_(generator=generator)
+        noise = _drawn(torch.empty(f.shape, device=generators[0].device), generators, "signs" if signs else "normal")
         return noise.to(f)
     p = (f if f.dtype == torch.float64 else f.float()).softmax(-1)
     noise = torch.empty_like(p, device=generators[0].device)
-    for part, generator in zip(noise, generators, strict=True):
-        part.exponential_(generator=generator)
-    y = (p.nan_to_num(1.0) / noise.to(p.device)).argmax(-1)
+    noise = _drawn(noise, generators, "signs" if signs else "exponential").to(p.device)
+    if signs:
+        root = p.sqrt() * noise
+        return (root - p * root.sum(-1, keepdim=True)).to(f)
+    y = (p.nan_to_num(1.0) / noise).argmax(-1)
     return (torch.nn.functional.one_hot(y, p.shape[-1]) - p).to(f)
+
+
+def _drawn(noise: Tensor, generators: Sequence[Generator], kind: str) -> Tensor:
+    """The tensor, filled with random numbers of a kind, each network's by its own generator."""
+    for part, generator in zip(noise, generators, strict=True):
+        if kind == "signs":
+            part.bernoulli_(0.5, generator=generator).mul_(2).sub_(1)
+        elif kind == "normal":
+            part.normal_(generator=generator)
+        else:
+            part.exponential_(generator=generator)
+    return noise
 
 
 def _exact(f: Tensor, likelihood: str, class_dim: int) -> Iterator[Tensor]:

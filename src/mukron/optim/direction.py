@@ -42,6 +42,7 @@ Factors = tuple[Mapping[str, Factor], Mapping[str, Tensor]]  # of one block, and
 Prepared = tuple[dict[str, Operator], dict[str, str]]  # operators, and by factor how it was rescued
 DIRECTIONS = 3  # random directions beside the one of the last step: a new large direction is seen at once
 ROUNDS, FIRST_ROUNDS = 3, 6
+ZERO = 1e-20  # of its bound: what is no longer than that is a move of zeros
 OUT_SIDE, IN_SIDE = ("B", "L"), ("A", "R", "K")  # factors of the layer's output and of its input
 
 
@@ -131,20 +132,35 @@ def _of_length(step: Transaction, layer: LayerEntry, block: str, move: Tensor, l
 
 
 def _within_spectral_norm(step: Transaction, trust: Spectral, layer: LayerEntry, block: str, move: Move) -> Move:
-    """The move, if need be shortened so that its largest singular value is size (d_out / d_in)^1/2."""
+    """The move, shortened if its singular value exceeds size (d_out / d_in)^1/2, or ``growth`` times its first one."""
     entry = layer.blocks[block]
+    state = step.state_of(entry.parameter)
     d_out, d_in = (move.D.shape[-1], move.H.shape[-1]) if isinstance(move, LowRank) else move.shape[-2:]
     if layer.layer.one_hot and block == WEIGHT:  # an input picks the row of one token
         move, d_in = dense(move), 1
         largest = torch.linalg.vector_norm(move, dim=-2, keepdim=True)
     else:
-        largest, vector = spectral_norm(move, step.state_of(entry.parameter).get("power_vector"))
+        largest, vector = spectral_norm(move, state.get("power_vector"))
         step.stage(entry.parameter, power_vector=vector)
-    limit = trust.size * (d_out / d_in) ** 0.5 / entry.scale
-    shortening = (limit / largest.clamp_min(1e-30)).clamp_max(1.0)
+    excess = (largest * (entry.scale / (trust.size * (d_out / d_in) ** 0.5))).clamp_min(ZERO)
+    first = state.get("first_excess") if layer.name in step.stale else None
+    if first is None:
+        step.stage(entry.parameter, first_excess=excess.amax((-1, -2)))
+    shortening = to_shorten(trust, excess, first)
     if shortening.shape[-1] == 1:  # not one number a token
         step.shortenings[layer.name, block] = shortening.flatten()
     return times(move, shortening)
+
+
+def to_shorten(trust: Spectral, excess: Tensor, first: Tensor | None) -> Tensor:
+    """What a move is multiplied by that is ``excess`` times as long as the bound, [groups, 1, 1] or a number a token.
+
+    first: that of the step which made the inverse, [groups], zero says nothing; None: this step has made it.
+    """
+    if first is None:
+        return (1 / excess).clamp_max(1.0)
+    allowed = (trust.growth * first).where(first > ZERO, 1.0).clamp_max(1.0)
+    return (allowed[:, None, None] / excess).clamp_max(1.0)
 
 
 def spectral_norm(U: Move, start: Tensor | None) -> tuple[Tensor, Tensor]:

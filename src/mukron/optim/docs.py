@@ -15,8 +15,10 @@ ARGUMENTS = {
     "parametrization": "From ``mukron.parametrize``: learning rates and damping then follow the width. None: the "
     "standard parametrization.",
     "lr": "Learning rate; schedulers move it. None: one that suits the method and its ``trust``.",
-    "fisher": 'Which targets the factor B is made of: "mc" or ``MonteCarlo(draws)``, drawn from the model; "exact" or '
-    '``Exact()``, every output in turn; "empirical" or ``Empirical(reduction)``, the targets of the data.',
+    "fisher": 'Which targets the factor B is made of: "signs" or ``RandomSigns(draws)``, random signs times the root '
+    'of the output\'s Fisher matrix; "mc" or ``MonteCarlo(draws)``, drawn from the model; "exact" or ``Exact()``, '
+    'every output in turn; "empirical" or ``Empirical(reduction)``, the targets of the data. None: "signs" beside a '
+    'trust, "mc" without one.',
     "likelihood": 'What the model\'s output means: "categorical" (logits) or "gaussian" (a mean).',
     "class_dim": "Where the classes are in an output that has positions: 1 (images) or -1 (language).",
     "output": "Picks the output out of what the model returns: ``lambda returned: returned.logits``.",

@@ -17,6 +17,8 @@ from mukron.curvature import (
     Empirical,
     Fisher,
     LayerStatistics,
+    MonteCarlo,
+    RandomSigns,
     input_weight,
     reduction_in_use,
     signal_scale,
@@ -87,7 +89,7 @@ class KFAC(SecondOrder):
         lr: float | Tensor | None = None,
         *,
         damping: float | Rule | Adaptive = 1.0,
-        fisher: str | Fisher = "mc",
+        fisher: str | Fisher | None = None,
         likelihood: str = "categorical",
         class_dim: int | None = None,
         output: Callable[[Any], Tensor] | None = None,
@@ -131,7 +133,7 @@ class KFAC(SecondOrder):
             exclude=exclude,
             seed=seed,
         )
-        targets = Fisher.of(fisher, reduction, grad_scaler)
+        targets = Fisher.of(usual_fisher(bound) if fisher is None else fisher, reduction, grad_scaler)
         if isinstance(targets, Empirical):
             reduction, grad_scaler = targets.reduction, targets.grad_scaler
         if fused and grad_scaler is not None:
@@ -260,6 +262,11 @@ class KFAC(SecondOrder):
         if self.parametrization is not None:
             return self.parametrization.parameters[weight].role is Role.OUTPUT
         return layer == next(reversed(self.layers))
+
+
+def usual_fisher(trust: Trust | None) -> Fisher:
+    """How targets are chosen where nothing is said: the paper's way for its plain step."""
+    return MonteCarlo() if trust is None else RandomSigns()
 
 
 def _form(options: StepOptions, form: str) -> str:

@@ -143,9 +143,10 @@ KRONECKER = (  # of methods that divide by A and B
 FISHER = (
     Option(
         "fisher",
-        read.one_of(Fisher.kinds),
-        "targets of the signals: mc (drawn from the model), exact (every output), empirical (the data's own)",
-        stacks=("mc", "empirical"),
+        read.optional(read.one_of(Fisher.kinds)),
+        "targets of the signals: signs (random signs times the root of the output's Fisher matrix), mc (drawn from the "
+        "model), exact (every output), empirical (the data's own)",
+        stacks=(None, "signs", "mc", "empirical"),
     ),
     Option(
         "class_dim",

@@ -50,6 +50,7 @@ class Transaction:
         statistics: What the passes brought, by layer.
         active: Layers that have a gradient.
         ready: Those of them that can be preconditioned; a layer without curvature yet waits for the next step.
+        stale: Those of them whose operators were made by an earlier step.
         rates: Learning rates by parameter, of those that have a direction.
         double: Layers that are preconditioned in float64, since their damping is too small for float32.
         altered: Layers whose gradient is not D^T H of this batch: somebody changed it.
@@ -70,23 +71,21 @@ class Transaction:
     def __init__(self, optimizer: SecondOrder, statistics: dict[str, LayerStatistics]) -> None:
         self.optimizer, self.statistics = optimizer, statistics
         self.active = [layer for layer in optimizer.layers.values() if has_gradient(layer, statistics.get(layer.name))]
-        self.ready: list[LayerEntry] = []
+        self.ready, self.stale = list[LayerEntry](), set[str]()
         self.rates: dict[str, float] = {}
-        self.double = set(optimizer.capture.double)
-        self.altered: set[str] = set()
+        self.double, self.altered, self.applied_dense = set(optimizer.capture.double), set[str](), set[str]()
         self.offsets: dict[str, tuple[Tensor, ...]] = {}
-        self.applied_dense: set[str] = set()
         self.traces: dict[tuple[str, str, str], Tensor] = {}
         self.sizes: dict[tuple[str, str], list[Tensor]] = {}
         self.units: dict[str, dict[str, float]] = {}
         self.scratch: dict[Any, Any] = {}
         self.applied: dict[tuple[str, str], tuple[Move, Move, Move]] | None = None
-        self.rescue, self.operators_failed, self.remarks = False, False, list[str]()
+        self.rescue = self.operators_failed = False
+        self.remarks, self.shortened, self.imprecise = list[str](), list[str](), list[str]()
         self.rescues: list[tuple[str, str, str]] = []  # layer, factor, how
         self.shortenings: dict[tuple[str, str], Tensor] = {}
         self.found_reduction, self.asks_reduction = optimizer.found_reduction, optimizer.capture.asks_reduction
         self.checks_uses = optimizer.capture.checks_uses
-        self.shortened, self.imprecise = list[str](), list[str]()
         self._factors: dict[tuple[str, str], tuple[Mapping[str, Factor], dict[str, Tensor]]] = {}
         self._inverted: list[Tensor] = []  # finite if inverses came out well
         self._conditions: dict[str, dict[str, Tensor]] = {}
@@ -132,11 +131,12 @@ class Transaction:
         """This batch's factors of all layers for which this step wants fresh ones, and their damping."""
         optimizer = self.optimizer
         due, inverting = measures(optimizer), is_due(optimizer, optimizer.options.inverse_every)
-        self._staged, self._factors, self.traces, self._conditions, self.sizes = {}, {}, {}, {}, {}
-        self.rescues = []
+        self._staged, self._factors, self.traces, self._conditions, self.sizes, self.rescues = {}, {}, {}, {}, {}, []
         for layer in self.active:
             self._measure_layer(layer, due, inverting)
         self.ready = [layer for layer in self.active if is_ready(self, layer, due)]
+        fresh = {name for name, _ in self._factors}
+        self.stale = {layer.name for layer in self.ready if layer.name not in fresh and self.value(layer, "operators")}
 
     def _measure_layer(self, layer: LayerEntry, due: bool, inverting: bool) -> None:
         optimizer, memory, statistics = self.optimizer, self.optimizer.options.memory, self.statistics.get(layer.name)
@@ -327,13 +327,10 @@ def fits(step: Transaction, parts: Mapping[str, tuple[Tensor, ...]], lengths: Se
 
 def far_beyond_trust(step: Transaction, shortenings: Sequence[float]) -> list[str]:
     """Layers that fresh inverses would move by more than 1 / FAR_BEYOND_TRUST times (d_out / d_in)^1/2."""
-    trust = step.optimizer.options.trust
-    values, fresh = iter(shortenings), {name for name, _ in step._factors}
-    limit, names = FAR_BEYOND_TRUST * (min(trust.size, 1.0) if isinstance(trust, Spectral) else 1.0), list[str]()
-    for (name, _), factor in step.shortenings.items():
-        if min([next(values) for _ in range(factor.numel())]) < limit and name in fresh and name not in names:
-            names.append(name)
-    return names
+    trust, values = step.optimizer.options.trust, iter(shortenings)
+    limit = FAR_BEYOND_TRUST * (min(trust.size, 1.0) if isinstance(trust, Spectral) else 1.0)
+    least = [(name, min(islice(values, factor.numel()))) for (name, _), factor in step.shortenings.items()]
+    return [*dict.fromkeys(name for name, factor in least if factor < limit and name not in step.stale)]
 
 
 @cache

@@ -130,7 +130,7 @@ class StabilityResult:
         intervals: The refresh intervals that every row is to have.
         runs: The runs of the matrix.
         fitted: The runs on fitted data.
-        defaults: By method, the arguments of its class that have a default.
+        defaults: By method and settings, as in "kfac, plain", what the method does where nothing else is passed.
         machine: Names of processor and GPU, numbers of cores and threads.
         versions: Versions by package.
         date: The day of the last run.
@@ -203,7 +203,7 @@ class StabilityResult:
         return result
 
     def drop_outdated(self, method: str) -> int:
-        """Drop the runs of a method whose class has other defaults by now, and record its present defaults.
+        """Drop the runs of a method that does something else by now with the same settings, and record what it does.
 
         Args:
             method: The method's name.
@@ -211,12 +211,15 @@ class StabilityResult:
         Returns:
             The number of runs dropped.
         """
-        present = method_defaults(spec_of(method))
         before = len(self.runs) + len(self.fitted)
-        if self.defaults.get(method, present) != present:
-            self.runs = {run: outcome for run, outcome in self.runs.items() if run.method != method}
-            self.fitted = {run: outcome for run, outcome in self.fitted.items() if run.method != method}
-        self.defaults[method] = present
+        stored = {run.settings for run in self.runs} | {run.settings for run in self.fitted}
+        for settings in stored | {CLASS_DEFAULTS, PLAIN_STEP}:
+            key, present = f"{method}, {settings}", method_defaults(spec_of(method), settings)
+            if self.defaults.get(key, present) != present:
+                of = (method, settings)
+                self.runs = {run: found for run, found in self.runs.items() if (run.method, run.settings) != of}
+                self.fitted = {run: found for run, found in self.fitted.items() if (run.method, run.settings) != of}
+            self.defaults[key] = present
         return before - len(self.runs) - len(self.fitted)
 
     def findings(self) -> list[StabilityFinding]:

@@ -118,23 +118,28 @@ def make_optimizer(
     return optimizer
 
 
-def method_defaults(spec: MethodSpec) -> dict[str, str]:
-    """Return all that a method does where nothing is passed: the class's defaults, and what they stand for.
+def method_defaults(spec: MethodSpec, settings: str) -> dict[str, str]:
+    """Return all that a method does with these settings where nothing else is passed.
 
     Args:
         spec: The method's record.
+        settings: "defaults", "plain", or a trust as ``Trust.of`` reads it.
 
     Returns:
         Texts by name.
 
     Example:
-        >>> method_defaults(spec_of("kfac"))["damping"]
-        '1.0'
+        >>> method_defaults(spec_of("kfac"), "plain")["fisher"]
+        'MonteCarlo(draws=1)'
     """
-    optimizer = make_optimizer(spec, nn.Linear(2, 2), {}, {})
+    optimizer = make_optimizer(spec, nn.Linear(2, 2), settings_arguments(settings), {})
     (group,) = optimizer.param_groups
-    meant = {f"group {name}": value for name, value in group.items() if name != "params"}
-    return {name: str(value) for name, value in {**spec.defaults, "step": optimizer.options, **meant}.items()}
+    meant = {name: value for name, value in spec.defaults.items() if value is not None}
+    meant |= {"step": optimizer.options} | {f"group {name}": value for name, value in group.items() if name != "params"}
+    if optimizer.capture_options.signals:
+        meant["fisher"] = optimizer.capture_options.fisher
+    meant["trust"] = optimizer.options.trust
+    return {name: str(value) for name, value in meant.items()}
 
 
 @dataclass(frozen=True)

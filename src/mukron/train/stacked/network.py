@@ -17,13 +17,13 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.optim import Optimizer
 
-from mukron.curvature import Accumulator, drawn_targets, keeps_halves
+from mukron.curvature import Accumulator, Empirical, Fisher, drawn_targets, keeps_halves
 from mukron.damping import EachOwn, Rule, Sides
 from mukron.data import Dataset
 from mukron.layers import WEIGHT
 from mukron.linalg import Cholesky, Factor, FactorizationError, LowRank, Operator, State
 from mukron.optim import SecondOrder
-from mukron.optim.direction import apply, at_least_rounding, base_rate, prepare, spectral_norm
+from mukron.optim.direction import ZERO, apply, at_least_rounding, base_rate, prepare, spectral_norm, to_shorten
 from mukron.optim.options import Spectral, StepOptions
 from mukron.optim.precision import EPS, ILL_CONDITIONED, ILL_CONDITIONED_DENSE, ILL_CONDITIONED_PRODUCT, ill_conditioned
 from mukron.optim.update import Move, Update, times, write
@@ -45,7 +45,7 @@ class Stack:
         options = config.spec.all_options(config.method_options)
         self.steps = 0
         self.averages_gradients = config.spec.bounded(options) and not self.nesterov
-        self.fisher = options["fisher"] if "signals" in config.spec.captures else ""
+        self.fisher: Fisher | None = None
         self.likelihood = "gaussian" if config.loss == "mse" else "categorical"
         self.loss: Loss = torch.func.vmap(loss_of(config, dataset.classes))
         self.generators: list[Generator] = []
@@ -65,6 +65,7 @@ class Stack:
             if isinstance(optimizer, SecondOrder):
                 self.generators.append(optimizer.generator)
                 self.options = optimizer.options
+                self.fisher = optimizer.capture_options.fisher if optimizer.capture_options.signals else None
                 optimizer.close()
         self.layers = [StackedLayer.of(runs) for runs in layers.values()]
         self.modules = [module for module in model if not isinstance(module, nn.Flatten)]  # type: ignore[attr-defined]
@@ -83,11 +84,11 @@ class Stack:
         losses = self.loss(output, y)
         (v,) = torch.autograd.grad(losses.sum(), output)
         F: Sequence[Tensor] = ()
-        if self.fisher == "mc":
-            drawn = drawn_targets(f, self.likelihood, self.generators)
+        if self.fisher is not None and not isinstance(self.fisher, Empirical):
+            drawn = drawn_targets(f, self.fisher, self.likelihood, self.generators)
             F = torch.autograd.grad(f, u, drawn, retain_graph=True)
         D = torch.autograd.grad(f, u, v)
-        if self.fisher == "empirical":
+        if isinstance(self.fisher, Empirical):
             F = [len(y[0]) * signals for signals in D]  # of the summed loss
         with torch.no_grad():
             odd = torch.zeros(len(y), dtype=torch.bool, device=y.device)
@@ -174,6 +175,7 @@ class StackedLayer:
     operators: dict[str, Operator] = field(default_factory=dict)  # those of the last refresh
     average: Tensor | None = None  # of gradients
     vector: Tensor | None = None  # of the largest singular value of the last move
+    first_excess: Tensor | None = None  # [runs]: of the step that made the operators, in units of its trust
 
     @classmethod
     def of(cls, runs: Sequence[RunLayer]) -> StackedLayer:
@@ -185,7 +187,7 @@ class StackedLayer:
 
     def keep(self, places: Sequence[int]) -> None:
         index = torch.tensor(places, device=self.W.device, dtype=torch.int64)
-        for name in ("W", "buffer", "rate", "decay", "scale", "average", "vector"):
+        for name in ("W", "buffer", "rate", "decay", "scale", "average", "vector", "first_excess"):
             value = getattr(self, name)
             setattr(self, name, None if value is None else value[index])
         self.peaks = {name: peak[index] for name, peak in self.peaks.items()}
@@ -217,9 +219,13 @@ class StackedLayer:
         sizes = [_norm(D) * factors["A"].trace().sqrt()]  # |G| <= |D| |H|: where it is finite, so is G
         if options.memory.keeps:
             factors = {name: options.memory.update(self.kept.setdefault(name, {}), X) for name, X in factors.items()}
+        traces = {name: factor.trace() for name, factor in factors.items()}
+        self.peaks = {name: torch.maximum(self.peaks.get(name, trace), trace) for name, trace in traces.items()}
+        sizes += traces.values()
         conditions: dict[str, Tensor] = {}
-        if step < options.refresh_warmup or step % options.inverse_every == 0:
-            sizes += self._refresh(factors, conditions)
+        due = step < options.refresh_warmup or step % options.inverse_every == 0
+        if due:
+            self.operators = self._prepared(factors, sizes, conditions)
         G: Move
         if beta:
             g = D.mT @ H
@@ -230,8 +236,10 @@ class StackedLayer:
         move = apply(self.operators, G)
         if isinstance(options.trust, Spectral):
             size, self.vector = spectral_norm(move, self.vector)
-            limit = options.trust.size * (d_out / d_in) ** 0.5 / self.scale
-            move = times(move, (limit / size.clamp_min(1e-30)).clamp_max(1.0))
+            excess = (size * (self.scale / (options.trust.size * (d_out / d_in) ** 0.5))).clamp_min(ZERO)
+            move = times(move, to_shorten(options.trust, excess, None if due else self.first_excess))
+            if due:
+                self.first_excess = excess.amax((-1, -2))
         sizes += [_norm(move.D), _norm(move.H)] if isinstance(move, LowRank) else [_norm(move)]
         odd = ~torch.stack(sizes).isfinite().all(0)
         if H.dtype == torch.float32 and conditions:  # train would change to float64
@@ -243,16 +251,16 @@ class StackedLayer:
     def _keeps_halves(self, H: Tensor, F: Tensor | None) -> bool:
         return self.double or keeps_halves(H.shape[1], self.W.shape[2], self.W.shape[1], "auto", F is not None)
 
-    def _refresh(self, factors: dict[str, Factor], conditions: dict[str, Tensor]) -> list[Tensor]:
-        """Make new operators; the numbers are finite if they came out well, and ``conditions`` gets their bounds."""
-        traces = {name: factor.trace() for name, factor in factors.items()}
-        self.peaks = {name: torch.maximum(self.peaks.get(name, trace), trace) for name, trace in traces.items()}
+    def _prepared(
+        self, factors: dict[str, Factor], sizes: list[Tensor], conditions: dict[str, Tensor]
+    ) -> dict[str, Operator]:
+        """New operators; ``sizes`` gets numbers that are finite if they came out well, ``conditions`` their bounds."""
         (rho,), (bounds,) = at_least_rounding([(factors, self.damping(factors, self.peaks))])
         conditions.update(bounds)
         (prepared,), numbers = prepare([(factors, rho)], [POWERS], Cholesky(), rescue=False)
         assert not isinstance(prepared, FactorizationError)  # without a rescue nobody looks
-        self.operators = prepared[0]
-        return [*traces.values(), *numbers]
+        sizes += numbers
+        return prepared[0]
 
 
 def _chosen(state: State, index: Tensor) -> State:
