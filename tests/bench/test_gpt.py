@@ -117,6 +117,18 @@ def test_runs_are_stored_and_not_repeated(text, tmp_path, monkeypatch):
         GPTResult.stored(tmp_path, "", replace(options, file=None))
 
 
+def test_runs_with_other_defaults_are_repeated(text, tmp_path, monkeypatch):
+    monkeypatch.setattr(gpt_result, "train_gpt", lambda *_: GPTOutcome(1.5, 1.4, 5.5, 1.0))
+    options, lines = GPTOptions(("foof", "kfac"), (64,), steps=3, file=text), []
+    result = GPTResult.stored(tmp_path, "", options)
+    run_gpt(options, result, tmp_path, silent)
+    result.defaults["kfac"]["fisher"] = "another one"
+    result.save(tmp_path)
+    run_gpt(options, GPTResult.stored(tmp_path, "", options), tmp_path, lines.append)
+    assert lines[0] == "K-FAC has other defaults than when it was stored: 1 runs are repeated"
+    assert len(lines) == 2
+
+
 # The verdict.
 
 
@@ -211,4 +223,4 @@ def test_a_file_in_place_of_the_folder_is_refused_before_anything_is_run(command
     (tmp_path / "file").write_text("")
     out = CliRunner().invoke(app, ["bench", *command, "--out", str(tmp_path / "file")])
     assert out.exit_code == 2
-    assert "is a file" in " ".join(out.output.split())
+    assert "is a file" in " ".join(out.output.replace("│", " ").split())

@@ -22,6 +22,7 @@ from mukron.bench.gpt.references import REFERENCE_METHODS
 from mukron.bench.gpt.task import GPTOutcome, GPTRun, check_method, load_text, train_gpt
 from mukron.bench.measure import check_device
 from mukron.bench.result import machine_of
+from mukron.bench.stability.runs import CLASS_DEFAULTS, method_defaults
 from mukron.optim.spec import spec_of
 from mukron.params.storage import write_json
 from mukron.table import Table
@@ -96,6 +97,7 @@ class GPTResult:
         text: The name of the text.
         precision: Of float32 products on a GPU.
         runs: What was measured in each run.
+        defaults: By method of this library, what it does where only a learning rate is passed.
         machine: Names of processor and GPU, numbers of cores and threads.
         versions: Versions by package.
         date: The day of the last run.
@@ -111,6 +113,7 @@ class GPTResult:
     text: str
     precision: str
     runs: dict[GPTRun, GPTOutcome] = field(default_factory=dict)
+    defaults: dict[str, dict[str, str]] = field(default_factory=dict)
     machine: Mapping[str, Any] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
     date: str = ""
@@ -127,7 +130,7 @@ class GPTResult:
         text = options.file.name if options.file is not None else "synthetic"
         today = datetime.now(timezone.utc).date().isoformat()
         machine = machine_of(options.device)
-        return GPTResult([command], options.device, text, options.precision, {}, machine, versions, today)
+        return GPTResult([command], options.device, text, options.precision, {}, {}, machine, versions, today)
 
     @staticmethod
     def stored(folder: Path, command: str, options: GPTOptions) -> GPTResult:
@@ -150,7 +153,7 @@ class GPTResult:
                     f"{path} has runs with text {old.text} and precision {old.precision}; choose another --out"
                 )
             result.commands = list(dict.fromkeys([*old.commands, command]))
-            result.runs = old.runs
+            result.runs, result.defaults = old.runs, old.defaults
         return result
 
     @property
@@ -166,7 +169,7 @@ class GPTResult:
         """
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{self.name}.json"
-        names = ("commands", "device", "text", "precision", "date", "machine", "versions")
+        names = ("commands", "device", "text", "precision", "date", "machine", "versions", "defaults")
         runs = [{"run": asdict(run), "outcome": _finite(asdict(outcome))} for run, outcome in self.runs.items()]
         write_json(path, {**{name: getattr(self, name) for name in names}, "runs": runs})
         return path
@@ -191,6 +194,21 @@ class GPTResult:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{path}: no result of mukron bench gpt could be read ({error})") from None
         return result
+
+    def drop_outdated(self, method: str) -> int:
+        """Drop the runs of a method that does something else by now, and record what it does.
+
+        Args:
+            method: The method's name.
+
+        Returns:
+            The number of runs dropped.
+        """
+        before, present = len(self.runs), method_defaults(spec_of(method), CLASS_DEFAULTS)
+        if self.defaults.get(method, present) != present:
+            self.runs = {run: outcome for run, outcome in self.runs.items() if run.method != method}
+        self.defaults[method] = present
+        return before - len(self.runs)
 
     def groups(self) -> dict[tuple[str, int, int], dict[int, dict[float, list[GPTOutcome]]]]:
         """Runs by method, base and steps; then by width; then by learning rate, all in rising order."""
@@ -353,6 +371,9 @@ def run_gpt(options: GPTOptions, result: GPTResult, folder: Path, say: Callable[
         folder: Where the result is saved.
         say: Is told what was done, in lines.
     """
+    for method in options.methods:
+        if method not in REFERENCE_METHODS and (dropped := result.drop_outdated(method)):
+            say(f"{title_of(method)} has other defaults than when it was stored: {dropped} runs are repeated")
     missing: Sequence[GPTRun] = [run for run in options.runs() if run not in result.runs]
     lock, left = Lock(), TimeLeft(len(missing))
 
