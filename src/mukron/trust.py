@@ -107,7 +107,7 @@ class Trust:
 
     Example:
         >>> Trust.of("spectral:0.5")
-        Spectral(size=0.5)
+        Spectral(size=0.5, growth=2.0)
     """
 
     kinds: ClassVar[dict[str, type[Trust]]] = {}
@@ -137,6 +137,8 @@ class Trust:
     def of(trust: Trust | str | None) -> Trust | None:
         """Make a bound from its text: "spectral", "spectral:0.5", "kl:1e-3", "graft:adam", "rms:0.2" or "none".
 
+        "spectral:0.5,3" has a growth of 3, "spectral:0.5,inf" none.
+
         Args:
             trust: The text, or a value, which is returned as it is. None: no bound.
         """
@@ -151,7 +153,8 @@ class Trust:
             raise ValueError(f"unknown trust {trust!r}; known: {', '.join(Trust.kinds)}, none")
         kind = Trust.kinds[name]
         try:
-            return kind(*([value] if kind is Graft else [float(value)]) if colon else ())
+            numbers = value.split(",", 1 if kind is Spectral else 0)
+            return kind(*([value] if kind is Graft else map(float, numbers)) if colon else ())
         except ValueError as error:
             raise ValueError(f"trust {trust!r}: {error}") from error
 
@@ -192,12 +195,20 @@ class Spectral(Trust):
     @property
     def meaning(self) -> str:
         """What it does to a step, in a few words."""
-        return f"no layer moves by more than {self.size:g} (d_out / d_in)^1/2 in spectral norm, times the learning rate"
+        stale = (
+            f", nor by more than {self.growth:g} times its first move with the same inverse"
+            if self.growth < math.inf
+            else ""
+        )
+        return (
+            f"no layer moves by more than {self.size:g} (d_out / d_in)^1/2 in spectral norm, times the learning rate"
+            f"{stale}"
+        )
 
     @property
     def text(self) -> str:
-        """As ``Trust.of`` reads it."""
-        return f"{self.name}:{self.size:.12g}"
+        """As ``Trust.of`` reads it; the usual growth is left out."""
+        return f"{self.name}:{self.size:.12g}" + ("" if self.growth == Spectral.growth else f",{self.growth:.12g}")
 
 
 @dataclass(frozen=True)

@@ -70,6 +70,24 @@ def test_signs_know_the_curvature_of_a_sure_model_from_one_draw():
         assert abs(float(ratio.mean()) - 1) < 4 * float(ratio.std()) / 20
 
 
+@pytest.mark.parametrize("sureness", [0.0, 1.0, 8.0])
+def test_with_two_classes_one_draw_of_signs_is_exact(sureness):
+    f = outputs(sureness, classes=2)
+    f = f if sureness else torch.zeros_like(f)
+    exact = second_moment(f, Exact())
+    for seed in range(5):
+        assert torch.allclose(second_moment(f, RandomSigns(), seed=seed), exact, rtol=1e-10, atol=1e-300)
+
+
+@pytest.mark.parametrize("classes", [3, 5, 10])
+def test_signs_of_an_unsure_model_have_the_right_length_too(classes):
+    """With equal probabilities |v|^2 is the trace of diag(p) - p p^T in every draw."""
+    f = torch.zeros(40, classes, dtype=torch.float64)
+    [v] = targets(f, RandomSigns(), "categorical", 1, torch.Generator().manual_seed(0))
+    assert torch.allclose(v.square().sum(1), torch.full((40,), 1 - 1 / classes, dtype=torch.float64))
+    assert torch.allclose(v.sum(1), torch.zeros(40, dtype=torch.float64), atol=1e-12)
+
+
 def test_texts_of_what_is_drawn():
     assert Fisher.of("signs:4") == RandomSigns(draws=4)
     assert Fisher.of("mc") == MonteCarlo()

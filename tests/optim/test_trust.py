@@ -169,13 +169,30 @@ def test_whose_learning_rates_apply(trust, rates):
         assert optimizer.rate(name) == pytest.approx(0.1 * plan.scales(rates)[name].lr)
 
 
-@pytest.mark.parametrize("text", ["spectral:0.5", "kl:0.01", "graft:adam", "graft:sgd", "rms:0.1"])
+@pytest.mark.parametrize(
+    "text", ["spectral:0.5", "spectral:1,3", "spectral:1,inf", "kl:0.01", "graft:adam", "graft:sgd", "rms:0.1"]
+)
 def test_texts_go_there_and_back(text):
     assert Trust.of(text).text == text
     assert Trust.of(Trust.of(text)) == Trust.of(text)
 
 
-@pytest.mark.parametrize("text", ["", "sp", "spectral:", "spectral:-1", "spectral:nan", "kl:0", "graft:lion", "none:1"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "sp",
+        "spectral:",
+        "spectral:-1",
+        "spectral:nan",
+        "spectral:1,2,3",
+        "spectral:1,0",
+        "kl:1,2",
+        "kl:0",
+        "graft:lion",
+        "none:1",
+    ],
+)
 def test_texts_that_are_refused(text):
     with pytest.raises(ValueError, match=r"trust|graft"):
         Trust.of(text)
@@ -259,6 +276,49 @@ def test_a_method_without_inverses_has_no_stale_ones():
     """Gauss-Newton makes its own at every step, whatever its gradients do."""
     held, free = (surprised(mlp, GaussNewton, [1e-4, 1e-1], trust=Spectral(1.0, growth)) for growth in (1.0, math.inf))
     assert held == free
+
+
+def test_before_the_start_no_inverse_is_in_use():
+    """A gradient that grows is then bounded by its size alone."""
+    options = {"momentum": 0.0, "refresh_warmup": 1, "start": 9}
+    held, free = (
+        surprised(mlp, FOOF, [1e-4, 1e-4, 1e-1], trust=Spectral(1.0, growth), **options) for growth in (2.0, math.inf)
+    )
+    assert held == free
+
+
+def test_a_refresh_that_failed_leaves_an_inverse_stale(monkeypatch):
+    """It keeps the last inverse, which has not seen the gradient that grew."""
+    from mukron.linalg import FactorizationError
+    from mukron.optim import transaction
+
+    prepare, fails = transaction.prepare, []
+
+    def failing(blocks, powers, solver, rescue=True):
+        made, numbers = prepare(blocks, powers, solver, rescue)
+        return ([FactorizationError("made to fail") for _ in made] if fails else made), numbers
+
+    monkeypatch.setattr(transaction, "prepare", failing)
+    model = mlp().double()
+    optimizer = Shampoo(
+        model, lr=0.01, trust=Spectral(99.0), momentum=0.0, refresh_warmup=0, inverse_every=1, damping=1.0
+    )
+    moves = []
+    for step, scale in enumerate([1e-4, 1e-4, 1.0]):
+        before = [parameter.detach().clone() for parameter in model.parameters()]
+        x, y = batch(model, seed=step)
+        optimizer.zero_grad()
+        F.cross_entropy(model(x.double()), y).backward()
+        torch._foreach_mul_([parameter.grad for parameter in model.parameters()], scale)
+        if step == 2:
+            fails.append(True)
+            with pytest.warns(RuntimeWarning, match="kept the last inverse"):
+                optimizer.step()
+        else:
+            optimizer.step()
+        moves.append(sizes(before, model))
+    for name, last in moves[1].items():
+        assert moves[2][name] < 2 * ESTIMATE * last
 
 
 def test_a_gradient_of_zero_at_a_refresh_does_not_hold_a_layer():

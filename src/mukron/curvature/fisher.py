@@ -3,14 +3,14 @@
 For an output f with log-likelihood log p(y | f), one sample's Fisher matrix is E[v v^T] over v = d log p / d f:
 
     categorical, p = softmax(f)      mc: one-hot(y) - p, y drawn from p     exact: sqrt(p_c) (one-hot(c) - p), every c
-                                     signs: sqrt(p) s - p <sqrt(p), s>, s random signs, one a class
+                                     signs: sqrt(p) q, q random signs turned to be orthogonal to sqrt(p)
     gaussian, unit variance          mc: a standard normal vector           exact: one-hot(c), every c
                                      signs: s
 
 All have the same mean of v v^T. Where a model is nearly sure of a class c, "mc" draws c nearly always, with a v that is
 nearly zero, and once in 1 / (1 - p_c) samples another class, with a v as long as ever: B is far too small most of the
-time. With signs every draw has a v of about the right length. (Random vectors in place of drawn targets: curvature
-propagation, Martens, Sutskever and Swersky 2012.)
+time. With signs every draw has a v of about the right length, with two classes exactly. (Random vectors in place of
+drawn targets: curvature propagation, Martens, Sutskever and Swersky 2012.)
 
 A backward pass from v gives every layer's delta. All are of the *summed* log-likelihood: one sample's delta does not
 know how many samples there are.
@@ -238,10 +238,22 @@ def drawn_targets(f: Tensor, fisher: Fisher, likelihood: str, generators: Sequen
     noise = torch.empty_like(p, device=generators[0].device)
     noise = _drawn(noise, generators, "signs" if signs else "exponential").to(p.device)
     if signs:
-        root = p.sqrt() * noise
-        return (root - p * root.sum(-1, keepdim=True)).to(f)
+        return _turned_signs(p, noise).to(f)
     y = (p.nan_to_num(1.0) / noise).argmax(-1)
     return (torch.nn.functional.one_hot(y, p.shape[-1]) - p).to(f)
+
+
+def _turned_signs(p: Tensor, signs: Tensor) -> Tensor:
+    """sqrt(p) H z, whose second moment is diag(p) - p p^T: H turns all axes but one to be orthogonal to sqrt(p).
+
+    H is the Householder reflection that takes sqrt(p) to -e_k, k being the likeliest class, and z has signs at all
+    other classes and zero at k. With signs at all classes the part along sqrt(p) would be lost, at random.
+    """
+    k = p.argmax(-1, keepdim=True)
+    root = p.sqrt()
+    largest, v = root.gather(-1, k), root * signs.scatter(-1, k, 0.0)
+    along = v.sum(-1, keepdim=True)
+    return (v - p * (along / (1 + largest))).scatter(-1, k, -largest * along)
 
 
 def _drawn(noise: Tensor, generators: Sequence[Generator], kind: str) -> Tensor:

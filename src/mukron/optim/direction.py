@@ -133,7 +133,7 @@ def _of_length(step: Transaction, layer: LayerEntry, block: str, move: Tensor, l
 
 def _within_spectral_norm(step: Transaction, trust: Spectral, layer: LayerEntry, block: str, move: Move) -> Move:
     """The move, shortened if its singular value exceeds size (d_out / d_in)^1/2, or ``growth`` times its first one."""
-    entry = layer.blocks[block]
+    entry, operators_of = layer.blocks[block], block if step.optimizer.by_block else WEIGHT
     state = step.state_of(entry.parameter)
     d_out, d_in = (move.D.shape[-1], move.H.shape[-1]) if isinstance(move, LowRank) else move.shape[-2:]
     if layer.layer.one_hot and block == WEIGHT:  # an input picks the row of one token
@@ -143,7 +143,7 @@ def _within_spectral_norm(step: Transaction, trust: Spectral, layer: LayerEntry,
         largest, vector = spectral_norm(move, state.get("power_vector"))
         step.stage(entry.parameter, power_vector=vector)
     excess = (largest * (entry.scale / (trust.size * (d_out / d_in) ** 0.5))).clamp_min(ZERO)
-    first = state.get("first_excess") if layer.name in step.stale else None
+    first = state.get("first_excess") if (layer.name, operators_of) in step.stale else None
     if first is None:
         step.stage(entry.parameter, first_excess=excess.amax((-1, -2)))
     shortening = to_shorten(trust, excess, first)

@@ -41,7 +41,7 @@ ARGUMENTS = {
     "None: 10 with a ``trust``, else 0.",
     "start": "The step from which on gradients are preconditioned. Before it factors are measured, and a step is the "
     "gradient within ``trust``, or the step of the rule that is grafted.",
-    "trust": "How far a layer may move in a step: ``Spectral(size)``, ``KLClip(kappa)``, ``Graft(rule)`` or "
+    "trust": "How far a layer may move in a step: ``Spectral(size, growth)``, ``KLClip(kappa)``, ``Graft(rule)`` or "
     '``RMS(size)``, or text such as "kl:1e-3". None: the paper\'s plain step, of any length, and with it the '
     "paper's choice of all that is not given: the batch's own curvature, no momentum, SGD as fallback.",
     "fallback": 'The rule for all other parameters: "sgd" or ``SGDStep()``, "adamw" or ``AdamStep(betas, eps)``. '

@@ -13,7 +13,6 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import cache
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +26,7 @@ from mukron.layers import WEIGHT
 from mukron.linalg import Factor, FactorizationError, LowRank, products_of, rounding
 from mukron.memory import Window
 from mukron.optim import precision
-from mukron.optim.direction import at_least_rounding, prepare, whole_gradient
+from mukron.optim.direction import at_least_rounding, prepare
 from mukron.optim.options import Spectral
 from mukron.optim.precision import EPS
 from mukron.optim.table import LayerEntry
@@ -50,7 +49,7 @@ class Transaction:
         statistics: What the passes brought, by layer.
         active: Layers that have a gradient.
         ready: Those of them that can be preconditioned; a layer without curvature yet waits for the next step.
-        stale: Those of them whose operators were made by an earlier step.
+        stale: Those of their blocks whose operators were made by an earlier step.
         rates: Learning rates by parameter, of those that have a direction.
         double: Layers that are preconditioned in float64, since their damping is too small for float32.
         altered: Layers whose gradient is not D^T H of this batch: somebody changed it.
@@ -71,7 +70,7 @@ class Transaction:
     def __init__(self, optimizer: SecondOrder, statistics: dict[str, LayerStatistics]) -> None:
         self.optimizer, self.statistics = optimizer, statistics
         self.active = [layer for layer in optimizer.layers.values() if has_gradient(layer, statistics.get(layer.name))]
-        self.ready, self.stale = list[LayerEntry](), set[str]()
+        self.ready, self.stale = list[LayerEntry](), set[tuple[str, str]]()
         self.rates: dict[str, float] = {}
         self.double, self.altered, self.applied_dense = set(optimizer.capture.double), set[str](), set[str]()
         self.offsets: dict[str, tuple[Tensor, ...]] = {}
@@ -84,8 +83,8 @@ class Transaction:
         self.remarks, self.shortened, self.imprecise = list[str](), list[str](), list[str]()
         self.rescues: list[tuple[str, str, str]] = []  # layer, factor, how
         self.shortenings: dict[tuple[str, str], Tensor] = {}
-        self.found_reduction, self.asks_reduction = optimizer.found_reduction, optimizer.capture.asks_reduction
-        self.checks_uses = optimizer.capture.checks_uses
+        self.found_reduction, capture = optimizer.found_reduction, optimizer.capture
+        self.asks_reduction, self.checks_uses = capture.asks_reduction, capture.checks_uses
         self._factors: dict[tuple[str, str], tuple[Mapping[str, Factor], dict[str, Tensor]]] = {}
         self._inverted: list[Tensor] = []  # finite if inverses came out well
         self._conditions: dict[str, dict[str, Tensor]] = {}
@@ -135,8 +134,10 @@ class Transaction:
         for layer in self.active:
             self._measure_layer(layer, due, inverting)
         self.ready = [layer for layer in self.active if is_ready(self, layer, due)]
-        fresh = {name for name, _ in self._factors}
-        self.stale = {layer.name for layer in self.ready if layer.name not in fresh and self.value(layer, "operators")}
+        used = self.ready if optimizer.steps >= optimizer.options.start else []
+        self.stale = {
+            (layer.name, block) for layer in used for block in self.value(layer, "operators")
+        } - self._factors.keys()
 
     def _measure_layer(self, layer: LayerEntry, due: bool, inverting: bool) -> None:
         optimizer, memory, statistics = self.optimizer, self.optimizer.options.memory, self.statistics.get(layer.name)
@@ -175,11 +176,6 @@ class Transaction:
             values["positions"] = statistics.rows / statistics.samples * statistics.weight  # A of an input of ones
         self.stage(layer.anchor, **values)
 
-    def gradients(self, layer: LayerEntry) -> dict[str, Move]:
-        """The gradients of a layer by block, for methods that measure those."""
-        whole = {block: whole_gradient(self, layer, block, entry) for block, entry in layer.blocks.items()}
-        return {block: G for block, G in whole.items() if G is not None}
-
     # Factors and damping -> operators.
 
     def prepare(self) -> None:
@@ -203,6 +199,7 @@ class Transaction:
                 self.operators_failed = True
             elif block in staged:
                 self.rescues.append((name, "", "kept the last inverse"))
+                self.stale.add((name, block))
             else:
                 raise RuntimeError(f'layer "{name}": {result}; raise the damping') from result
         if exchange is not None:
@@ -301,6 +298,12 @@ def is_ready(step: Transaction, layer: LayerEntry, due: bool) -> bool:
     return "operators" in step._staged.get(layer.anchor, {}) if due else known
 
 
+def stale_blocks(step: Transaction) -> set[tuple[str, str]]:
+    """Blocks whose operators were made by an earlier step; before the start none are in use."""
+    used = step.ready if step.optimizer.steps >= step.optimizer.options.start else []
+    return {(layer.name, block) for layer in used for block in step.value(layer, "operators")} - step._factors.keys()
+
+
 def fits(step: Transaction, parts: Mapping[str, tuple[Tensor, ...]], lengths: Sequence[float]) -> bool:
     """Whether every parameter can move so far: lengths times learning rates are numbers that it can hold.
 
@@ -316,7 +319,7 @@ def fits(step: Transaction, parts: Mapping[str, tuple[Tensor, ...]], lengths: Se
         if len(of_move) == 1 and of_move[0].shape != weight.shape:
             raise RuntimeError(f'"{name}" has shape {list(weight.shape)}, but its move has {list(of_move[0].shape)}')
         length = math.prod([next(values) for _ in of_move])
-        if not length * step.rates[name] <= largest_number(weight.dtype):
+        if not length * step.rates[name] <= torch.finfo(weight.dtype).max:
             return False
         rows = of_move[0].shape[-2] if len(of_move) == 2 else 1  # |D| |H| is more than |D^T H|
         far = length * FAR_BEYOND_TRUST > entry.natural * rows**0.5 and (layer, WEIGHT) in step._factors
@@ -327,15 +330,10 @@ def fits(step: Transaction, parts: Mapping[str, tuple[Tensor, ...]], lengths: Se
 
 def far_beyond_trust(step: Transaction, shortenings: Sequence[float]) -> list[str]:
     """Layers that fresh inverses would move by more than 1 / FAR_BEYOND_TRUST times (d_out / d_in)^1/2."""
-    trust, values = step.optimizer.options.trust, iter(shortenings)
+    trust, values, fresh = step.optimizer.options.trust, iter(shortenings), {name for name, _ in step._factors}
     limit = FAR_BEYOND_TRUST * (min(trust.size, 1.0) if isinstance(trust, Spectral) else 1.0)
     least = [(name, min(islice(values, factor.numel()))) for (name, _), factor in step.shortenings.items()]
-    return [*dict.fromkeys(name for name, factor in least if factor < limit and name not in step.stale)]
-
-
-@cache
-def largest_number(dtype: torch.dtype) -> float:
-    return torch.finfo(dtype).max
+    return [*dict.fromkeys(name for name, factor in least if factor < limit and name in fresh)]
 
 
 def has_gradient(layer: LayerEntry, statistics: LayerStatistics | None) -> bool:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from mukron.linalg import LowRank
+from mukron.optim.direction import whole_gradient
 from mukron.optim.update import Move, times
 
 if TYPE_CHECKING:
@@ -33,7 +34,9 @@ def unit_of(step: Transaction, layer: LayerEntry, block: str) -> float:
 def gradients_to_square(step: Transaction, layer: LayerEntry) -> dict[str, Move]:
     """The gradients of a layer by block, each divided by its unit."""
     scaled = {}
-    for block, G in step.gradients(layer).items():
+    for block, entry in layer.blocks.items():
+        if (G := whole_gradient(step, layer, block, entry)) is None:
+            continue
         parts = (G.D, G.H) if isinstance(G, LowRank) else (G,)
         step.sizes[layer.name, block] = list(torch._foreach_norm(parts, math.inf))
         scaled[block] = times(G, 1 / unit_of(step, layer, block))

@@ -205,7 +205,7 @@ class GPTResult:
             The number of runs dropped.
         """
         before, present = len(self.runs), method_defaults(spec_of(method), CLASS_DEFAULTS)
-        if self.defaults.get(method, present) != present:
+        if self.defaults.get(method) != present:
             self.runs = {run: outcome for run, outcome in self.runs.items() if run.method != method}
         self.defaults[method] = present
         return before - len(self.runs)

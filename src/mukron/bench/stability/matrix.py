@@ -119,7 +119,7 @@ class StabilityMatrix:
     def run(self) -> None:
         """Run what is not stored yet."""
         options = self.options
-        drop_outdated(self.result, options.methods, self.say)
+        drop_outdated(self.result, options.methods, options.settings, self.say)
         self.result.intervals = sorted({*self.result.intervals, *options.intervals})
         kinds = [*product(options.methods, options.memories, options.momenta, options.settings)]
         rows: list[StabilityRun] = []
@@ -251,7 +251,7 @@ def run_fitted(options: FittedOptions, result: StabilityResult, folder: Path, sa
         >>> len(result.fitted)
         2
     """
-    drop_outdated(result, options.methods, say)
+    drop_outdated(result, options.methods, options.settings, say)
     lock = Lock()
 
     def train(run: FittedRun) -> None:
@@ -303,10 +303,10 @@ def stored_result(folder: Path, command: str, device: str, smoke: bool) -> Stabi
     return result
 
 
-def drop_outdated(result: StabilityResult, methods: tuple[str, ...], say: Say) -> None:
-    """Drop stored runs of methods whose classes have other defaults by now, and say so."""
+def drop_outdated(result: StabilityResult, methods: tuple[str, ...], settings: tuple[str, ...], say: Say) -> None:
+    """Drop stored runs of methods that do something else by now with the same settings, and say so."""
     for method in methods:
-        if dropped := result.drop_outdated(method):
+        if dropped := sum(result.drop_outdated(method, one) for one in settings):
             say(f"{spec_of(method).title} has other defaults than when it was stored: {dropped} runs are repeated")
 
 

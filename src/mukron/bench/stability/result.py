@@ -202,24 +202,22 @@ class StabilityResult:
             raise ValueError(f"{path}: no result of mukron bench stability could be read ({error})") from None
         return result
 
-    def drop_outdated(self, method: str) -> int:
-        """Drop the runs of a method that does something else by now with the same settings, and record what it does.
+    def drop_outdated(self, method: str, settings: str) -> int:
+        """Drop runs if the method does something else by now with these settings, and record what it does.
 
         Args:
             method: The method's name.
+            settings: "defaults", "plain", or a trust as ``Trust.of`` reads it.
 
         Returns:
             The number of runs dropped.
         """
-        before = len(self.runs) + len(self.fitted)
-        stored = {run.settings for run in self.runs} | {run.settings for run in self.fitted}
-        for settings in stored | {CLASS_DEFAULTS, PLAIN_STEP}:
-            key, present = f"{method}, {settings}", method_defaults(spec_of(method), settings)
-            if self.defaults.get(key, present) != present:
-                of = (method, settings)
-                self.runs = {run: found for run, found in self.runs.items() if (run.method, run.settings) != of}
-                self.fitted = {run: found for run, found in self.fitted.items() if (run.method, run.settings) != of}
-            self.defaults[key] = present
+        before, of = len(self.runs) + len(self.fitted), (method, settings)
+        key, present = f"{method}, {settings}", method_defaults(spec_of(method), settings)
+        if self.defaults.get(key) != present:
+            self.runs = {run: found for run, found in self.runs.items() if (run.method, run.settings) != of}
+            self.fitted = {run: found for run, found in self.fitted.items() if (run.method, run.settings) != of}
+        self.defaults[key] = present
         return before - len(self.runs) - len(self.fitted)
 
     def findings(self) -> list[StabilityFinding]:

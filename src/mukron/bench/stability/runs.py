@@ -86,7 +86,7 @@ def settings_arguments(settings: str) -> dict[str, Any]:
 
     Example:
         >>> settings_arguments("defaults"), settings_arguments("spectral:0.5")
-        ({}, {'trust': Spectral(size=0.5)})
+        ({}, {'trust': Spectral(size=0.5, growth=2.0)})
     """
     if settings == CLASS_DEFAULTS:
         return {}
