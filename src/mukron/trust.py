@@ -195,15 +195,12 @@ class Spectral(Trust):
     @property
     def meaning(self) -> str:
         """What it does to a step, in a few words."""
-        stale = (
-            f", nor by more than {self.growth:g} times its first move with the same inverse"
-            if self.growth < math.inf
-            else ""
-        )
-        return (
+        words = (
             f"no layer moves by more than {self.size:g} (d_out / d_in)^1/2 in spectral norm, times the learning rate"
-            f"{stale}"
         )
+        if self.growth == math.inf:
+            return words
+        return f"{words}, nor by more than {self.growth:g} times its first move with the same inverse"
 
     @property
     def text(self) -> str:
