@@ -199,8 +199,8 @@ class Spectral(Trust):
             f"no layer moves by more than {self.size:g} (d_out / d_in)^1/2 in spectral norm, times the learning rate"
         )
         if self.growth == math.inf:
-            return words
-        return f"{words}, nor by more than {self.growth:g} times its first move with the same inverse"
+            return text
+        return f"{text}, nor by more than {self.growth:g} times its first move with the same inverse"
 
     @property
     def text(self) -> str:
