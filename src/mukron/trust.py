@@ -195,12 +195,10 @@ class Spectral(Trust):
     @property
     def meaning(self) -> str:
         """What it does to a step, in a few words."""
-        words = (
-            f"no layer moves by more than {self.size:g} (d_out / d_in)^1/2 in spectral norm, times the learning rate"
-        )
+        size = f"no layer moves by more than {self.size:g} (d_out / d_in)^1/2 in spectral norm, times the learning rate"
         if self.growth == math.inf:
-            return text
-        return f"{text}, nor by more than {self.growth:g} times its first move with the same inverse"
+            return size
+        return f"{size}, nor by more than {self.growth:g} times its first move with the same inverse"
 
     @property
     def text(self) -> str:
