@@ -16,13 +16,15 @@ from mukron import EMA, FOOF, KFAC, Batch, GaussNewton, Rescaled, Shampoo, Windo
 from networks import INPUTS, Net
 
 MAKERS = {
-    "kfac": lambda model, **options: KFAC(model, **{"trust": None, **{"lr": 0.05, **options}}),
-    "kfac, ema": lambda model, **options: KFAC(model, **{"trust": None, **{"lr": 0.05, "memory": EMA(0.9), **options}}),
+    "kfac": lambda model, **options: KFAC(model, **{"trust": None, **{"lr": 0.05, "fisher": "mc", **options}}),
+    "kfac, ema": lambda model, **options: KFAC(
+        model, **{"trust": None, **{"lr": 0.05, "fisher": "mc", "memory": EMA(0.9), **options}}
+    ),
     "kfac, window": lambda model, **options: KFAC(
-        model, **{"trust": None, **{"lr": 0.05, "memory": Window(2), **options}}
+        model, **{"trust": None, **{"lr": 0.05, "fisher": "mc", "memory": Window(2), **options}}
     ),
     "kfac, rarely": lambda model, **options: KFAC(
-        model, **{"trust": None, **{"lr": 0.05, "factor_every": 2, "inverse_every": 4, **options}}
+        model, **{"trust": None, **{"lr": 0.05, "fisher": "mc", "factor_every": 2, "inverse_every": 4, **options}}
     ),
     "foof": lambda model, **options: FOOF(model, **{"trust": None, **{"lr": 0.05, **options}}),
     "shampoo": lambda model, **options: Shampoo(model, **{"trust": None, **{"lr": 0.05, "damping": 1e-3, **options}}),

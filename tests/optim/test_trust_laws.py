@@ -32,6 +32,7 @@ KINDS = {  # and the learning rate, where it is not the method's own
     "spectral, active": (Spectral(SIZE), 0.5),
     "spectral, active in part": (Spectral(1.0), 0.02),
     "spectral, inactive": (Spectral(1e6), None),
+    "spectral, stale moves held": (Spectral(1e6, growth=1.0), None),
     "kl": (KLClip(KAPPA), None),
     "graft sgd": (Graft("sgd"), 0.1),
     "graft adam": (Graft("adam"), 0.002),

@@ -18,7 +18,7 @@ def test_the_best_learning_rate_transfers(tmp_path):
         method="kfac", base_width=64, samples=1024, loss="mse", epochs=5, batch=128, method_options=OPTIONS
     )
     rates = [2.0**z for z in range(-4, 1)]
-    design = Design(config, widths=(64, 128, 256, 512), lr=rates, schemes=("mup",), seeds=3)
+    design = Design(config, widths=(64, 128, 256, 512), lr=rates, schemes=("mup",), seeds=5)
     certificate = TransferStudy(design, folder=tmp_path).run().certificate
     assert certificate is not None
     [judgement] = certificate.judgements

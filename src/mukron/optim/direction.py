@@ -42,7 +42,7 @@ Factors = tuple[Mapping[str, Factor], Mapping[str, Tensor]]  # of one block, and
 Prepared = tuple[dict[str, Operator], dict[str, str]]  # operators, and by factor how it was rescued
 DIRECTIONS = 3  # random directions beside the one of the last step: a new large direction is seen at once
 ROUNDS, FIRST_ROUNDS = 3, 6
-ZERO = 1e-20  # of its bound: what is no longer than that is a move of zeros
+NO_MOVE = 1e-20  # of its bound: what is no longer than that is a move of zeros
 OUT_SIDE, IN_SIDE = ("B", "L"), ("A", "R", "K")  # factors of the layer's output and of its input
 
 
@@ -142,7 +142,7 @@ def _within_spectral_norm(step: Transaction, trust: Spectral, layer: LayerEntry,
     else:
         largest, vector = spectral_norm(move, state.get("power_vector"))
         step.stage(entry.parameter, power_vector=vector)
-    excess = (largest * (entry.scale / (trust.size * (d_out / d_in) ** 0.5))).clamp_min(ZERO)
+    excess = (largest * (entry.scale / (trust.size * (d_out / d_in) ** 0.5))).clamp_min(NO_MOVE)
     first = state.get("first_excess") if (layer.name, operators_of) in step.stale else None
     if first is None:
         step.stage(entry.parameter, first_excess=excess.amax((-1, -2)))
@@ -159,7 +159,7 @@ def to_shorten(trust: Spectral, excess: Tensor, first: Tensor | None) -> Tensor:
     """
     if first is None:
         return (1 / excess).clamp_max(1.0)
-    allowed = (trust.growth * first).where(first > ZERO, 1.0).clamp_max(1.0)
+    allowed = (trust.growth * first).where(first > NO_MOVE, 1.0).clamp_max(1.0)
     return (allowed[:, None, None] / excess).clamp_max(1.0)
 
 

@@ -23,7 +23,7 @@ from mukron.data import Dataset
 from mukron.layers import WEIGHT
 from mukron.linalg import Cholesky, Factor, FactorizationError, LowRank, Operator, State
 from mukron.optim import SecondOrder
-from mukron.optim.direction import ZERO, apply, at_least_rounding, base_rate, prepare, spectral_norm, to_shorten
+from mukron.optim.direction import NO_MOVE, apply, at_least_rounding, base_rate, prepare, spectral_norm, to_shorten
 from mukron.optim.options import Spectral, StepOptions
 from mukron.optim.precision import EPS, ILL_CONDITIONED, ILL_CONDITIONED_DENSE, ILL_CONDITIONED_PRODUCT, ill_conditioned
 from mukron.optim.update import Move, Update, times, write
@@ -236,7 +236,7 @@ class StackedLayer:
         move = apply(self.operators, G)
         if isinstance(options.trust, Spectral):
             size, self.vector = spectral_norm(move, self.vector)
-            excess = (size * (self.scale / (options.trust.size * (d_out / d_in) ** 0.5))).clamp_min(ZERO)
+            excess = (size * (self.scale / (options.trust.size * (d_out / d_in) ** 0.5))).clamp_min(NO_MOVE)
             move = times(move, to_shorten(options.trust, excess, None if due else self.first_excess))
             if due:
                 self.first_excess = excess.amax((-1, -2))
