@@ -23,9 +23,9 @@ WIDTHS = (128, 384, 1024)
 ROOTS = (64, 192, 512)  # eigendecompositions of width x width matrices are all of Shampoo's time
 SIZE, KAPPA = 0.01, 1e-6  # so small that the bound is active in every layer, step and width
 METHODS = {
-    "kfac": (KFAC, 0.001, {"inverse_every": 10}),
-    "foof": (FOOF, 0.02, {"inverse_every": 10}),
-    "shampoo": (Shampoo, 0.005, {"inverse_every": 10, "damping": 1e-3}),
+    "kfac": (KFAC, 0.001, {"inverse_every": 10, "refresh_warmup": 0}),
+    "foof": (FOOF, 0.02, {"inverse_every": 10, "refresh_warmup": 0}),
+    "shampoo": (Shampoo, 0.005, {"inverse_every": 10, "refresh_warmup": 0, "damping": 1e-3}),
     "gauss-newton": (GaussNewton, 0.01, {}),
 }
 KINDS = {  # and the learning rate, where it is not the method's own
@@ -103,11 +103,21 @@ def test_every_layer_learns_alike_at_every_width(name, kind, momentum):
         assert all(abs(slope) < FLAT for slope in found), (step, found)
 
 
+@pytest.mark.parametrize("name", ["kfac", "foof", "shampoo"])
+def test_stale_moves_are_held_indeed(name):
+    method, lr, options = METHODS[name]
+    held, free = (
+        changes(method, ROOTS[0], 0, lr=lr, trust=Spectral(1e6, growth), momentum=0.0, **options)[max(STEPS)]
+        for growth in (1.0, float("inf"))
+    )
+    assert all(less < 0.95 * more for less, more in zip(held, free, strict=True))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["kfac", "foof", "shampoo"])
 def test_averages_of_gradients_and_factors_keep_the_law(name):
     method, _, options = METHODS[name]
-    options = {"momentum": GradientMomentum(0.9), "memory": EMA(0.95), "refresh_warmup": 3, **options}
+    options = {"momentum": GradientMomentum(0.9), "memory": EMA(0.95), **options, "refresh_warmup": 3}
     for step, found in slopes(method, ROOTS, lr=0.02, trust=Spectral(), **options).items():
         assert all(abs(slope) < FLAT for slope in found), (step, found)
 
