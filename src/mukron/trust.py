@@ -137,7 +137,7 @@ class Trust:
     def of(trust: Trust | str | None) -> Trust | None:
         """Make a bound from its text: "spectral", "spectral:0.5", "kl:1e-3", "graft:adam", "rms:0.2" or "none".
 
-        "spectral:0.5,3" has a growth of 3, "spectral:0.5,inf" none.
+        "spectral:0.5:3" has a growth of 3, "spectral:0.5:inf" none.
 
         Args:
             trust: The text, or a value, which is returned as it is. None: no bound.
@@ -153,7 +153,7 @@ class Trust:
             raise ValueError(f"unknown trust {trust!r}; known: {', '.join(Trust.kinds)}, none")
         kind = Trust.kinds[name]
         try:
-            numbers = value.split(",", 1 if kind is Spectral else 0)
+            numbers = value.split(":", 1 if kind is Spectral else 0)
             return kind(*([value] if kind is Graft else map(float, numbers)) if colon else ())
         except ValueError as error:
             raise ValueError(f"trust {trust!r}: {error}") from error
@@ -203,7 +203,7 @@ class Spectral(Trust):
     @property
     def text(self) -> str:
         """As ``Trust.of`` reads it; the usual growth is left out."""
-        return f"{self.name}:{self.size:.12g}" + ("" if self.growth == Spectral.growth else f",{self.growth:.12g}")
+        return f"{self.name}:{self.size:.12g}" + ("" if self.growth == Spectral.growth else f":{self.growth:.12g}")
 
 
 @dataclass(frozen=True)

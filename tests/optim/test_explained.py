@@ -77,7 +77,7 @@ def test_every_optimizer_has_the_usual_trust():
 LAWS = {
     "spectral:2": "times the learning rate, nor by more than 2 times its first move with the same inverse; "
     "learning-rate multipliers are those of K-FAC itself.",
-    "spectral:2,inf": "2 (d_out / d_in)^1/2 in spectral norm, times the learning rate; learning-rate multipliers are "
+    "spectral:2:inf": "2 (d_out / d_in)^1/2 in spectral norm, times the learning rate; learning-rate multipliers are "
     "those of K-FAC itself.",
     "kl:0.01": "at most 0.01; learning-rate multipliers are those of K-FAC itself.",
     "graft:adam": "the length of a step of Adam; learning-rate multipliers are those of Adam. That law holds",

@@ -170,7 +170,7 @@ def test_whose_learning_rates_apply(trust, rates):
 
 
 @pytest.mark.parametrize(
-    "text", ["spectral:0.5", "spectral:1,3", "spectral:1,inf", "kl:0.01", "graft:adam", "graft:sgd", "rms:0.1"]
+    "text", ["spectral:0.5", "spectral:1:3", "spectral:1:inf", "kl:0.01", "graft:adam", "graft:sgd", "rms:0.1"]
 )
 def test_texts_go_there_and_back(text):
     assert Trust.of(text).text == text
@@ -185,9 +185,9 @@ def test_texts_go_there_and_back(text):
         "spectral:",
         "spectral:-1",
         "spectral:nan",
-        "spectral:1,2,3",
-        "spectral:1,0",
-        "kl:1,2",
+        "spectral:1:2:3",
+        "spectral:1:0",
+        "kl:1:2",
         "kl:0",
         "graft:lion",
         "none:1",

@@ -75,7 +75,7 @@ EVERY_LAYER = (  # of all methods that work layer by layer
     Option.typed(
         "trust",
         Trust.of,
-        "how far a step may go: none, spectral:SIZE or spectral:SIZE,GROWTH, kl:KAPPA, graft:RULE, rms:SIZE",
+        "how far a step may go: none, spectral:SIZE or spectral:SIZE:GROWTH, kl:KAPPA, graft:RULE, rms:SIZE",
         (None, Spectral()),
     ),
     Option(
