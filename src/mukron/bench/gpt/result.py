@@ -237,12 +237,16 @@ class GPTResult:
         )
         return Table("A GPT of bytes", columns, tuple(lines), notes if lines else ())
 
-    def transfers(self) -> list[GPTTransfer]:
-        """For every method with several widths and learning rates, what was found."""
+    def transfers(self, loss: str = "validation") -> list[GPTTransfer]:
+        """For every method with several widths and learning rates, what was found.
+
+        Args:
+            loss: The loss that is compared: "validation" or "training".
+        """
         found = []
         for (method, _, _), widths in self.groups().items():
             curves = {
-                width: {lr: fmean(o.validation for o in outcomes) for lr, outcomes in rates.items()}
+                width: {lr: fmean(getattr(o, loss) for o in outcomes) for lr, outcomes in rates.items()}
                 for width, rates in widths.items()
             }
             if len(curves) > 1 and all(len(curve) > 2 for curve in curves.values()):
@@ -252,16 +256,20 @@ class GPTResult:
     def transfer_table(self) -> Table:
         """The table of best learning rates."""
         lines = []
-        for transfer in self.transfers():
-            for width in transfer.curves:
-                last = width == max(transfer.curves)
-                cells = (f"{transfer.best(width):.3f}", f"{transfer.at_narrow(width):.3f}")
-                lines.append((transfer.method, str(width), *cells, transfer.verdict if last else ""))
-        columns = ("method", "width", "best lr", "loss at the narrowest width's best", "verdict")
+        for both in zip(self.transfers(), self.transfers("training"), strict=True):
+            for width in both[0].curves:
+                cells = [both[0].method, str(width)]
+                for found in both:
+                    verdict = found.verdict if width == max(found.curves) else ""
+                    cells += [f"{found.best(width):.3f}", f"{found.at_narrow(width):.3f}", verdict]
+                lines.append(tuple(cells))
+        measured = ("best lr", "loss at the narrowest width's best", "verdict")
+        columns = ("method", "width", *measured, *(f"training loss: {name}" for name in measured))
         notes = (
             "Best lr: where the parabola through the lowest mean loss and its two neighbours is lowest, over log lr.",
             f"Transfers: no two best rates are more than a factor of {LARGEST_FACTOR:g} apart, and at the tried rate "
             "that is best at the narrowest width no width is worse than the narrowest.",
+            "Training loss: the same for the mean loss of the last tenth of the batches.",
         )
         return Table("Does the best learning rate transfer?", columns, tuple(lines), notes if lines else ())
 
@@ -303,11 +311,8 @@ class GPTTransfer:
     @property
     def on_edge(self) -> list[int]:
         """Widths whose lowest loss lies on the edge of the grid."""
-        return [
-            width
-            for width, curve in self.curves.items()
-            if min(curve, key=lambda lr: curve[lr]) in (min(curve), max(curve))
-        ]
+        lowest = {width: min(curve, key=lambda lr: curve[lr]) for width, curve in self.curves.items()}
+        return [width for width, lr in lowest.items() if lr in (min(self.curves[width]), max(self.curves[width]))]
 
     @property
     def verdict(self) -> str:
