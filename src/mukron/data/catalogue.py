@@ -8,16 +8,21 @@ The sources of the checksums:
 - WikiText-2: the archive's from Hugging Face Datasets (datasets/wikitext/dataset_infos.json) and CorpusLoaders.jl,
   which agree; the unpacked files' from copies whose sha1 is what GluonNLP expects. Its first address no longer exists;
   the author's server has it.
+- Tiny Shakespeare: the one file of karpathy/char-rnn. The text that comes with the package is its beginning, the
+  first half of Coriolanus.
 - WordSim-353 and the analogies: as gensim 4.4.0 ships them.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from mukron.data.errors import DataError
 from mukron.data.imagenet import read_imagenet
 from mukron.data.images import read_cifar10, read_cifar100, read_digits, read_mnist
 from mukron.data.store import Download, File, Source
 from mukron.data.text import read_wikitext
+from mukron.data.tokens import BYTES, read_shipped_text, read_text_file, read_wikitext_bytes
 
 PICKLE = "is there, but it is Python pickle, which could run any code, and is not read"
 
@@ -165,6 +170,41 @@ WIKITEXT2 = Source(
     ),
 )
 
+WIKITEXT2_BYTES = replace(
+    WIKITEXT2,
+    name="wikitext2-bytes",
+    kind="text, 64 bytes",
+    train=168_705,  # this and those of the other texts are windows of length=64
+    test=19_632,
+    classes=BYTES,
+    read=read_wikitext_bytes,
+)
+
+SHAKESPEARE = Source(
+    "shakespeare",
+    "text, 64 bytes",
+    train=15_685,
+    test=1_742,
+    classes=BYTES,
+    read=read_text_file,
+    folders=("shakespeare", ".", "text"),
+    files=(
+        File(
+            "tinyshakespeare.txt",
+            "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",
+            aliases=("input.txt",),
+        ),
+    ),
+    downloads=(
+        Download(
+            "tinyshakespeare.txt",
+            "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",
+            1_115_394,
+            ("https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt",),
+        ),
+    ),
+)
+
 WORDSIM353 = Source(
     "wordsim353",
     "word pairs",
@@ -220,7 +260,10 @@ DATASETS: dict[str, Source] = {
             files=(File("train", sha256=None), File("val", sha256=None)),
             draws=True,
         ),
+        Source("coriolanus", "text, 64 bytes", train=927, test=103, classes=BYTES, read=read_shipped_text),
+        SHAKESPEARE,
         WIKITEXT2,
+        WIKITEXT2_BYTES,
         WORDSIM353,
         ANALOGIES,
     )

@@ -13,14 +13,16 @@ from torch import Tensor
 
 from mukron.data.errors import DataError
 
+IGNORED = -100  # a target that does not count, as in torch's cross-entropy
+
 
 @dataclass(frozen=True)
 class Split:
     """Samples with their targets.
 
     Attributes:
-        inputs: uint8 images [N, C, H, W], int64 word contexts [N, neighbours], or floats [N, ...].
-        targets: int64 class numbers [N].
+        inputs: uint8 images [N, C, H, W], int64 words or tokens [N, positions], or floats [N, ...].
+        targets: int64 class numbers [N], those of every position [N, positions], or floats [N, outputs] (regression).
 
     Raises:
         DataError: There are not as many targets as samples.
@@ -81,11 +83,12 @@ class Dataset:
         name: The name of the data set.
         train: The training split.
         test: The test split, which may be empty.
-        classes: The number of classes.
+        classes: The number of classes; of outputs, for regression.
         vocabulary: The words by number, for text; empty for other data.
         mean: The mean of each channel over the whole training split, scaled to [0, 1]; None if inputs are not
             normalized. A subset is normalized like the whole.
         std: The standard deviation of each channel; None if inputs are not normalized.
+        tokens: For language data, what a token is: "bytes" of a text, or "numbers"; empty for other data.
 
     Example:
         >>> import torch
@@ -105,6 +108,12 @@ class Dataset:
     vocabulary: tuple[str, ...] = ()
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
+    tokens: str = ""
+
+    @property
+    def regression(self) -> bool:
+        """Whether targets are real numbers."""
+        return self.train.targets.is_floating_point()
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -187,15 +196,16 @@ def as_dataset(name: str, value: Any) -> Dataset:
     Args:
         name: The name of the data set.
         value: ``(inputs, targets)``, ``((inputs, targets), (test_inputs, test_targets))`` or a ``Dataset``. Targets are
-            class numbers of any integer type, or booleans (0 and 1). Images of uint8, [N, H, W] or [N, C, H, W], are
+            class numbers of any integer type, or booleans (0 and 1), one for a sample or for each of its positions,
+            where -100 is ignored; or real numbers, one or several for a sample. Images of uint8, [N, H, W] or [N, C, H, W], are
             normalized like the built-in ones; other inputs are taken as they are.
 
     Returns:
         The data set. Without test data its test split is empty, and training records no test metrics.
 
     Raises:
-        DataError: The value has another form, the splits differ in the shape of a sample, or targets are not class
-            numbers.
+        DataError: The value has another form, the splits differ in the shape of a sample, or targets are neither
+            class numbers nor real numbers.
 
     Example:
         >>> import torch
@@ -224,12 +234,16 @@ def as_dataset(name: str, value: Any) -> Dataset:
 def checked(dataset: Dataset) -> Dataset:
     """Check a data set, and return it with int64 targets; classes=0 is replaced by the number that the targets show."""
     name = dataset.name
-    train, test = (Split(split.inputs, _class_numbers(name, split.targets)) for split in (dataset.train, dataset.test))
+    train, test = (Split(split.inputs, _targets(name, split.targets)) for split in (dataset.train, dataset.test))
     if not len(train):
         raise DataError(f"{name}: there are no samples to train on")
     if len(test) and test.inputs.shape[1:] != train.inputs.shape[1:]:
         train_shape, test_shape = list(train.inputs.shape[1:]), list(test.inputs.shape[1:])
         raise DataError(f"{name}: a sample to train on is {train_shape}, but one to test on is {test_shape}")
+    if len(test) and test.targets.is_floating_point() != train.targets.is_floating_point():
+        raise DataError(f"{name}: targets to train on are {train.targets.dtype}, those to test on {test.targets.dtype}")
+    if train.targets.is_floating_point():
+        return replace(dataset, train=train, test=test, classes=train.targets.shape[-1])
     highest = max(int(split.targets.max()) for split in (train, test) if len(split))
     if dataset.classes and highest >= dataset.classes:
         raise DataError(f"{name}: target {highest}; those of {dataset.classes} classes go to {dataset.classes - 1}")
@@ -245,14 +259,19 @@ def _images(inputs: Tensor) -> Tensor:
     return inputs[:, None] if inputs.dtype == torch.uint8 and inputs.ndim == 3 else inputs
 
 
-def _class_numbers(name: str, targets: Tensor) -> Tensor:
-    if not targets.numel():
-        return targets.new_zeros(0, dtype=torch.int64)
-    if targets.ndim != 1 or targets.is_floating_point() or targets.is_complex():
-        raise DataError(f"{name}: targets are class numbers [N], got {list(targets.shape)} {targets.dtype}")
+def _targets(name: str, targets: Tensor) -> Tensor:
+    """int64 class numbers, or floats with a dimension for the outputs."""
+    if targets.is_complex() or not targets.ndim:
+        raise DataError(f"{name}: targets are class numbers or real numbers, got {list(targets.shape)} {targets.dtype}")
+    if targets.is_floating_point():
+        if not bool(torch.isfinite(targets).all()):
+            raise DataError(f"{name}: targets are not all finite")
+        return targets if targets.ndim > 1 else targets[:, None]
     numbers = targets.to(torch.int64)
-    if numbers.min() < 0:
-        raise DataError(f"{name}: targets are class numbers from 0 on, got {int(numbers.min())}")
+    allowed = numbers >= 0 if targets.ndim == 1 else (numbers >= 0) | (numbers == IGNORED)
+    if numbers.numel() and not bool(allowed.all()):
+        ignored = "" if targets.ndim == 1 else f", or {IGNORED} for positions without a target"
+        raise DataError(f"{name}: targets are class numbers from 0 on{ignored}; got {int(numbers[~allowed][0])}")
     return numbers
 
 

@@ -1,4 +1,4 @@
-"""The paper's networks as plain modules. The first argument of each is its width.
+"""The paper's networks and a GPT as plain modules. The first argument of each is its width.
 
 >>> from mukron.models import MLP
 >>> MLP(64, inputs=784, classes=10).fc2
@@ -16,6 +16,7 @@ from torch import nn
 from mukron.layers import Shape
 from mukron.models.cbow import CBOW
 from mukron.models.cnn import CNN
+from mukron.models.gpt import GPT
 from mukron.models.mlp import MLP
 from mukron.models.myrtle import Myrtle5
 from mukron.models.resnet import ResNet18, ResNet50
@@ -32,6 +33,7 @@ class Model:
         widths: The usual widths of a coordinate check: wide enough for the laws to hold, narrow enough for a CPU.
         options: The keyword arguments of the factory that suit a data set, from the shape of one sample and the number
             of classes. It raises a ``ValueError`` if the network cannot take such samples.
+        data: The data set that it is trained on if none is named.
 
     Example:
         >>> from mukron.models import get_model
@@ -46,6 +48,7 @@ class Model:
     base_width: int
     widths: tuple[int, ...]
     options: Callable[[Shape, int], dict[str, int]]
+    data: str = "digits"
 
 
 def _flat_options(shape: Shape, classes: int) -> dict[str, int]:
@@ -74,6 +77,12 @@ def _word_options(shape: Shape, classes: int) -> dict[str, int]:
     return {"vocabulary": classes}
 
 
+def _token_options(shape: Shape, classes: int) -> dict[str, int]:
+    if len(shape) != 1:
+        raise ValueError(f"this network takes the numbers of tokens [positions]; a sample here is {list(shape)}")
+    return {"vocabulary": classes, "context": shape[0]}
+
+
 MODELS: dict[str, Model] = {
     "mlp": Model(MLP, 64, (256, 512, 1024, 2048), _flat_options),
     "cnn": Model(CNN, 16, (64, 128, 256, 512), _image_options(4, takes_size=True)),
@@ -81,7 +90,8 @@ MODELS: dict[str, Model] = {
     "resnet18": Model(ResNet18, 1, (2, 4, 8), _image_options(1)),
     "resnet50": Model(ResNet50, 1, (2, 4, 8), _image_options(1)),
     "vgg19": Model(VGG19, 1, (2, 4, 8), _image_options(32)),
-    "cbow": Model(CBOW, 64, (256, 512, 1024, 2048), _word_options),
+    "cbow": Model(CBOW, 64, (256, 512, 1024, 2048), _word_options, data="wikitext2"),
+    "gpt": Model(GPT, 64, (64, 128, 256, 512), _token_options, data="coriolanus"),
 }
 
 
@@ -107,4 +117,4 @@ def get_model(name: str) -> Model:
     return MODELS[name]
 
 
-__all__ = ["CBOW", "CNN", "MLP", "MODELS", "VGG19", "Model", "Myrtle5", "ResNet18", "ResNet50", "get_model"]
+__all__ = ["CBOW", "CNN", "GPT", "MLP", "MODELS", "VGG19", "Model", "Myrtle5", "ResNet18", "ResNet50", "get_model"]
