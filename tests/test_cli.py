@@ -68,6 +68,12 @@ def test_every_built_in_network(model):
     assert re.split(r"  +", output_layer)[4] == "8", output_layer  # its fan-in grew so much
 
 
+def test_equal_rows_are_one_unless_the_whole_is_asked_for():
+    wanted = ("explain", "--model", "gpt")
+    assert re.search(r"^blocks\.0-3\.mlp\.up\.weight +hidden ", run(*wanted), re.MULTILINE)
+    assert re.search(r"^blocks\.3\.mlp\.up\.weight +hidden ", run(*wanted, "--whole"), re.MULTILINE)
+
+
 def test_options_reach_the_network():
     output = run("explain", "--model", "mlp", "--base-width", "32", "--method", "sgd")
     assert re.search(r"^fc2.weight +hidden +128 x 128 +32 x 32 +4 ", output, re.MULTILINE)  # four times the base

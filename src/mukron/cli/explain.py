@@ -34,10 +34,11 @@ def explain(
     ] = None,
     output_exponent: Annotated[str | None, typer.Option(help='b of the output weights, or "zero".')] = None,
     role: Annotated[list[str] | None, typer.Option(help="A parameter's role, NAME=ROLE; may be repeated.")] = None,
+    whole: Annotated[bool, typer.Option("--whole", help="One row per parameter, even if rows are equal.")] = False,
 ) -> None:
     """Print how initial weights, learning rates and damping scale with the width, and why.
 
-    Without a network it prints the theory, role by role. With --model or --factory it prints every parameter.
+    Without a network it prints the theory, role by role. With --model or --factory it prints its parameters.
     """
     with errors():
         _know(method)
@@ -48,11 +49,13 @@ def explain(
                 )
             show(comparison_table(scheme) if method == "all" else method_table(method, scheme))
             return
+        from mukron.trust import USUAL
+
         methods = list(METHODS) if method == "all" else [get_method(method).name]
         get_scheme(scheme)  # reports a wrong name before a network is built
         plan = _plan(model, factory, width, base_width, scheme, output_exponent, role or [])
         for name in methods:
-            show(plan.explain(name) if trust is None else plan.explain(name, trust=trust))
+            show(plan.explain(name, trust=USUAL if trust is None else trust, whole=whole))
 
 
 def _know(method: str) -> None:

@@ -189,10 +189,12 @@ class Parametrization:
         fallback: str | StepRule | None = None,
         trust: str | Trust | None = USUAL,
         exclude: tuple[str, ...] | None = None,
+        *,
+        whole: bool = False,
     ) -> Table:
         """For every parameter: role, sizes, initial std, learning-rate and damping multipliers, and why.
 
-        The last three arguments are those of the optimizers, with the same defaults.
+        ``fallback``, ``trust`` and ``exclude`` are the optimizers' arguments, with the same defaults.
 
         Args:
             method: A method or its name.
@@ -200,8 +202,9 @@ class Parametrization:
                 "adamw" with a ``trust``, else "sgd".
             trust: The bound on a layer's move, which decides whose learning-rate multipliers apply. None: no bound.
             exclude: Layers that are left to the fallback rule. None: embeddings with a ``trust``, else none.
+            whole: One row a parameter. Otherwise equal rows are one, as ``blocks.0-3.mlp.up.weight``.
         """
-        return explanation(self, get_method(method), fallback, Trust.of(trust), exclude)
+        return explanation(self, get_method(method), fallback, Trust.of(trust), exclude, whole)
 
     def check(self, saved: Parametrization | Mapping[str, Any]) -> None:
         """Refuse a plan, such as one from a checkpoint, that was made with other base shapes or another scheme.
