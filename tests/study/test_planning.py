@@ -206,6 +206,7 @@ FORMS = {
     "foof": {"method": "foof", "method_options": {"memory": "window:3"}},
     "every output": {"method": "kfac", "method_options": {"fisher": "exact", **PLAIN}},
     "shampoo": {"method": "shampoo"},
+    "an embedding that is left to the fallback rule": {"method": "kfac", **WORDS},
     "shampoo with a large side": {"method": "shampoo", "method_options": {"max_size": 100, "memory": "batch"}},
 }
 
