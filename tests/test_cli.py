@@ -68,6 +68,32 @@ def test_every_built_in_network(model):
     assert re.split(r"  +", output_layer)[4] == "8", output_layer  # its fan-in grew so much
 
 
+def test_equal_rows_are_one_unless_the_whole_is_asked_for():
+    wanted = ("explain", "--model", "gpt")
+    assert re.search(r"^blocks\.0-3\.mlp\.up\.weight +hidden ", run(*wanted), re.MULTILINE)
+    assert re.search(r"^blocks\.3\.mlp\.up\.weight +hidden ", run(*wanted, "--whole"), re.MULTILINE)
+
+
+def test_arguments_of_the_network(tmp_path, monkeypatch):
+    wanted = ("explain", "--model", "gpt", "--width", "128", "--set", "depth=2")
+    output = run(*wanted, "--set", "tied=true", "--set", "heads=4", "--set", "norm=rms")
+    assert "tokens.weight is also head.weight" in output
+    assert re.search(r"^blocks\.0-1\.norm\{1,2\}\.weight ", output, re.MULTILINE)
+    assert "cannot be divided into 3 heads" in refuse(*wanted, "--set", "heads=3")
+    assert "unexpected keyword argument 'dept'" in refuse("explain", "--model", "gpt", "--set", "dept=2")
+    assert "expected NAME=VALUE" in refuse(*wanted, "--set", "tied")
+    assert "needs a network" in refuse("explain", "--set", "tied=true")
+    (tmp_path / "withoptions.py").write_text(
+        "from torch import nn\ndef make(units, bias, sizes=()):\n    assert sizes == [1, 2]\n"
+        "    return nn.Sequential(nn.Linear(3, units, bias), nn.Linear(units, 2, bias))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    own = ("explain", "--factory", "withoptions:make", "--base-width", "8")
+    assert "0.bias" not in run(*own, "--set", "bias=false", "--set", "sizes=[1, 2]")
+    assert "0.bias" in run(*own, "--set", "bias=true", "--set", "sizes=[1, 2]")
+
+
 def test_options_reach_the_network():
     output = run("explain", "--model", "mlp", "--base-width", "32", "--method", "sgd")
     assert re.search(r"^fc2.weight +hidden +128 x 128 +32 x 32 +4 ", output, re.MULTILINE)  # four times the base

@@ -47,7 +47,7 @@ def test_readme_commands_run():
         for line in block.splitlines()
         if line.startswith("mukron explain") and "mypackage" not in line
     ]
-    assert len(commands) == 3
+    assert len(commands) == 4
     for command in commands:
         result = CliRunner().invoke(app, command, catch_exceptions=False)
         assert result.exit_code == 0, (command, result.output)

@@ -328,7 +328,7 @@ def usual_fallback(trust: Trust | None) -> StepRule:
 
 
 def usual_exclude(trust: Trust | None) -> tuple[str, ...] | None:
-    """The layers that are left to the fallback rule, where none are given; None: embeddings."""
+    """The layers that are left to the fallback rule, where none are given, beside tied ones; None: embeddings."""
     return () if trust is None else None
 
 

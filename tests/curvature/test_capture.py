@@ -122,11 +122,17 @@ def test_a_layer_used_twice_is_refused_by_name():
     assert torch.allclose(model.hidden.weight, before - 0.1 * model.hidden.weight.grad)
 
 
-def test_tied_weights_are_refused_by_name():
+@pytest.mark.parametrize("exclude", [(), ("head",), ("token",)])
+def test_tied_weights_that_are_not_all_excluded_are_refused_by_name(exclude):
     with pytest.raises(ValueError, match=r'tied parameter "token.weight", "head.weight".*exclude='):
-        KFAC(GPT(16), trust=None)
-    optimizer = KFAC(GPT(16), exclude=("token", "head"), class_dim=-1, trust=None)
+        KFAC(GPT(16), trust=None, exclude=exclude)
+
+
+@pytest.mark.parametrize("given", [{}, {"trust": None}, {"exclude": ("token", "head")}], ids=str)
+def test_tied_weights_are_left_to_the_fallback_rule(given):
+    optimizer = KFAC(GPT(16), class_dim=-1, **given)
     assert not {"token", "head"} & set(optimizer.layers)
+    assert optimizer.layers
 
 
 def test_a_gpt_trains():

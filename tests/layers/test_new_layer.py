@@ -76,7 +76,7 @@ def plan_of(model: nn.Module) -> mukron.Parametrization:
 
 def why(plan: mukron.Parametrization, parameter: str) -> str:
     """The last column of the row that ``explain`` prints for a parameter."""
-    (row,) = [row for row in plan.explain("kfac").rows if row[0] == parameter]
+    (row,) = [row for row in plan.explain("kfac", whole=True).rows if row[0] == parameter]
     return row[-1]
 
 

@@ -49,7 +49,7 @@ def rows_of(table):
 @pytest.mark.parametrize("method", METHODS)
 def test_explain_is_what_the_optimizer_does(method, given):
     optimizer = METHODS[method](MODEL, PLAN, **given)
-    table = PLAN.explain(method, **given)
+    table = PLAN.explain(method, **given, whole=True)
     for name, row in rows_of(table).items():
         entry = optimizer.entries[name]
         assert row["lr x"] == f"{entry.scale:.4g}", name
@@ -63,9 +63,10 @@ def test_explain_is_what_the_optimizer_does(method, given):
 
 
 def test_embeddings_take_the_fallback_rule_beside_a_trust_alone():
-    assert "not preconditioned, Adam's row" in rows_of(PLAN.explain("kfac"))["embedding.weight"]["why"]
-    assert "not preconditioned" not in rows_of(PLAN.explain("kfac", trust=None))["embedding.weight"]["why"]
-    assert "SGD's row" in rows_of(PLAN.explain("kfac", trust=None))["norm.weight"]["why"]
+    assert "not preconditioned, Adam's row" in rows_of(PLAN.explain("kfac", whole=True))["embedding.weight"]["why"]
+    plain = rows_of(PLAN.explain("kfac", trust=None, whole=True))
+    assert "not preconditioned" not in plain["embedding.weight"]["why"]
+    assert "SGD's row" in plain["norm.weight"]["why"]
 
 
 def test_every_optimizer_has_the_usual_trust():
@@ -95,7 +96,7 @@ def test_the_law_is_told(trust):
 
 def test_methods_without_factors_have_no_trust():
     assert "trust" not in str(PLAN.explain("sgd"))
-    assert rows_of(PLAN.explain("sgd"))["norm.weight"]["why"].startswith("one number per unit")
+    assert rows_of(PLAN.explain("sgd", whole=True))["norm.weight"]["why"].startswith("one number per unit")
 
 
 def test_every_kind_of_trust_says_what_it_means():

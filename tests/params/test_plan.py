@@ -95,7 +95,7 @@ def test_groups_work_with_schedulers_and_state_dicts():
 
 
 def test_explain_names_every_parameter_and_its_numbers():
-    table = PLAN.explain("kfac")
+    table = PLAN.explain("kfac", whole=True)
     rows = {row[0]: dict(zip(table.columns, row, strict=True)) for row in table.rows}
     assert list(rows) == [name for name, _ in MODEL.named_parameters()]
     hidden = rows["hidden.weight"]
@@ -119,7 +119,7 @@ def test_reasons_agree_with_the_multipliers(method, scheme):
 
 
 def test_norm_layers_take_the_fallbacks_row():
-    rows = {name: PLAN.explain("kfac", fallback=name) for name in ("sgd", "adamw")}
+    rows = {name: PLAN.explain("kfac", fallback=name, whole=True) for name in ("sgd", "adamw")}
     cells = {
         name: dict(zip(table.columns, next(row for row in table.rows if row[0] == "norm.weight"), strict=True))
         for name, table in rows.items()

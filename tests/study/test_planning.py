@@ -75,7 +75,7 @@ def test_numbers_are_those_of_the_optimizer(fields):
 
 def test_the_table_of_layers():
     plan = plan_for(tuned(lr=0.02, damping=2.0), 128, steps=0)
-    table = plan.layers()
+    table = plan.layers(whole=True)
     assert table.title == "K-FAC, mup, width 128, settings of base width 32"
     assert table.columns == ("parameter", "role", "shape", "initial std", "learning rate", "rho_A x", "rho_B x")
     names, roles, shapes, stds, rates, rho_A, rho_B = zip(*table.rows, strict=True)
@@ -206,6 +206,7 @@ FORMS = {
     "foof": {"method": "foof", "method_options": {"memory": "window:3"}},
     "every output": {"method": "kfac", "method_options": {"fisher": "exact", **PLAIN}},
     "shampoo": {"method": "shampoo"},
+    "an embedding that is left to the fallback rule": {"method": "kfac", **WORDS},
     "shampoo with a large side": {"method": "shampoo", "method_options": {"max_size": 100, "memory": "batch"}},
 }
 

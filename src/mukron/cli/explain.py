@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+import json
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -34,25 +36,33 @@ def explain(
     ] = None,
     output_exponent: Annotated[str | None, typer.Option(help='b of the output weights, or "zero".')] = None,
     role: Annotated[list[str] | None, typer.Option(help="A parameter's role, NAME=ROLE; may be repeated.")] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="An argument of the network, NAME=VALUE, as in tied=true; may be repeated."),
+    ] = None,
+    whole: Annotated[bool, typer.Option("--whole", help="One row per parameter, even if rows are equal.")] = False,
 ) -> None:
     """Print how initial weights, learning rates and damping scale with the width, and why.
 
-    Without a network it prints the theory, role by role. With --model or --factory it prints every parameter.
+    Without a network it prints the theory, role by role. With --model or --factory it prints its parameters.
     """
     with errors():
         _know(method)
         if model is None and factory is None:
-            if width or base_width or output_exponent or role or trust:
+            if width or base_width or output_exponent or role or trust or settings:
                 raise ValueError(
-                    "a width, a trust or an output exponent needs a network: --model NAME or --factory MODULE:FUNCTION"
+                    "a width, a trust, an output exponent or --set needs a network: --model NAME or --factory "
+                    "MODULE:FUNCTION"
                 )
             show(comparison_table(scheme) if method == "all" else method_table(method, scheme))
             return
+        from mukron.trust import USUAL
+
         methods = list(METHODS) if method == "all" else [get_method(method).name]
         get_scheme(scheme)  # reports a wrong name before a network is built
-        plan = _plan(model, factory, width, base_width, scheme, output_exponent, role or [])
+        plan = _plan(model, factory, width, base_width, scheme, output_exponent, role or [], settings or [])
         for name in methods:
-            show(plan.explain(name) if trust is None else plan.explain(name, trust=trust))
+            show(plan.explain(name, trust=USUAL if trust is None else trust, whole=whole))
 
 
 def _know(method: str) -> None:
@@ -71,6 +81,7 @@ def _plan(
     scheme: str,
     exponent: str | None,
     roles: list[str],
+    settings: list[str],
 ) -> Parametrization:
     """Parametrizes a network that is built on the meta device, so that any width can be explained."""
     from mukron.models import get_model
@@ -86,7 +97,29 @@ def _plan(
         make = import_function(factory, "--factory")
         if base_width is None:
             raise ValueError("--factory needs --base-width, the width that settings are tuned at")
+    make = _with_options(make, settings)
     declared = dict(split(role, "=", "--role", "NAME=ROLE, as in position=input") for role in roles)
     shapes = base_shapes(make, plain_width(base_width), roles=declared)
     network = build_without_memory(make, plain_width(width or 4 * base_width))
     return parametrize(network, shapes, scheme, output_exponent=exponent)
+
+
+def _with_options(make: Callable[..., Any], settings: list[str]) -> Callable[..., Any]:
+    """Returns the network as a function of its width, with its other arguments as NAME=VALUE."""
+    if not settings:
+        return make
+    options = {}
+    for setting in settings:
+        name, value = split(setting, "=", "--set", "NAME=VALUE, as in tied=true")
+        try:
+            options[name] = json.loads(value)
+        except json.JSONDecodeError:  # text
+            options[name] = value
+
+    def network(width: float) -> Any:
+        try:
+            return make(width, **options)
+        except TypeError as error:
+            raise ValueError(f"--set {' --set '.join(settings)}: {error}") from error
+
+    return network

@@ -44,6 +44,7 @@ def plan(
     ] = None,
     code: Annotated[Path | None, typer.Option(help="Write the script to this file (default: print it).")] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Where data sets are kept.")] = None,
+    whole: Annotated[bool, typer.Option("--whole", help="One row per parameter, even if rows are equal.")] = False,
 ) -> None:
     """Print the settings of a wide network, from those tuned at a narrow width, the cost of a step, and the code."""
     with errors():
@@ -66,7 +67,7 @@ def plan(
         with _spinner(f"measuring a step at width {width:g} (skip with --no-measure)", measure):
             planned = plan_for(tuned, width, data_dir=data_dir, steps=3 if measure else 0)
         print("\n".join([*lines, _describe_settings(tuned), ""]))
-        show(planned.layers())
+        show(planned.layers(whole=whole))
         show(planned.cost())
         if planned.by_layer is not None:
             show(planned.by_layer)

@@ -48,8 +48,8 @@ ARGUMENTS = {
     'None: "adamw" with a ``trust``, else "sgd".',
     "fallback_lr": "Learning rate of the fallback rule at the start; it follows ``lr`` when a scheduler moves that. "
     "None: ``lr``; for Adam's steps beside a ``trust`` 0.005 at the default ``lr``, and in proportion at others.",
-    "exclude": "Names of layers, or of modules around them, that are left to the fallback rule. None: embeddings with "
-    "a ``trust``, else none.",
+    "exclude": "Names of layers, or of modules around them, that are left to the fallback rule. None: those that use a "
+    "tied parameter, and with a ``trust`` embeddings.",
     "seed": "Of the generator that draws targets.",
     "momentum": "``GradientMomentum(beta)``: on the gradient, before it is preconditioned. ``HeavyBall(beta, "
     "nesterov)``: on the update. A number: the former with a ``trust``, the latter without. None: 0.9 with a "

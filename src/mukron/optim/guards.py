@@ -98,6 +98,7 @@ def check_layers(optimizer: SecondOrder) -> None:
             "there is nothing to precondition: no Linear, Conv or Embedding layer among the parameters given"
             + (f" that is not in exclude={exclude}" if exclude else "")
             + (". With a trust, embeddings are left to the fallback rule; exclude=() includes them" * (exclude is None))
+            + (". So are layers that use a tied parameter" * optimizer.options.leaves_tied)
         )
 
 

@@ -187,7 +187,7 @@ class SecondOrder(Optimizer):
         """Build the tables of parameters and layers anew, and put hooks on those layers."""
         options, rates = self.options, (self.options.trust and self.options.trust.rates) or self.method
         self.entries, self.layers = build_tables(
-            self.model, self.param_groups, options.exclude, self.parametrization, self.method,
+            self.model, self.param_groups, options, self.parametrization, self.method,
             (rates, options.fallback.name),
         )  # fmt: skip
         if self._capture is not None:

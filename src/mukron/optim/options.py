@@ -60,7 +60,9 @@ class StepOptions:
         start: The step from which on gradients are preconditioned; before it factors are measured.
         trust: The bound on a layer's move; None: no bound.
         fallback: The rule for parameters that are not preconditioned.
-        exclude: Layers that are left to the fallback rule. None: embeddings.
+        exclude: Layers that are left to the fallback rule. None: embeddings, and layers that use a tied parameter.
+        leaves_tied: Whether layers that use a tied parameter are left to the fallback rule beside those of ``exclude``;
+            otherwise they are refused. True if ``exclude`` is None.
         seed: Of the drawn targets.
 
     Example:
@@ -77,6 +79,7 @@ class StepOptions:
     trust: Trust | None = None
     fallback: StepRule = field(default_factory=SGDStep)
     exclude: tuple[str, ...] | None = ()
+    leaves_tied: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -101,6 +104,7 @@ class StepOptions:
         if not isinstance(names, Iterable) or not all(isinstance(name, str) for name in names):
             raise TypeError(f'exclude takes names of layers, as in exclude=("head",); got {self.exclude!r:.80}')
         object.__setattr__(self, "exclude", None if self.exclude is None else tuple(self.exclude))
+        object.__setattr__(self, "leaves_tied", self.leaves_tied or self.exclude is None)
 
     @classmethod
     def of(cls, trust: Trust | None, **given: Any) -> StepOptions:
@@ -111,6 +115,7 @@ class StepOptions:
             given: The other options by name.
         """
         usual: dict[str, Any] = {"fallback": usual_fallback(trust), "exclude": usual_exclude(trust)}
+        usual["leaves_tied"] = given.get("exclude") is None
         usual["refresh_warmup"] = 0 if trust is None else 10
         check_whole("factor_every", given.get("factor_every", 1))
         usual["inverse_every"] = usual_interval(trust is not None, max(given.get("factor_every", 1), 1))

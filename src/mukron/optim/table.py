@@ -12,6 +12,7 @@ from torch.nn import Parameter
 
 from mukron.damping import Sides
 from mukron.layers import BIAS, WEIGHT, MatrixLayer, layer_of
+from mukron.optim.options import StepOptions
 from mukron.params import Parametrization
 from mukron.params.inventory import clean_name, inventory, unwrap
 from mukron.params.resolve import Growth
@@ -69,7 +70,7 @@ class LayerEntry:
 def build_tables(
     model: nn.Module,
     groups: Sequence[dict[str, Any]],
-    exclude: Collection[str] | None,
+    options: StepOptions,
     plan: Parametrization | None,
     method: Method,
     rules: tuple[Method | str, str],
@@ -79,7 +80,7 @@ def build_tables(
     rules: whose learning-rate multipliers preconditioned parameters take, and whose the others.
     """
     owned = _owned(model, groups)
-    layers = dict(_layers_of(model, owned, exclude))
+    layers = dict(layers_of(model, owned, options))
     naturals = {full_name(name, block): _natural(layer, block) for name, layer in layers.items() for block in BLOCKS}
     taken = set(naturals)
     scales = {True: plan.scales(rules[0]), False: plan.scales(rules[1])} if plan is not None else {}
@@ -114,11 +115,9 @@ def _owned(model: nn.Module, groups: Sequence[dict[str, Any]]) -> dict[str, tupl
     return owned
 
 
-def _layers_of(
-    model: nn.Module, owned: Collection[str], exclude: Collection[str] | None
-) -> Iterator[tuple[str, MatrixLayer]]:
-    """Layers with a layout that have an owned parameter and are not excluded; exclude=None: embeddings are."""
-    found = inventory(model)
+def layers_of(model: nn.Module, owned: Collection[str], options: StepOptions) -> Iterator[tuple[str, MatrixLayer]]:
+    """Layers with a layout that have an owned parameter and are not left to the fallback rule."""
+    found, exclude = inventory(model), options.exclude
     modules = [clean_name(name) for name, _ in unwrap(model).named_modules()]
     for name in exclude or ():
         if name not in modules:
@@ -129,7 +128,10 @@ def _layers_of(
         name, layer = clean_name(module_name), layer_of(module)
         if not isinstance(layer, MatrixLayer) or (layer.one_hot if exclude is None else _excluded(name, exclude)):
             continue
-        held = [full for block in (WEIGHT, BIAS) if first.get(full := full_name(name, block)) in owned]
+        parameters = [full_name(name, block) for block in BLOCKS]
+        if options.leaves_tied and any(len(uses.get(full, ())) > 1 for full in parameters):
+            continue
+        held = [full for full in parameters if first.get(full) in owned]
         for full in held:
             if len(uses[full]) > 1:
                 tied = ", ".join(f'"{use}"' for use in uses[full])

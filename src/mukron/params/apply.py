@@ -11,6 +11,7 @@ from fractions import Fraction
 import torch
 from torch import Tensor, nn
 
+from mukron.params.declared import declared_roles
 from mukron.params.errors import ParametrizationError
 from mukron.params.initial import (
     Spread,
@@ -81,7 +82,7 @@ def parametrize(
     found = inventory(model)
     if not found:
         raise ParametrizationError(f"{type(model).__name__} has no parameters")
-    plan = _plan(found, _growths(found, shapes), shapes, scheme, exponent)
+    plan = _plan(found, _growths(model, found, shapes), shapes, scheme, exponent)
     if (applied := plan_of(model)) is not None:
         return _again(applied, plan).bind(model)
     _refuse_parametrized_parts(model)
@@ -101,7 +102,8 @@ def parametrize(
     return plan.bind(model)
 
 
-def _growths(found: Mapping[str, Found], shapes: BaseShapes) -> dict[str, Growth]:
+def _growths(model: nn.Module, found: Mapping[str, Found], shapes: BaseShapes) -> dict[str, Growth]:
+    declared = declared_roles(model, found)
     check_names(shapes.parameters, found, "in this network", "in the base shapes")
     here = {name: Sizes(entry.shape, entry.uses) for name, entry in found.items()}
     if all(entry.wider is None and entry.base.shape == here[name].shape for name, entry in shapes.parameters.items()):
@@ -110,7 +112,10 @@ def _growths(found: Mapping[str, Found], shapes: BaseShapes) -> dict[str, Growth
             "which dimensions grow; make them from a factory, built at two widths: base_shapes(factory, width=...)"
         )
     return {
-        name: resolve(name, entry.base, entry.wider or here[name], here[name], entry.role, found[name].owner)
+        name: resolve(
+            *(name, entry.base, entry.wider or here[name], here[name]),
+            *(entry.role or declared.get(name), found[name].owner),
+        )
         for name, entry in shapes.parameters.items()
     }
 

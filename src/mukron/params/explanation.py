@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import TYPE_CHECKING
 
 from mukron.layers import Shape
+from mukron.params.merging import ParameterRow, merged
 from mukron.table import Table
 from mukron.theory import Method, Role, Scheme, get_method
 from mukron.trust import FALLBACKS, StepRule, Trust, law_of, step_rule, usual_exclude, usual_fallback
@@ -19,8 +21,9 @@ def explanation(
     fallback: str | StepRule | None,
     trust: Trust | None,
     exclude: tuple[str, ...] | None,
+    whole: bool = False,
 ) -> Table:
-    """One row a parameter. A method without factors has neither a trust nor a fallback rule."""
+    """A method without factors has neither a trust nor a fallback rule. whole: one row a parameter."""
     preconditions = bool(method.damped)
     rule = usual_fallback(trust) if fallback is None else step_rule("fallback", fallback, FALLBACKS)
     left = usual_exclude(trust) if exclude is None else exclude
@@ -33,22 +36,21 @@ def explanation(
         row = others if falls_back else bound
         rho = {} if falls_back else damping[name].damping
         lr = plan.scales(row)[name].lr
-        rows.append(
-            (
-                *(name, str(entry.role), _sizes(entry.shape), _sizes(entry.base_shape)),
-                *(_short(float(ratio)) for ratio in (entry.growth.r_in, entry.growth.r_out)),
-                "as drawn" if entry.std is None else _short(entry.std) if entry.std else "constant",
-                *(_short(lr), *(_short(rho[x]) if x in rho else "-" for x in factors)),
-                (f"not preconditioned, {row.title}'s row: " if falls_back else "") + _reason(row, plan.scheme, entry),
-            )
+        cells = (
+            *(str(entry.role), _sizes(entry.shape), _sizes(entry.base_shape)),
+            *(_short(float(ratio)) for ratio in (entry.growth.r_in, entry.growth.r_out)),
+            *(_short(lr), *(_short(rho[x]) if x in rho else "-" for x in factors)),
+            (f"not preconditioned, {row.title}'s row: " if falls_back else "") + _reason(row, plan.scheme, entry),
         )
+        rows.append(ParameterRow(name, cells, entry.std, prod(entry.base_shape), digits=4 if whole else 3))
     columns = (
         *("parameter", "role", "shape", "base shape", "r_in", "r_out", "initial std", "lr x"),
         *(f"rho_{factor} x" for factor in factors),
         "why",
     )
     law = (law_of(trust, method.title),) if preconditions else ()
-    return Table(f"{method.title}, {plan.scheme}", columns, tuple(rows), (*_notes(plan), *law))
+    lines = tuple((row.name, *row.cells[:5], row.std_text, *row.cells[5:]) for row in (rows if whole else merged(rows)))
+    return Table(f"{method.title}, {plan.scheme}", columns, lines, (*_notes(plan), *law))
 
 
 def _notes(plan: Parametrization) -> tuple[str, ...]:
@@ -60,10 +62,10 @@ def _notes(plan: Parametrization) -> tuple[str, ...]:
 
 
 REASONS = {
-    Role.INPUT: "fan-in does not grow: initial std as at the base width",
-    Role.HIDDEN: "initial std shrinks like 1/sqrt(fan-in)",
+    Role.INPUT: "fan-in does not grow",
+    Role.HIDDEN: "both fans grow",
     Role.OUTPUT: "sums over a growing fan-in",
-    Role.VECTOR: "one number per unit: an input weight whose input is 1",
+    Role.VECTOR: "one number per unit",
     Role.SCALAR: "no side grows: not scaled",
 }
 
@@ -74,11 +76,11 @@ def _reason(method: Method, scheme: Scheme, plan: ParameterPlan) -> str:
         return REASONS[role]
     move = method.response(role, scheme.s).total
     if scheme.r is None:
-        step = f"SP does not scale its step, which changes like M^{move}" if move else "its step keeps its size"
+        step = f"SP leaves its step, which changes like M^{move}" if move else "its step keeps its size"
     elif move == -scheme.r * role.fan_out:
-        step = "its step has the right size at every width"
+        step = "its step needs no scaling"
     else:
-        step = f"unscaled, its step would move like M^{move}"
+        step = f"unscaled, it would move like M^{move}"
     return f"{REASONS[role]}; {step}"
 
 

@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from functools import cached_property
 from typing import Any
 
 from torch import nn
@@ -177,11 +178,12 @@ class Parametrization:
 
         Args:
             name: The parameter's name.
-            exclude: Layers that are left to the fallback rule, as optimizers take them; None: embeddings.
+            exclude: Layers that are left to the fallback rule, as optimizers take them; None: embeddings. Layers that
+                use a tied parameter are left to it in any case.
         """
-        plan = self.parameters[name]
-        left = plan.embedding if exclude is None else any(name.startswith(f"{layer}.") for layer in exclude)
-        return plan.fallback or left
+        plan, layer = self.parameters[name], name.rpartition(".")[0]
+        left = plan.embedding if exclude is None else any(name.startswith(f"{each}.") for each in exclude)
+        return plan.fallback or left or layer in self._layers_with_tied
 
     def explain(
         self,
@@ -189,19 +191,23 @@ class Parametrization:
         fallback: str | StepRule | None = None,
         trust: str | Trust | None = USUAL,
         exclude: tuple[str, ...] | None = None,
+        *,
+        whole: bool = False,
     ) -> Table:
         """For every parameter: role, sizes, initial std, learning-rate and damping multipliers, and why.
 
-        The last three arguments are those of the optimizers, with the same defaults.
+        ``fallback``, ``trust`` and ``exclude`` are the optimizers' arguments, with the same defaults.
 
         Args:
             method: A method or its name.
             fallback: The rule of parameters that a second-order method does not precondition, "sgd" or "adamw". None:
                 "adamw" with a ``trust``, else "sgd".
             trust: The bound on a layer's move, which decides whose learning-rate multipliers apply. None: no bound.
-            exclude: Layers that are left to the fallback rule. None: embeddings with a ``trust``, else none.
+            exclude: Layers that are left to the fallback rule. None: those that use a tied parameter, and with a
+                ``trust`` embeddings.
+            whole: One row a parameter. Otherwise equal rows are one, as ``blocks.0-3.mlp.up.weight``.
         """
-        return explanation(self, get_method(method), fallback, Trust.of(trust), exclude)
+        return explanation(self, get_method(method), fallback, Trust.of(trust), exclude, whole)
 
     def check(self, saved: Parametrization | Mapping[str, Any]) -> None:
         """Refuse a plan, such as one from a checkpoint, that was made with other base shapes or another scheme.
@@ -269,21 +275,7 @@ class Parametrization:
 
     def to_dict(self) -> Data:
         """Plain JSON data, as ``save`` writes it; may go into a checkpoint beside the ``state_dict``."""
-        parameters = {
-            name: {
-                "role": plan.role.value,
-                "r_in": str(plan.growth.r_in),
-                "r_out": str(plan.growth.r_out),
-                "shape": list(plan.shape),
-                "base_shape": list(plan.base_shape),
-                "base_std": plan.base_std,
-                "std": plan.std,
-                "tied": list(plan.tied),
-                "fallback": plan.fallback,
-                "embedding": plan.embedding,
-            }
-            for name, plan in self.parameters.items()
-        }
+        parameters = {name: _parameter_to_dict(plan) for name, plan in self.parameters.items()}
         exponent = None if self.output_exponent is None else str(self.output_exponent)
         content = {"scheme": self.scheme.name, "output_exponent": exponent, "base_width": self.base_width}
         return stamp(KIND, VERSION, {**content, "parameters": parameters})
@@ -298,19 +290,7 @@ class Parametrization:
         """
         content = check_stamp(data, KIND, VERSION, source)
         with damaged(source):
-            parameters = {
-                name: ParameterPlan(
-                    growth=Growth(Role(entry["role"]), Fraction(entry["r_in"]), Fraction(entry["r_out"])),
-                    shape=tuple(entry["shape"]),
-                    base_shape=tuple(entry["base_shape"]),
-                    base_std=entry["base_std"],
-                    std=entry["std"],
-                    tied=tuple(entry["tied"]),
-                    fallback=entry["fallback"],
-                    embedding=entry.get("embedding", False),
-                )
-                for name, entry in content["parameters"].items()
-            }
+            parameters = {name: _parameter_from_dict(entry) for name, entry in content["parameters"].items()}
             exponent = content["output_exponent"]
             if exponent not in (None, ZERO):
                 exponent = Fraction(exponent)
@@ -319,6 +299,11 @@ class Parametrization:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_model": None}  # plain data travels; the model goes its own way
 
+    @cached_property
+    def _layers_with_tied(self) -> set[str]:
+        uses = [(name, *plan.tied) for name, plan in self.parameters.items() if plan.tied]
+        return {use.rpartition(".")[0] for names in uses for use in names}
+
     def _checked(self, model: nn.Module | None) -> nn.Module:
         if model is None and self._model is not None:
             model = self._model()
@@ -326,6 +311,34 @@ class Parametrization:
             raise ParametrizationError("this plan is not bound to a model (or the model is gone); pass model=...")
         self.bind(model)
         return model
+
+
+def _parameter_to_dict(plan: ParameterPlan) -> Data:
+    return {
+        "role": plan.role.value,
+        "r_in": str(plan.growth.r_in),
+        "r_out": str(plan.growth.r_out),
+        "shape": list(plan.shape),
+        "base_shape": list(plan.base_shape),
+        "base_std": plan.base_std,
+        "std": plan.std,
+        "tied": list(plan.tied),
+        "fallback": plan.fallback,
+        "embedding": plan.embedding,
+    }
+
+
+def _parameter_from_dict(entry: Mapping[str, Any]) -> ParameterPlan:
+    return ParameterPlan(
+        growth=Growth(Role(entry["role"]), Fraction(entry["r_in"]), Fraction(entry["r_out"])),
+        shape=tuple(entry["shape"]),
+        base_shape=tuple(entry["base_shape"]),
+        base_std=entry["base_std"],
+        std=entry["std"],
+        tied=tuple(entry["tied"]),
+        fallback=entry["fallback"],
+        embedding=entry.get("embedding", False),
+    )
 
 
 # The plan that was applied to a model, as plain data on the model itself: a second parametrization must change nothing.

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from mukron.layers import Fans, Shape
+from mukron.params.declared import declared_roles
 from mukron.params.errors import ParametrizationError
 from mukron.params.initial import Law, SameRandomNumbers, Spread, law_of_change, measure, scale_change
 from mukron.params.inventory import Found, inventory, on_meta
@@ -175,7 +176,8 @@ def base_shapes(
             is parametrized, and initializers are known from the values of the two networks alone.
         width: The base width; required with a factory.
         roles: Roles of the parameters that no known module owns or whose owners disagree, by name, such as
-            ``{"position": "input"}``. Roles are input, hidden, output, vector and scalar.
+            ``{"position": "input"}``. Roles are input, hidden, output, vector and scalar. A module may declare them
+            itself, ``self.mukron_roles = {"position": "input"}``; those given here win.
 
     Returns:
         The base shapes, for ``parametrize``.
@@ -194,16 +196,13 @@ def base_shapes(
         >>> p.parameters["2.weight"].growth.r_in
         Fraction(4, 1)
     """
-    if roles is not None and not isinstance(roles, Mapping):
-        raise ParametrizationError(f'roles must be given by name, roles={{"position": "input"}}, got {roles!r}')
-    declared = {name: _role(name, role) for name, role in (roles or {}).items()}
     if isinstance(source, nn.Module):
         found = inventory(source)
         if on_meta(found):
             raise ParametrizationError(
                 "the base model is on the meta device: its initial values show nothing; use a factory"
             )
-        _check_declared(found, declared)
+        declared = declared_roles(source, found, roles)
         parameters = {
             name: BaseParameter(_sizes(entry), None, declared.get(name), measure([entry.parameter]))
             for name, entry in found.items()
@@ -219,8 +218,8 @@ def base_shapes(
     if isinstance(width, bool) or not isinstance(width, Real) or not width > 0:
         raise ParametrizationError(f"the base width must be a positive number, got {width!r}")
     width = plain_width(width)
-    found, spreads = _draw(source, width)
-    _check_declared(found, declared)
+    model, found, spreads = _draw(source, width)
+    declared = declared_roles(model, found, roles)
     wider = inventory(build_without_memory(source, 2 * width))
     check_names(found, wider, f"at width {2 * width}", f"at width {width}")
     if all(entry.shape == wider[name].shape for name, entry in found.items()):
@@ -237,22 +236,6 @@ def base_shapes(
         for name, entry in found.items()
     }
     return BaseShapes(parameters, width)
-
-
-def _role(name: str, role: Role | str) -> Role:
-    try:
-        return Role(role)
-    except ValueError:
-        known = ", ".join(repr(each.value) for each in Role)
-        raise ParametrizationError(f'parameter "{name}": unknown role {role!r}; known: {known}') from None
-
-
-def _check_declared(found: Mapping[str, Found], declared: Mapping[str, Role]) -> None:
-    for name in declared:
-        if name not in found:
-            aliases = {alias: first for first, entry in found.items() for alias in entry.uses}
-            hint = f'; it is tied to "{aliases[name]}": declare that' if name in aliases else ""
-            raise ParametrizationError(f'roles: the network has no parameter "{name}"{hint}')
 
 
 def _sizes(found: Found) -> Sizes:
@@ -279,10 +262,11 @@ def build(factory: Factory, width: float) -> nn.Module:
     return model
 
 
-def _draw(factory: Factory, width: float) -> tuple[dict[str, Found], dict[str, Spread]]:
+def _draw(factory: Factory, width: float) -> tuple[nn.Module, dict[str, Found], dict[str, Spread]]:
     """Build at the base width, several times if small: the std of few numbers is inaccurate."""
     with _own_random_numbers(), torch.device("cpu"):
-        found = inventory(build(factory, width))
+        model = build(factory, width)
+        found = inventory(model)
         if on_meta(found):
             raise ParametrizationError(
                 "the factory builds on the meta device even at the base width: leave the device open"
@@ -292,7 +276,7 @@ def _draw(factory: Factory, width: float) -> tuple[dict[str, Found], dict[str, S
         draws = [found, *(inventory(build(factory, width)) for _ in range(more))]
         if more > 0 and all(torch.equal(draws[1][name].parameter, entry.parameter) for name, entry in found.items()):
             draws = [_draw_from(seed, factory, width) for seed in range(more + 1)]  # the factory seeds torch itself
-    return found, {name: measure([draw[name].parameter for draw in draws]) for name in found}
+    return model, found, {name: measure([draw[name].parameter for draw in draws]) for name in found}
 
 
 def _draw_from(seed: int, factory: Factory, width: float) -> dict[str, Found]:

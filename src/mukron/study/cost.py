@@ -30,10 +30,11 @@ from mukron.bench.memory import peak, reset_peak
 from mukron.data import Dataset, Split
 from mukron.layers import MatrixLayer, layer_of
 from mukron.optim import SecondOrder
-from mukron.optim.options import StepOptions
+from mukron.optim.options import StepOptions, Trust
 from mukron.optim.sizes import LayerSize
+from mukron.optim.table import layers_of
 from mukron.optim.transaction import is_due
-from mukron.params.inventory import clean_name
+from mukron.params.inventory import clean_name, inventory
 from mukron.table import Table
 from mukron.theory import get_method
 from mukron.train import RunConfig, base_width_of, build, device_of
@@ -110,14 +111,13 @@ def _positions(config: RunConfig, dataset: Dataset) -> Mapping[str, int]:
 
 
 def _layers(config: RunConfig, model: nn.Module) -> dict[str, MatrixLayer]:
-    """The layers that a second-order method preconditions."""
-    exclude = config.method_options.get("exclude", ())
+    """The layers that a second-order method preconditions; all that have a layout, for other methods."""
+    if config.spec.layerwise:
+        given = config.spec.all_options(config.method_options)
+        options = StepOptions.of(Trust.of(given.get("trust")), exclude=given.get("exclude"))
+        return dict(layers_of(model, set(inventory(model)), options))
     named = {clean_name(name): layer_of(module) for name, module in model.named_modules()}
-    return {
-        name: known
-        for name, known in named.items()
-        if isinstance(known, MatrixLayer) and not any(f"{name}.".startswith(f"{layer}.") for layer in exclude)
-    }
+    return {name: known for name, known in named.items() if isinstance(known, MatrixLayer)}
 
 
 def training_memory(config: RunConfig, network: nn.Module, dataset: Dataset, batch: int) -> TrainingMemory:

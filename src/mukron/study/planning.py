@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from mukron.data import Dataset
 from mukron.models import get_model
 from mukron.optim.options import StepOptions, Trust, usual_fallback_lr
 from mukron.params import Parametrization, base_shapes, build_without_memory, parametrize
+from mukron.params.merging import ParameterRow, merged
 from mukron.params.storage import Data, stamp
 from mukron.study.cost import (
     MeasuringError,
@@ -90,22 +92,36 @@ class WidePlan:
             settings.append(ParameterSettings(name, plan.role.value, plan.shape, plan.std, lr, damping))
         return tuple(settings)
 
-    def layers(self) -> Table:
-        """Tabulate the role, shape, initial std, learning rate and damping multiple of every parameter."""
+    def layers(self, *, whole: bool = False) -> Table:
+        """Tabulate the role, shape, initial std, learning rate and damping multiple of every parameter.
+
+        Args:
+            whole: One row a parameter. Otherwise equal rows are one, as ``blocks.0-3.mlp.up.weight``.
+
+        Returns:
+            The table.
+        """
         config, method = self.config, get_method(self.config.method)
         factors = [factor.name for factor in method.damped]
-        rows = tuple(
-            (
-                *(setting.name, setting.role, " x ".join(map(str, setting.shape)) or "1"),
-                "as drawn" if setting.std is None else f"{setting.std:.4g}" if setting.std else "constant",
-                f"{setting.lr:.4g}",
-                *(f"{setting.damping[name]:.4g}" if name in setting.damping else "-" for name in factors),
+        rows = [
+            ParameterRow(
+                setting.name,
+                (
+                    *(setting.role, " x ".join(map(str, setting.shape)) or "1", f"{setting.lr:.4g}"),
+                    *(f"{setting.damping[name]:.4g}" if name in setting.damping else "-" for name in factors),
+                ),
+                setting.std,
+                prod(self.parametrization.parameters[setting.name].base_shape),
+                digits=4 if whole else 3,
             )
             for setting in self.settings
+        ]
+        lines = tuple(
+            (row.name, *row.cells[:2], row.std_text, *row.cells[2:]) for row in (rows if whole else merged(rows))
         )
         columns = ("parameter", "role", "shape", "initial std", "learning rate", *(f"rho_{name} x" for name in factors))
         title = f"{method.title}, {config.scheme}, width {config.width:g}, settings of base width {config.base_width:g}"
-        return Table(title, columns, rows, tuple(_meaning(config)))
+        return Table(title, columns, lines, tuple(_meaning(config)))
 
     def cost(self) -> Table:
         """Tabulate time and peak memory of a step and of SGD's; where not measured, the counted memory."""

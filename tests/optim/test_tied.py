@@ -1,0 +1,107 @@
+"""Tied parameters: by default every layer that uses one takes the fallback rule, and the network trains."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from mukron import FOOF, KFAC, Shampoo, base_shapes, parametrize
+from mukron.diagnose import coordinate_check
+from mukron.models import GPT
+
+VOCABULARY, CONTEXT = 17, 12
+METHODS = {"kfac": KFAC, "foof": FOOF, "shampoo": Shampoo}
+OPTIONS = {"kfac": {"class_dim": -1}}
+
+
+def gpt(width: int) -> nn.Module:
+    return GPT(width, depth=1, vocabulary=VOCABULARY, context=CONTEXT, tied=True)
+
+
+def sequences() -> torch.Tensor:
+    """Numbers that count upwards: the next one is known."""
+    starts = torch.arange(16).unsqueeze(1)
+    return (starts + torch.arange(CONTEXT + 1)) % VOCABULARY
+
+
+def loss_of(output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(output.flatten(0, 1), targets.flatten())
+
+
+class TiedWithBias(nn.Module):
+    """Two hidden layers with one weight and a bias each, and a head."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first, self.one, self.two = nn.Linear(4, width), nn.Linear(width, width), nn.Linear(width, width)
+        self.head = nn.Linear(width, 3)
+        self.two.weight = self.one.weight
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.two(torch.tanh(self.one(torch.tanh(self.first(x)))))))
+
+
+@pytest.mark.parametrize("trust", ["spectral", None])
+@pytest.mark.parametrize("method", METHODS)
+def test_a_tied_gpt_trains_in_mup(method, trust):
+    torch.manual_seed(0)
+    model = gpt(128)
+    plan = parametrize(model, base_shapes(gpt, width=64))
+    rates = {} if trust else {"lr": 0.01 if method != "shampoo" else 0.003}
+    optimizer = METHODS[method](model, plan, trust=trust, **rates, **OPTIONS.get(method, {}))
+    words, losses = sequences(), []
+    for _ in range(12):
+        optimizer.zero_grad()
+        loss = loss_of(model(words[:, :-1]), words[:, 1:])
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < 0.9 * losses[0], losses
+    assert not {"tokens", "head"} & set(optimizer.layers)
+    assert ("positions" in optimizer.layers) == (trust is None)
+
+
+@pytest.mark.parametrize("trust", ["spectral", None])
+@pytest.mark.parametrize("make", [gpt, TiedWithBias])
+def test_explain_says_what_the_optimizer_does(make, trust):
+    model = make(32)
+    plan = parametrize(model, base_shapes(make, width=16))
+    optimizer = KFAC(model, plan, trust=trust)
+    table = plan.explain("kfac", trust=trust, whole=True)
+    for row in (dict(zip(table.columns, row, strict=True)) for row in table.rows):
+        entry = optimizer.entries[row["parameter"]]
+        assert row["why"].startswith("not preconditioned") != entry.preconditioned, row
+        assert row["lr x"] == f"{entry.scale:.4g}"
+        assert plan.falls_back(row["parameter"], optimizer.options.exclude) != entry.preconditioned, row
+    if make is TiedWithBias:
+        assert list(optimizer.layers) == ["first", "head"]
+    assert "tokens.weight" in str(optimizer.plan()) or make is TiedWithBias
+
+
+def test_the_coordinate_check_of_plain_steps():
+    words = sequences()
+    result = coordinate_check(
+        gpt,
+        lambda model, plan: KFAC(model, plan, lr=0.003, trust=None, class_dim=-1),
+        ((words[:, :-1],), words[:, 1:]),
+        **{"base_width": 32, "widths": (32, 64, 128, 256), "seeds": 2, "steps": 2, "loss": loss_of},
+    )
+    words_moved = [verdict for verdict in result.features if verdict.layer in ("tokens", "output")]
+    assert [verdict.word for verdict in words_moved] == ["learns"] * len(words_moved)
+    assert words_moved
+    assert all(math.isfinite(row.value) for row in result.record.rows)
+
+
+def test_nothing_but_tied_layers():
+    class Only(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two = nn.Linear(4, 4), nn.Linear(4, 4)
+            self.two.weight = self.one.weight
+
+    with pytest.raises(ValueError, match=r"nothing to precondition.*layers that use a tied parameter"):
+        KFAC(Only())
