@@ -20,7 +20,7 @@ from mukron.train import RunConfig
 LINE = 100  # characters
 CLASSES, POSITIONS, NUMBERS = "classes", "positions", "numbers"  # kinds of targets
 OWN_DATA, OWN_LOSS = "own_data", "own_loss"  # what a user's functions are imported as
-NAMES = (  # of the script itself, which a user's network may have too
+SCRIPT_NAMES = (  # of the script itself, which a user's network may have too
     "F DataLoader TensorDataset Schedule torch mukron load as_dataset augmentation augment network model shapes p data "
     "inputs targets loader x y output output_of loss wanted total epoch optimizer compiled schedule scheduler steps "
     f"{OWN_DATA} {OWN_LOSS}"
@@ -86,7 +86,7 @@ def _network(config: RunConfig, options: Mapping[str, Any]) -> tuple[list[str], 
     schedule = ["from mukron.train.schedules import Schedule"] if _is_scheduled(config) else []
     if not options:
         return [_import(module, name, "network"), *schedule], []
-    called = f"own_{name}" if name in NAMES else name
+    called = f"own_{name}" if name in SCRIPT_NAMES else name
     call = _call(f"return {called}", ["width", *_keywords(options)], indent=4)
     return [_import(module, name, called), *schedule], ["", "", "def network(width):", call, ""]
 
