@@ -141,8 +141,14 @@ def test_grey_images_get_a_channel():
     [
         (torch.tensor([0, -1]), torch.tensor([0, 1]), "mine: targets are class numbers from 0 on, got -1"),
         (torch.tensor([0, 1]), torch.tensor([0, -2]), "mine: targets are class numbers from 0 on, got -2"),
-        (torch.zeros(2, 2).long(), torch.tensor([0, 1]), r"class numbers \[N\], got \[2, 2\] torch.int64"),
-        (torch.tensor([0, 1]), torch.tensor([0.0, 1.0]), r"class numbers \[N\], got \[2\] torch.float32"),
+        (
+            torch.zeros(2, 2).long(),
+            torch.tensor([0, 1]),
+            r"targets of a sample are \[2\] to train on, but \[\] to test",
+        ),
+        (torch.tensor([0, 1]), torch.tensor([0.0, 1.0]), "to train on are torch.int64, those to test on torch.float32"),
+        (torch.tensor([0.0, torch.inf]), torch.tensor([0.0, 1.0]), "mine: targets are not all finite"),
+        (torch.tensor([[0, -1]]), torch.tensor([[0, 1]]), "from 0 on, or -100 for positions without a target, got -1"),
         (torch.zeros(0).long(), torch.tensor([0, 1]), "mine: there are no samples to train on"),
     ],
 )

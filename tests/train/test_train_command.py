@@ -241,7 +241,7 @@ def test_a_wrong_request_is_told_in_one_line(arguments, message):
 
 
 def test_help_lists_all_that_can_be_recorded_and_every_precision():
-    from mukron.train.config import DTYPES, RECORDS
+    from mukron.train.fields import DTYPES, RECORDS
 
     shown = run("--help", COLUMNS="300").stdout
     for option, names in (("--record", RECORDS), ("--dtype", DTYPES)):

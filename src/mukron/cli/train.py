@@ -24,8 +24,18 @@ if TYPE_CHECKING:
 
 EXIT_CODES = {"finished": 0, "diverged": 1, "interrupted": STOPPED}
 LIST_FIELDS = ("augment", "record", "method_options.exclude")  # lists of names, separated by commas in --set
+SHOWN = (  # numbers of an epoch, where it has them
+    *("train_loss", "train_accuracy", "test_loss", "test_accuracy", "train_bits_per_byte", "test_bits_per_byte"),
+)
 DEFAULTS: dict[str, Any] = {  # of RunConfig, for help texts, without loading torch
-    **{"model": "mlp", "width": 256, "data": "digits", "loss": "cross-entropy", "method": "kfac", "scheme": "mup"},
+    **{
+        "model": "mlp",
+        "width": 256,
+        "data": "digits",
+        "loss": "cross-entropy",
+        "method": "kfac",
+        "scheme": "mup",
+    },
     **{"schedule": "constant", "momentum": 0.9, "weight_decay": 0.0, "epochs": 20, "seed": 0},
     **{"dtype": "float32", "device": "cpu"},
 }
@@ -52,10 +62,17 @@ def train(
     ] = None,
     data: Annotated[
         str | None,
-        _field("data", "A data set by name ('mukron data list'), or your own MODULE:FUNCTION."),
+        _field(
+            "data",
+            "A data set by name ('mukron data list'), a text file, or your own MODULE:FUNCTION; a gpt's is coriolanus.",
+        ),
     ] = None,
     samples: Annotated[int | None, typer.Option(help="Number of training samples (default: all).")] = None,
-    loss: Annotated[str | None, _field("loss", "cross-entropy or mse.")] = None,
+    loss: Annotated[str | None, _field("loss", "cross-entropy, mse, or your own MODULE:FUNCTION.")] = None,
+    output: Annotated[
+        str | None, typer.Option(help="Name of the network's output, if it returns several things.")
+    ] = None,
+    role: Annotated[list[str] | None, typer.Option(help="A parameter's role, NAME=ROLE; may be repeated.")] = None,
     method: Annotated[str | None, _field("method", f"{METHODS_PLACEHOLDER}.")] = None,
     scheme: Annotated[str | None, _field("scheme", "mup, sp, ntk or uniform:R.")] = None,
     lr: Annotated[
@@ -93,7 +110,15 @@ def train(
     """Train one network and record it. The same command again continues a run that was stopped or killed."""
     given = {
         **{"model": model, "width": width, "base_width": base_width, "data": data, "samples": samples, "loss": loss},
-        **{"method": method, "scheme": scheme, "lr": lr, "damping": damping, "schedule": schedule},
+        **{
+            "output": output,
+            "roles": declared_roles(role),
+            "method": method,
+            "scheme": scheme,
+            "lr": lr,
+            "damping": damping,
+            "schedule": schedule,
+        },
         **{"momentum": momentum, "weight_decay": weight_decay, "epochs": epochs, "batch": batch, "seed": seed},
         **{"dtype": dtype, "device": device, "compile": compiled or None, "record": record},
     }
@@ -114,6 +139,8 @@ def train(
             _print_note("stopped at once; the same command continues from the last checkpoint")
             raise typer.Exit(STOPPED) from None
     show(summary(run, folder))
+    if run.sample:
+        print(f"What it writes after the first window of the test text:\n\n{run.sample}\n")
     if run.status == "interrupted":
         _print_note(f"{run.reason}; the same command continues it")
     raise typer.Exit(EXIT_CODES[run.status])
@@ -147,7 +174,7 @@ def run_config_from_options(file: Path | None, given: Mapping[str, Any], setting
     from mukron.train import RunConfig
 
     start = RunConfig() if file is None else RunConfig.load(file)
-    fields = {**start.to_dict(), **given}
+    fields = {**start.to_dict(), **({"data": ""} if file is None else {}), **given}
     for setting in settings:
         name, text = split(setting, "=", "--set", "FIELD=VALUE, as in clip_norm=1 or method_options.memory=ema:0.95")
         try:
@@ -163,6 +190,22 @@ def run_config_from_options(file: Path | None, given: Mapping[str, Any], setting
             value = {**fields[field], option: value}
         fields[field] = value
     return RunConfig.from_dict(fields, "command line")
+
+
+def declared_roles(given: list[str] | None) -> dict[str, str] | None:
+    """Read the values of --role, NAME=ROLE; None if there are none.
+
+    Args:
+        given: The values.
+
+    Returns:
+        Roles by parameter.
+
+    Example:
+        >>> declared_roles(["position=input"])
+        {'position': 'input'}
+    """
+    return dict(split(text, "=", "--role", "NAME=ROLE, as in position=input") for text in given or []) or None
 
 
 def default_width(factory: Callable[..., Any]) -> float | None:
@@ -230,7 +273,7 @@ def epoch_line(at: Progress) -> str:
         The line.
     """
     assert at.row is not None
-    numbers = {name: at.row.get(name) for name in ("train_loss", "train_accuracy", "test_loss", "test_accuracy")}
+    numbers = {name: at.row.get(name) for name in SHOWN}
     shown = "  ".join(f"{name} {_formatted(value)}" for name, value in numbers.items() if name in at.row)
     return f"epoch {at.epoch}/{at.epochs}  {shown}  {clock(at.seconds_left)} left"
 
@@ -251,13 +294,12 @@ def summary(run: Run, folder: Path) -> Table:
         >>> summary(run, Path("runs")).rows
         (('test_loss', '0.5', '0.5', '1'),)
     """
-    names = ("train_loss", "train_accuracy", "test_loss", "test_accuracy")
     final = run.final
     rows = []
-    for name in names:
+    for name in SHOWN:
         if name in final:
             has_best = any(row.get(name) is not None for row in run.epochs)
-            best = run.best(name) if has_best else {}
+            best = run.best(name, lowest=not name.endswith("accuracy")) if has_best else {}
             rows.append((name, _formatted(final[name]), _formatted(best.get(name)), str(best.get("epoch", "-"))))
     config = run.config
     title = (
@@ -265,6 +307,8 @@ def summary(run: Run, folder: Path) -> Table:
         f"after {final.get('epoch', 0)} of {config.epochs} epochs, {clock(run.seconds)}"
     )
     notes = [run.reason] if run.status == "diverged" else []
+    if final.get("tokens") and run.seconds:
+        notes.append(f"{final['tokens']:,} tokens, {final['tokens'] / run.seconds:,.0f} a second.")
     if run.stored:
         notes.append("This run had ended before; these are its stored numbers. --restart runs it again.")
     return Table(

@@ -16,7 +16,7 @@ from rich.console import Console
 from mukron.cli.common import BUILT_IN, METHODS_PLACEHOLDER, errors, show
 from mukron.cli.numbers import read_numbers
 from mukron.cli.progress import BAR, COUNT, clock, shown_bar
-from mukron.cli.train import default_width, run_config_from_options
+from mukron.cli.train import declared_roles, default_width, run_config_from_options
 from mukron.imports import import_function
 from mukron.workers.exits import STOPPED
 from mukron.workers.progress import Throttle
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from mukron.train import RunConfig
 
 FIELDS_SET_BY_STUDY = ("width", "seed", "lr", "scheme", "damping")  # fields of a run that --set may not change
-STUDY_DEFAULTS = {"epochs": 5, "batch": 128}  # shorter than the defaults of a single run
+STUDY_EPOCHS = 5  # fewer than those of a single run
+STUDY_BATCH = 128  # of a network of one's own
 USUAL_DAMPING = "2^-4:2^4"  # factors on the scheme's damping, in a grid
 SEARCHED_DAMPING = "2^-8:2^4"  # the same in a search
 SECONDS_BETWEEN_LINES = 10.0
@@ -35,13 +36,18 @@ EDGE = 0.05  # share of a logarithmic range next to its ends; an optimum there m
 ModelOption = Annotated[str | None, typer.Option(help=f"A built-in network: {BUILT_IN} (default: mlp).")]
 FactoryOption = Annotated[str | None, typer.Option(help="Your own network: MODULE:FUNCTION, called with its width.")]
 DataOption = Annotated[
-    str | None, typer.Option(help="A data set by name, or your own MODULE:FUNCTION (default: digits).")
+    str | None,
+    typer.Option(help="A data set by name, a text file, or your own MODULE:FUNCTION (default: the network's usual)."),
 ]
 SamplesOption = Annotated[int | None, typer.Option(min=1, help="Number of training samples (default: all).")]
-LossOption = Annotated[str | None, typer.Option(help="cross-entropy or mse (default: cross-entropy).")]
+LossOption = Annotated[
+    str | None, typer.Option(help="cross-entropy, mse, or your own MODULE:FUNCTION (default: cross-entropy).")
+]
+OutputOption = Annotated[str | None, typer.Option(help="Name of the network's output, if it returns several things.")]
+RoleOption = Annotated[list[str] | None, typer.Option(help="A parameter's role, NAME=ROLE; may be repeated.")]
 MethodOption = Annotated[str | None, typer.Option(help=f"{METHODS_PLACEHOLDER} (default: kfac).")]
 EpochsOption = Annotated[int | None, typer.Option(min=1, help="Number of epochs (default: 5).")]
-BatchOption = Annotated[int | None, typer.Option(min=1, help="Batch size (default: 128).")]
+BatchOption = Annotated[int | None, typer.Option(min=1, help="Batch size (default: 128; 32 for gpt).")]
 DeviceOption = Annotated[str | None, typer.Option(help="cpu or cuda (default: cpu).")]
 BaseWidthOption = Annotated[
     float | None, typer.Option(help="The width at which all schemes are the same (default: the network's usual one).")
@@ -80,6 +86,8 @@ def transfer(
     data: DataOption = None,
     samples: SamplesOption = None,
     loss: LossOption = None,
+    output: OutputOption = None,
+    role: RoleOption = None,
     method: MethodOption = None,
     epochs: EpochsOption = None,
     batch: BatchOption = None,
@@ -125,8 +133,8 @@ def transfer(
         from mukron.params.storage import write_json
         from mukron.study import Design, Search, TransferStudy
 
-        given = {"data": data, "samples": samples, "loss": loss, "method": method, "epochs": epochs}
-        given |= {"batch": batch, "device": device}
+        given: dict[str, Any] = {"data": data, "samples": samples, "loss": loss, "method": method, "epochs": epochs}
+        given |= {"batch": batch, "device": device, "output": output, "roles": declared_roles(role)}
         chosen_widths = None if widths is None else read_numbers(widths, "--widths")
         described, config_scheme = _describe_study(
             config, model, factory, given, settings or [], base_width, chosen_widths
@@ -173,6 +181,8 @@ def tune(
     data: DataOption = None,
     samples: SamplesOption = None,
     loss: LossOption = None,
+    output: OutputOption = None,
+    role: RoleOption = None,
     method: MethodOption = None,
     scheme: Annotated[str | None, typer.Option(help="SCHEME or SCHEME/DAMPING to tune in (default: mup).")] = None,
     epochs: EpochsOption = None,
@@ -204,8 +214,8 @@ def tune(
     with errors():
         from mukron.study import Design, Search, TransferStudy
 
-        given = {"data": data, "samples": samples, "loss": loss, "method": method, "epochs": epochs}
-        given |= {"batch": batch, "device": device}
+        given: dict[str, Any] = {"data": data, "samples": samples, "loss": loss, "method": method, "epochs": epochs}
+        given |= {"batch": batch, "device": device, "output": output, "roles": declared_roles(role)}
         described, config_scheme = _describe_study(config, model, factory, given, settings or [], width)
         has_damping = described.spec.damping is not None
         damping = damping or (SEARCHED_DAMPING if has_damping else None)
@@ -248,6 +258,7 @@ def _describe_study(
     widths: list[float] | None = None,
 ) -> tuple[RunConfig, str]:
     """Returns the run that a study varies, with an explicit base width, and its scheme."""
+    from mukron.models import get_model
     from mukron.train import RunConfig, base_width_of
 
     if factory is not None and model is not None:
@@ -257,7 +268,8 @@ def _describe_study(
             raise ValueError(f"--set {setting}: a study has its own; say --widths, --seeds, --lr, --scheme, --damping")
     chosen = {name: value for name, value in given.items() if value is not None}
     if config is None:
-        chosen = {**STUDY_DEFAULTS, **chosen}
+        batch = STUDY_BATCH if factory is not None else get_model(model or "mlp").batch
+        chosen = {"epochs": STUDY_EPOCHS, "batch": batch, **chosen}
     if factory is not None or model is not None:
         chosen["model"] = factory or model
     if base_width is None and factory is not None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from mukron.data.catalogue import get_source
+from mukron.data.catalogue import DATASETS, get_source
 from mukron.data.dataset import Dataset
 from mukron.data.download import MakeBar, obtain
 from mukron.data.errors import DataError
 from mukron.data.store import StoredDataset, data_folder, locate
 from mukron.data.text import Pair, Question, parse_analogies, parse_pairs
+from mukron.data.tokens import own_text
 
 
 def load(
@@ -24,16 +26,18 @@ def load(
     seed: int = 0,
     **options: Any,
 ) -> Dataset:
-    """Load a data set by name. What is missing in the data folder is downloaded.
+    """Load a data set by name, or a file of your own. What is missing in the data folder is downloaded.
 
     Args:
-        name: A key of ``DATASETS``, such as ``"digits"`` or ``"cifar10"``.
+        name: A key of ``DATASETS``, such as ``"digits"`` or ``"cifar10"``; or the path of a text (any ending), whose
+            bytes are the tokens, or of token numbers (.npy).
         folder: The data folder; by default that of ``data_folder``.
         download: Whether missing files may be downloaded.
         samples: The number of training samples to draw; by default all.
         test_samples: The number of test samples to draw; by default all.
         seed: The seed with which samples are drawn.
-        **options: Options of the data set: wikitext2 takes min_count=128 and window=4, imagenet takes size=64.
+        **options: Options of the data set: texts take length=64, the tokens of a window, and token numbers
+            vocabulary= too; wikitext2 takes min_count=128 and window=4, imagenet takes size=64.
 
     Returns:
         The data set.
@@ -47,19 +51,28 @@ def load(
         >>> len(digits.train), digits.classes, digits.input_shape
         (100, 10, (1, 8, 8))
     """
+    subset: dict[str, Any] = {"samples": samples, "test_samples": test_samples, "seed": seed}
+    if name not in DATASETS and Path(name).suffix:
+        _check_options(name, options, own_text)
+        return own_text(Path(name), **options).subset(**subset)
     source = get_source(name)
     if source.read is None:
         raise DataError(f"{name} is a list to judge word embeddings by, not a data set to train on")
-    subset: dict[str, Any] = {"samples": samples, "test_samples": test_samples, "seed": seed}
     if source.draws:
         options = {**options, **subset}
-    known = [*inspect.signature(source.read).parameters][1:]
-    unknown = [option for option in options if option not in known]
-    if unknown:
-        accepted = ", ".join(option for option in known if option not in subset) or "none"
-        raise DataError(f"{name} takes no option {unknown[0]!r}; its options: {accepted}")
+    _check_options(name, options, source.read, subset)
     dataset = source.read(obtain(source, data_folder(folder), download=download), **options)
     return dataset if source.draws else dataset.subset(**subset)
+
+
+def _check_options(
+    name: str, options: Mapping[str, Any], reader: Callable[..., Dataset], hidden: Collection[str] = ()
+) -> None:
+    known = [*inspect.signature(reader).parameters][1:]
+    unknown = [option for option in options if option not in known]
+    if unknown:
+        accepted = ", ".join(option for option in known if option not in hidden) or "none"
+        raise DataError(f"{name} takes no option {unknown[0]!r}; its options: {accepted}")
 
 
 def fetch(

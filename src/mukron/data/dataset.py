@@ -197,8 +197,8 @@ def as_dataset(name: str, value: Any) -> Dataset:
         name: The name of the data set.
         value: ``(inputs, targets)``, ``((inputs, targets), (test_inputs, test_targets))`` or a ``Dataset``. Targets are
             class numbers of any integer type, or booleans (0 and 1), one for a sample or for each of its positions,
-            where -100 is ignored; or real numbers, one or several for a sample. Images of uint8, [N, H, W] or [N, C, H, W], are
-            normalized like the built-in ones; other inputs are taken as they are.
+            where -100 is ignored; or real numbers, one or several for a sample. Images of uint8, [N, H, W] or
+            [N, C, H, W], are normalized like the built-in ones; other inputs are taken as they are.
 
     Returns:
         The data set. Without test data its test split is empty, and training records no test metrics.
@@ -242,6 +242,9 @@ def checked(dataset: Dataset) -> Dataset:
         raise DataError(f"{name}: a sample to train on is {train_shape}, but one to test on is {test_shape}")
     if len(test) and test.targets.is_floating_point() != train.targets.is_floating_point():
         raise DataError(f"{name}: targets to train on are {train.targets.dtype}, those to test on {test.targets.dtype}")
+    if len(test) and test.targets.shape[1:] != train.targets.shape[1:]:
+        train_shape, test_shape = list(train.targets.shape[1:]), list(test.targets.shape[1:])
+        raise DataError(f"{name}: the targets of a sample are {train_shape} to train on, but {test_shape} to test on")
     if train.targets.is_floating_point():
         return replace(dataset, train=train, test=test, classes=train.targets.shape[-1])
     highest = max(int(split.targets.max()) for split in (train, test) if len(split))
@@ -271,7 +274,7 @@ def _targets(name: str, targets: Tensor) -> Tensor:
     allowed = numbers >= 0 if targets.ndim == 1 else (numbers >= 0) | (numbers == IGNORED)
     if numbers.numel() and not bool(allowed.all()):
         ignored = "" if targets.ndim == 1 else f", or {IGNORED} for positions without a target"
-        raise DataError(f"{name}: targets are class numbers from 0 on{ignored}; got {int(numbers[~allowed][0])}")
+        raise DataError(f"{name}: targets are class numbers from 0 on{ignored}, got {int(numbers[~allowed][0])}")
     return numbers
 
 

@@ -22,7 +22,7 @@ ARRAYS = (".npy",)  # endings of files that hold token numbers
 
 def read_shipped_text(stored: StoredDataset, length: int = LENGTH) -> Dataset:
     """Read the text that comes with the package."""
-    content = files("mukron.data").joinpath("texts", f"{stored.source.name}.txt").read_bytes()
+    content = (files("mukron.data") / "texts" / f"{stored.source.name}.txt").read_bytes()
     return text_dataset(stored.source.name, content, length)
 
 
@@ -75,7 +75,7 @@ def own_text(path: Path, length: int = LENGTH, vocabulary: int | None = None) ->
             return dataset if vocabulary is None else _with_vocabulary(dataset, vocabulary)
         array = np.load(path, allow_pickle=False)
     except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}") from None
+        raise DataError(f"{path}: cannot be read: {error.strerror}; known by name: see 'mukron data list'") from None
     except ValueError as error:
         raise DataError(f"{path}: expected an array of NumPy: {error}") from None
     if array.ndim != 1 or array.dtype.kind not in "iu":

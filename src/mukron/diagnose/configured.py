@@ -118,11 +118,11 @@ def check_run(
     def start(width: float, seed: int) -> TrainingSetup:
         built = build(config.replace(width=width, seed=seed), dataset)
         if ":" in config.model:
-            built.try_out(inputs, dataset.classes)
+            built.try_out(inputs, dataset)
         return TrainingSetup(built.model, built.plan, built.optimizer, built.outputs, config.clip_norm)
 
     batch = (inputs, dataset.train.targets)
-    loss = loss_of(config, dataset.classes)
+    loss = loss_of(config, dataset)
     with precision(config.dtype):
         record = record_runs(start, batch, loss, widths=widths, seeds=range(seeds), steps=steps, progress=progress)
     setting = f"lr {config.lr:g}, {config.data} ({len(dataset.train)} samples), base width {base_width_of(config):g}"

@@ -34,6 +34,7 @@ class Model:
         options: The keyword arguments of the factory that suit a data set, from the shape of one sample and the number
             of classes. It raises a ``ValueError`` if the network cannot take such samples.
         data: The data set that it is trained on if none is named.
+        batch: The usual batch size of a study.
 
     Example:
         >>> from mukron.models import get_model
@@ -49,6 +50,7 @@ class Model:
     widths: tuple[int, ...]
     options: Callable[[Shape, int], dict[str, int]]
     data: str = "digits"
+    batch: int = 128
 
 
 def _flat_options(shape: Shape, classes: int) -> dict[str, int]:
@@ -91,7 +93,7 @@ MODELS: dict[str, Model] = {
     "resnet50": Model(ResNet50, 1, (2, 4, 8), _image_options(1)),
     "vgg19": Model(VGG19, 1, (2, 4, 8), _image_options(32)),
     "cbow": Model(CBOW, 64, (256, 512, 1024, 2048), _word_options, data="wikitext2"),
-    "gpt": Model(GPT, 64, (64, 128, 256, 512), _token_options, data="coriolanus"),
+    "gpt": Model(GPT, 64, (64, 128, 256, 512), _token_options, data="coriolanus", batch=32),
 }
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mukron import readers as read
-from mukron.curvature import FORMS, Fisher
+from mukron.curvature import FORMS, LIKELIHOODS, Fisher
 from mukron.memory import Auto, Batch, Memory, Window, parse_memory
 from mukron.optim.options import FALLBACKS, Spectral, Trust
 from mukron.readers import Parser, Reader
@@ -153,6 +153,11 @@ FISHER = (
         read.optional(read.whole()),
         "the output's dimension that holds the classes, if the output has positions",
         stacks=(None,),
+    ),
+    Option(
+        "likelihood",
+        read.one_of(LIKELIHOODS),
+        "what the output means beside a loss of your own: categorical (logits) or gaussian (a mean)",
     ),
 )
 

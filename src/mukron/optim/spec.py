@@ -54,7 +54,7 @@ def with_momentum(run: RunFields, options: dict[str, Any]) -> dict[str, Any]:
 def with_fisher(run: RunFields, options: dict[str, Any]) -> dict[str, Any]:
     """Likewise, for methods with a Fisher: its likelihood follows from the loss, its draws from the seed."""
     likelihood = "gaussian" if run.loss == "mse" else "categorical"
-    return {**with_momentum(run, options), "likelihood": likelihood, "seed": run.seed}
+    return {"likelihood": likelihood, **with_momentum(run, options), "seed": run.seed}
 
 
 @dataclass(frozen=True)

@@ -106,7 +106,7 @@ def _positions(config: RunConfig, dataset: Dataset) -> Mapping[str, int]:
         for name, known in _layers(config, built.model).items():
             known.module.register_forward_pre_hook(counter(name, known))
         x = dataset.prepare(dataset.train.inputs[:TRIED], config.weights_dtype)
-        built.try_out(x, dataset.classes)
+        built.try_out(x, dataset)
     return positions
 
 

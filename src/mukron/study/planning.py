@@ -33,7 +33,7 @@ from mukron.study.errors import StudyError
 from mukron.study.script import CLASSES, kind_of_targets, script
 from mukron.table import Table
 from mukron.theory import SP, get_method
-from mukron.train import RunConfig, base_width_of, dataset_of, factory_of
+from mukron.train import RunConfig, base_width_of, batch_of, dataset_of, factory_of
 from mukron.trust import law_of
 
 KIND, VERSION = "plan", 1
@@ -203,7 +203,7 @@ def plan_for(
     damping = tuned.spec.damping if tuned.damping is None else tuned.damping
     config = tuned.replace(width=width, base_width=base, damping=damping)
     dataset = dataset_of(config, dataset, None if data_dir is None else Path(data_dir))
-    batch = min(config.batch or len(dataset.train), len(dataset.train))
+    batch = batch_of(config, dataset)
     factory = factory_of(config, dataset)
     network = build_without_memory(factory, config.width)
     shapes = base_shapes(factory, base, roles=dict(config.roles))

@@ -3,16 +3,17 @@
 from mukron.train.build import (
     Built,
     base_width_of,
+    batch_of,
     build,
     dataset_of,
     device_of,
     factory_of,
-    loss_of,
     optimizer_of,
 )
 from mukron.train.config import RunConfig
 from mukron.train.errors import RunError
 from mukron.train.loop import train
+from mukron.train.losses import loss_of
 from mukron.train.observers import Moment, Progress
 from mukron.train.records import Run
 from mukron.train.stacked import StackProgress, stack_size, stackable, train_stack
@@ -26,6 +27,7 @@ __all__ = [
     "RunError",
     "StackProgress",
     "base_width_of",
+    "batch_of",
     "build",
     "dataset_of",
     "device_of",

@@ -8,16 +8,16 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.optim import Optimizer
 
-from mukron.data import Dataset, as_dataset, centred_one_hot, load
+from mukron.data import Dataset, as_dataset, load
 from mukron.data.dataset import checked
 from mukron.imports import import_function
 from mukron.layers import MatrixLayer, layer_of
@@ -29,9 +29,10 @@ from mukron.params.shapes import Factory
 from mukron.params.shapes import build as build_at
 from mukron.train.config import RunConfig
 from mukron.train.errors import RunError
+from mukron.train.losses import Loss, check_output, class_dim, loss_of, output_of
 from mukron.train.probes import untouched
 
-Loss = Callable[[Tensor, Tensor], Tensor]
+USUAL_WINDOWS = 32  # of a text in a batch
 _shapes: dict[tuple[Any, ...], BaseShapes] = {}  # of built-in networks: sizes and spreads, no weights
 NO_MEMORY = re.compile("memory|alloc|overflow", re.IGNORECASE)  # what torch says then, in one of many errors
 
@@ -58,20 +59,21 @@ class Built:
 
     config: RunConfig
     model: nn.Module
-    network: Callable[[Tensor], Tensor]
+    network: Callable[[Tensor], Any]
     plan: Parametrization
     optimizer: Optimizer
     loss: Loss
 
     def outputs(self, inputs: Tensor) -> Tensor:
-        """Compute the network's outputs in its present mode, under autocast if the config says so.
+        """Compute the network's output in its present mode, under autocast if the config says so.
 
         Args:
             inputs: A batch of inputs.
         """
         network = self.network if self.model.training else self.model
         with autocast(self.config):
-            return network(inputs)
+            output: Tensor = output_of(self.config, network(inputs))
+        return output
 
     @contextmanager
     def untouched(self) -> Iterator[None]:
@@ -80,12 +82,12 @@ class Built:
         with untouched(self.model), torch.enable_grad(), deaf:
             yield
 
-    def try_out(self, inputs: Tensor, classes: int) -> None:
+    def try_out(self, inputs: Tensor, dataset: Dataset) -> None:
         """Run the network once on samples, so that a network that does not fit the data is refused at once.
 
         Args:
             inputs: A few samples.
-            classes: The number of classes.
+            dataset: The data.
 
         Raises:
             RunError: The network does not take these samples, or its outputs cannot be trained.
@@ -98,7 +100,7 @@ class Built:
                     f"model={self.config.model!r} could not take samples {list(inputs.shape)} of {self.config.data}: "
                     f"{' '.join(str(error).split())}. Give data that fits it; data='module:function' is your own"
                 ) from error
-        _check_output(output, self.config, classes)
+        check_output(output_of(self.config, output), self.config, dataset)
 
 
 def build(config: RunConfig, dataset: Dataset) -> Built:
@@ -120,9 +122,9 @@ def build(config: RunConfig, dataset: Dataset) -> Built:
         'SGD'
     """
     model, plan = network_of(config, dataset)
-    optimizer = optimizer_of(config, model, plan)
+    optimizer = optimizer_of(config, model, plan, dataset)
     network = _compiled(model) if config.compile else model
-    return Built(config, model, network, plan, optimizer, loss_of(config, dataset.classes))
+    return Built(config, model, network, plan, optimizer, loss_of(config, dataset))
 
 
 def network_of(config: RunConfig, dataset: Dataset) -> tuple[nn.Module, Parametrization]:
@@ -294,54 +296,16 @@ def base_width_of(config: RunConfig) -> float:
     return config.base_width if config.base_width is not None else get_model(config.model).base_width
 
 
-def loss_of(config: RunConfig, classes: int) -> Loss:
-    """Return the loss of a run.
-
-    Args:
-        config: The run.
-        classes: The number of classes.
-
-    Returns:
-        A function from outputs [samples, classes] and labels [samples] to the mean loss.
-
-    Example:
-        >>> from mukron.train import RunConfig
-        >>> loss_of(RunConfig(), classes=2)(torch.zeros(1, 2), torch.tensor([0]))
-        tensor(0.6931)
-    """
-    smoothing = config.label_smoothing
-
-    def checked(output: Tensor) -> Tensor:
-        _check_output(output, config, classes)
-        return output.float() if output.dtype in (torch.bfloat16, torch.float16) else output
-
-    def cross_entropy(output: Tensor, labels: Tensor) -> Tensor:
-        return F.cross_entropy(checked(output), labels, label_smoothing=smoothing)
-
-    def half_squares(output: Tensor, labels: Tensor) -> Tensor:
-        output = checked(output)
-        targets = (1 - smoothing) * centred_one_hot(labels, output.shape[1], output.dtype)
-        loss: Tensor = (output - targets).square().sum(1).mean() / 2
-        return loss
-
-    return half_squares if config.loss == "mse" else cross_entropy
-
-
-def _check_output(output: Any, config: RunConfig, classes: int) -> None:
-    """More classes than the labels show are fine: data of one's own may not hold them all."""
-    if not isinstance(output, Tensor):
-        raise RunError(f"the network returned a {type(output).__name__}; expected a tensor [samples, {classes}]")
-    if output.ndim != 2 or output.shape[1] < classes:
-        raise RunError(f"the network's output has shape {list(output.shape)}; {config.data} wants [samples, {classes}]")
-
-
-def optimizer_of(config: RunConfig, model: nn.Module, plan: Parametrization) -> Optimizer:
+def optimizer_of(
+    config: RunConfig, model: nn.Module, plan: Parametrization, dataset: Dataset | None = None
+) -> Optimizer:
     """Build a run's optimizer with the plan's learning rates and damping.
 
     Args:
         config: The run.
         model: The network.
         plan: Its parametrization.
+        dataset: The data; None: those of a classification without positions.
 
     Returns:
         The optimizer.
@@ -356,7 +320,7 @@ def optimizer_of(config: RunConfig, model: nn.Module, plan: Parametrization) -> 
         'FOOF'
     """
     spec = config.spec
-    keywords = spec.keywords(config)
+    keywords = {**spec.keywords(config), **_of_the_output(config, dataset)}
     make: Callable[..., Optimizer] = spec.optimizer
     if not spec.layerwise:
         groups = plan.param_groups(config.method, config.lr, weight_decay=config.weight_decay, model=model)
@@ -364,6 +328,38 @@ def optimizer_of(config: RunConfig, model: nn.Module, plan: Parametrization) -> 
     _check_exclude(keywords.get("exclude", ()), model)
     keywords |= {} if config.damping is None else {"damping": config.damping}
     return make(model, plan, config.lr, weight_decay=config.weight_decay, **keywords)
+
+
+def _of_the_output(config: RunConfig, dataset: Dataset | None) -> dict[str, Any]:
+    """The arguments of an optimizer that follow from the network's output and the targets."""
+    found: dict[str, Any] = {}
+    if config.output is not None:
+        found["output"] = partial(output_of, config)
+    if dataset is not None and dataset.train.targets.ndim > 1 and not dataset.regression:
+        found["class_dim"] = class_dim(config, dataset)
+    if dataset is not None and dataset.regression and ":" in config.loss:
+        found["likelihood"] = config.method_options.get("likelihood", "gaussian")
+    return {name: value for name, value in found.items() if name in config.spec.defaults}
+
+
+def batch_of(config: RunConfig, dataset: Dataset) -> int:
+    """Return the number of samples in a batch of a run.
+
+    Args:
+        config: The run.
+        dataset: The data.
+
+    Returns:
+        The config's batch; if it has none, 32 windows of a text, and all samples of other data.
+
+    Example:
+        >>> from mukron.train import RunConfig
+        >>> config = RunConfig(samples=100)
+        >>> batch_of(config, dataset_of(config))
+        100
+    """
+    samples = len(dataset.train)
+    return min(config.batch or (USUAL_WINDOWS if dataset.tokens else samples), samples)
 
 
 def _check_exclude(exclude: tuple[str, ...], model: nn.Module) -> None:
@@ -381,13 +377,13 @@ def autocast(config: RunConfig) -> AbstractContextManager[Any]:
     return torch.autocast(torch.device(config.device).type, dtype=torch.bfloat16)
 
 
-def _compiled(model: nn.Module) -> Callable[[Tensor], Tensor]:
+def _compiled(model: nn.Module) -> Callable[[Tensor], Any]:
     """Anew for every run: torch would reuse what it compiled for another one of this class, without its hooks."""
     reset: Callable[[], None] = torch.compiler.reset
     reset()
-    compiled: Callable[[Tensor], Tensor] = torch.compile(model, dynamic=False)
+    compiled: Callable[[Tensor], Any] = torch.compile(model, dynamic=False)
 
-    def network(inputs: Tensor) -> Tensor:
+    def network(inputs: Tensor) -> Any:
         try:
             return compiled(inputs)
         except torch._dynamo.exc.TorchDynamoException as error:

@@ -8,7 +8,6 @@ import json
 import os
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from fractions import Fraction
 from types import MappingProxyType
 from typing import Any
 
@@ -16,27 +15,17 @@ import torch
 
 from mukron import readers as read
 from mukron.damping import Heuristic, Rule
-from mukron.data import AUGMENTATIONS
 from mukron.models import get_model
 from mukron.optim.docs import MOVED
-from mukron.optim.spec import MethodSpec, method_names, spec_of
-from mukron.params import plain_width
+from mukron.optim.spec import MethodSpec, spec_of
 from mukron.params.storage import Data, read_json, stamp, write_json
-from mukron.readers import Reader
-from mukron.theory import SP, Scheme, get_method, get_scheme
+from mukron.theory import SP
 from mukron.train.errors import RunError
-from mukron.train.schedules import Schedule
+from mukron.train.fields import DTYPES, READERS
 
 KIND, VERSION = "run_config", 1
-LARGEST_EXPONENT = 1000
-LOSSES = ("cross-entropy", "mse")
-DTYPES = {  # of the weights
-    "float32": torch.float32,
-    "float64": torch.float64,
-    "tf32": torch.float32,
-    "bfloat16": torch.float32,
-}
-RECORDS = ("features", "distance", "spectra", "rates", "words")
+USUAL_DATA = "digits"  # of a network of one's own
+LATER = {"output": None}  # fields that came later: left out of JSON where they have this value, so that keys stay
 SAID_BY_FIELDS = {"likelihood": "loss", "betas": "momentum"}  # optimizers' arguments, and the fields they follow from
 OPTIONS_NOW = {"kl_clip": "trust=kl:KAPPA", "graft": "trust=graft:adam or trust=graft:sgd"}  # former options, and now
 
@@ -53,12 +42,15 @@ class RunConfig:
         base_width: The width that settings are tuned at; None: the built-in network's usual one.
         model_options: More keyword arguments of the network.
         roles: Roles of parameters that no known module owns, by name.
-        data: A data set by name, or "module:function", your own.
+        output: Where the network returns several things, the name of its output: a key, an attribute or a number.
+        data: A data set by name, a text file or token numbers (.npy), or "module:function", your own. "": the built-in
+            network's usual one.
         data_options: More keyword arguments of the data set.
         samples: Number of training samples, the same ones at every seed; None: all.
         test_samples: Number of test samples; None: all.
         augment: Augmentations by name, in their order.
-        loss: "cross-entropy", or "mse": half the sum of squares to one-hot minus 1 / classes, mean over samples.
+        loss: "cross-entropy", "mse", or "module:function", your own, called with outputs and targets. "mse" is half the
+            sum of squares to the targets, of classes to one-hot minus 1 / classes; mean over samples and positions.
         label_smoothing: Label smoothing, from 0 to below 1.
         method: Any of ``mukron.optim.SPECS``, or a variant such as "shampoo:1/4".
         method_options: Options of the method, those in its record.
@@ -72,7 +64,7 @@ class RunConfig:
         weight_decay: A step shrinks each weight by the learning rate times this.
         clip_norm: The largest norm of the whole gradient; None: no limit.
         epochs: Number of epochs.
-        batch: Batch size; None: all samples in one batch.
+        batch: Batch size; None: all samples in one batch, 32 windows of a text.
         seed: Seed of the initial weights, the order of samples, augmentations, dropout and K-FAC's draws.
         dtype: "float32", "float64", "tf32" (float32 weights, faster products on a GPU) or "bfloat16" (float32 weights,
             autocast).
@@ -92,7 +84,8 @@ class RunConfig:
     base_width: float | None = None
     model_options: Mapping[str, Any] = field(default_factory=dict)
     roles: Mapping[str, str] = field(default_factory=dict)
-    data: str = "digits"
+    output: str | None = None
+    data: str = ""
     data_options: Mapping[str, Any] = field(default_factory=dict)
     samples: int | None = None
     test_samples: int | None = None
@@ -128,6 +121,8 @@ class RunConfig:
                 object.__setattr__(self, name, reader(value))
             except (ValueError, TypeError, ArithmeticError) as error:
                 problems.append(f"{name}={read.shown(value)}: {error}")
+        if not problems and not self.data:
+            object.__setattr__(self, "data", USUAL_DATA if ":" in self.model else get_model(self.model).data)
         if not problems and isinstance(self.damping, float) and self.spec.damping is not None:
             rule: Any = type(self.spec.damping)
             object.__setattr__(self, "damping", rule(self.damping))
@@ -160,7 +155,7 @@ class RunConfig:
         Args:
             other: Another config.
         """
-        ours, theirs = self.to_dict(), other.to_dict()
+        ours, theirs = {**LATER, **self.to_dict()}, {**LATER, **other.to_dict()}
         return {name: (ours[name], theirs[name]) for name in ours if _json(ours[name]) != _json(theirs[name])}
 
     def key(self, without: Collection[str] = ()) -> str:
@@ -175,6 +170,7 @@ class RunConfig:
     def to_dict(self) -> Data:
         """Return the config as plain data for JSON."""
         content = {each.name: _plain(getattr(self, each.name)) for each in dataclasses.fields(self)}
+        content = {name: value for name, value in content.items() if name not in LATER or value != LATER[name]}
         return stamp(KIND, VERSION, content)
 
     @classmethod
@@ -232,112 +228,13 @@ class RunConfig:
         return RunConfig.from_dict, (self.to_dict(),)
 
 
-# Readers of single fields; those that other records need too are in ``mukron.readers``.
-
-
-def _width(value: Any) -> float:
-    number: float = read.number(above=0)(value)
-    return plain_width(number)
-
-
-def _model(value: Any) -> str:
-    name = read.text(value)
-    if ":" not in name:
-        get_model(name)
-    return name
-
-
-def _method(value: Any) -> str:
-    """The method in its one spelling: "adam" is "adamw" (the same without weight decay), "gn" is "gauss-newton"."""
-    name = read.exact(value)
-    try:
-        spec, exact = spec_of(name), get_method(name).name
-    except ValueError:
-        if ":" in name:
-            raise
-        known = method_names()
-        raise ValueError(f"no such optimizer{read.nearest(name, known)}; known: {', '.join(known)}") from None
-    return exact if ":" in exact else spec.name
-
-
-def _scheme(value: Any) -> str:
-    return value.name if isinstance(value, Scheme) else get_scheme(read.exact(value)).name
-
-
-def _exponent(value: Any) -> str:
-    if value == "zero":
-        return "zero"
-    exact = Fraction(read.exact(str(value)))
-    if not 0 <= exact <= LARGEST_EXPONENT:
-        raise ValueError(f'expected a number from 0 to {LARGEST_EXPONENT}, or "zero"')
-    return str(exact)
-
-
-def _damping(value: Any) -> Rule | float:
-    """A rule; or a bare number, which means the method's own rule."""
-    try:
-        return float(read.number()(float(value) if isinstance(value, str) else value))
-    except ValueError:
-        pass
-    rule = Rule.parse(value) if isinstance(value, str) else value
-    plain = rule.plain() if isinstance(rule, Rule) else rule
-    if not isinstance(plain, Mapping) or plain.get("rule") not in Rule.kinds:
-        raise ValueError('expected a number or a damping rule, as in Rescaled(1.0) or "rescaled:1"')
-    numbers = {name: read.number()(number) for name, number in plain.items() if name != "rule"}
-    return Rule.kinds[plain["rule"]](**numbers)
-
-
-def _device(value: Any) -> str:
-    try:
-        device = torch.device(read.text(value))
-    except RuntimeError as error:
-        raise ValueError(str(error).splitlines()[0]) from error
-    if device.type == "meta":
-        raise ValueError("holds no numbers, so nothing can be trained there; choose cpu or cuda")
-    return str(device)
-
-
-READERS: dict[str, Reader] = {
-    "model": _model,
-    "width": _width,
-    "base_width": read.optional(_width),
-    "model_options": read.options,
-    "roles": read.options,
-    "data": read.text,
-    "data_options": read.options,
-    "samples": read.optional(read.whole(1)),
-    "test_samples": read.optional(read.whole(1)),
-    "augment": read.names(read.one_of(AUGMENTATIONS)),
-    "loss": read.one_of(LOSSES),
-    "label_smoothing": read.number(below=1),
-    "method": _method,
-    "method_options": read.options,
-    "scheme": _scheme,
-    "output_exponent": read.optional(_exponent),
-    "damping": read.optional(_damping),
-    "lr": read.number(above=0),
-    "schedule": lambda value: str(Schedule.parse(value)),
-    "warmup": read.number(),
-    "momentum": read.number(below=1),
-    "weight_decay": read.number(),
-    "clip_norm": read.optional(read.number(above=0)),
-    "epochs": read.whole(1),
-    "batch": read.optional(read.whole(1)),
-    "seed": read.whole(0),
-    "dtype": read.one_of(DTYPES),
-    "device": _device,
-    "compile": read.flag,
-    "record": read.names(read.one_of(RECORDS)),
-    "record_every": read.whole(1),
-    "evaluate_every": read.whole(1),
-}
-
-
 def _read_method_options(config: RunConfig) -> Iterator[str]:
     """The method's own arguments, each as its option reads it; says what is wrong with them."""
     known, options = config.spec.known_options, dict(config.method_options)
     for name, value in options.items():
-        if name in READERS or name in SAID_BY_FIELDS:
+        if name == "likelihood" and ":" in config.loss and name in known:
+            options[name] = known[name].read(value)
+        elif name in READERS or name in SAID_BY_FIELDS:
             yield f"method_options: {name!r} is said by the field {SAID_BY_FIELDS.get(name, name)}"
         elif name in MOVED and "trust" in known:
             yield f"method_options: {config.method} has no {name!r}; say {OPTIONS_NOW[name]}, in Python {MOVED[name]}"
@@ -365,6 +262,8 @@ def _contradictions(config: RunConfig) -> Iterator[str]:
         yield f"damping: {config.method} has none; it is for second-order methods"
     if isinstance(config.damping, Heuristic) and {factor.name for factor in spec.method.damped} != {"A", "B"}:
         yield f"damping: the heuristic balances A against B, which {config.method} does not have; it is for kfac alone"
+    if config.label_smoothing and ":" in config.loss:
+        yield f"label_smoothing: {config.loss!r} is a loss of your own; smooth the labels there"
     for name in ("samples", "test_samples", "seed"):
         if name in config.data_options:
             yield f"data_options: {name!r} is said by fields of the run"

@@ -25,9 +25,10 @@ from torch.nn.utils import clip_grad_norm_
 from mukron.data import Dataset, augmentation
 from mukron.linalg import FactorizationError
 from mukron.optim.guards import PATIENCE
-from mukron.train.build import build, dataset_of, device_of
+from mukron.train.build import batch_of, build, dataset_of, device_of
 from mukron.train.config import RunConfig
 from mukron.train.errors import RunError
+from mukron.train.losses import class_dim, counted, hits
 from mukron.train.observers import Moment, Observer, Progress, observed
 from mukron.train.probes import PROBES, Probe, Spectra
 from mukron.train.randomness import (
@@ -39,13 +40,14 @@ from mukron.train.randomness import (
     seed_for,
 )
 from mukron.train.records import DIVERGED, FINISHED, INTERRUPTED, EpochRow, Run, RunFolder, finite
+from mukron.train.samples import written_sample
 from mukron.train.schedules import Schedule
 from mukron.train.surroundings import precision, repeatable, tensorboard_writer
 from mukron.train.word_probe import WordProbe
 from mukron.workers.interrupts import interruptible
 
 PROBED = 64  # samples that probes measure on
-EVALUATED = 1024  # samples in one forward pass of an evaluation
+EVALUATED = 1024  # samples, or 16 windows of 64 tokens, in one forward pass of an evaluation
 TOO_LARGE = 1e4  # a run diverged if its loss exceeds this multiple of the first loss, or of 1 if that is smaller
 
 
@@ -174,13 +176,13 @@ class Loop:
         self.config, self.dataset, self.files = config, dataset, files
         self.observe, self.progress, self.checkpoint_every = observe, progress, checkpoint_every
         self.device, self.writer = device_of(config), None
-        self.batch = min(config.batch or len(dataset.train), len(dataset.train))
+        self.batch = batch_of(config, dataset)
         self.steps_per_epoch = len(dataset.train) // self.batch
         self.built = build(config, dataset)
         self.rates = [group["lr"] for group in self.built.optimizer.param_groups]
-        self.schedule = Schedule.parse(config.schedule)
+        self.schedule, self.class_dim = Schedule.parse(config.schedule), class_dim(config, dataset)
         if ":" in config.model:
-            self.built.try_out(self._prepared(dataset.train.inputs[:PROBED]), dataset.classes)
+            self.built.try_out(self._prepared(dataset.train.inputs[:PROBED]), dataset)
         self.probes = self._probes(data_dir)  # before a checkpoint is loaded: they compare with the initial weights
         self.state = LoopState()
 
@@ -208,7 +210,8 @@ class Loop:
         except DivergedError as error:
             status, reason = DIVERGED, f"step {self.state.step}: {error}"
         self._tick()
-        run = Run(self.config, status, list(self.state.rows), reason, self.state.seconds)
+        sample = written_sample(self.built, self.dataset) if status == FINISHED and self.dataset.tokens else ""
+        run = Run(self.config, status, list(self.state.rows), reason, self.state.seconds, sample=sample)
         if self.files is not None:
             if status != DIVERGED:
                 self._save()
@@ -252,9 +255,10 @@ class Loop:
             clip_grad_norm_(self.built.model.parameters(), config.clip_norm)
         self._move()
         state.step += 1
-        state.seen += len(y)
-        state.loss += value * len(y)
-        state.correct += int((output.detach().argmax(1) == y).sum())
+        number = counted(y)
+        state.seen += number
+        state.loss += value * number
+        state.correct += hits(output, y, self.class_dim)
 
     def _factor(self, step: int) -> float:
         return self.schedule.factor(step, self.steps_per_epoch, self.config.epochs, self.config.warmup)
@@ -294,11 +298,11 @@ class Loop:
         epoch = state.epoch + 1
         row: EpochRow = {
             **{"epoch": epoch, "step": state.step, "lr": config.lr * self._factor(state.step - 1)},
-            **{"train_loss": state.loss / state.seen, "train_accuracy": state.correct / state.seen},
+            **self._measured("train", state.loss / state.seen, state.correct / state.seen),
         }
         with own_random_numbers(self.device):  # recording does not change the random numbers of training
             if len(self.dataset.test) and (epoch % config.evaluate_every == 0 or epoch == config.epochs):
-                row["test_loss"], row["test_accuracy"] = self.evaluate()
+                row |= self._measured("test", *self.evaluate())
             if epoch % config.record_every == 0 or epoch == config.epochs:
                 for probe in self.probes.values():
                     row.update(probe.read())
@@ -306,20 +310,33 @@ class Loop:
                 moment = Moment(config, self.built, self.dataset, epoch, state.step, dict(row))
                 row.update(observed(observer, moment))
         self._tick()
+        if self.dataset.tokens:
+            row["tokens"] = state.step * self.batch * math.prod(self.dataset.input_shape)
         return finite({**row, "seconds": state.seconds})
+
+    def _measured(self, split: str, loss: float, accuracy: float) -> EpochRow:
+        """The numbers of a split: its loss, of a text in bits per byte too, and its accuracy but for regression."""
+        row: EpochRow = {f"{split}_loss": loss}
+        if not self.dataset.regression:
+            row[f"{split}_accuracy"] = accuracy
+        if self.dataset.tokens == "bytes" and self.config.loss == "cross-entropy":
+            row[f"{split}_bits_per_byte"] = loss / math.log(2)
+        return row
 
     @torch.no_grad()
     def evaluate(self) -> tuple[float, float]:
         """Return loss and accuracy on the test samples."""
         test, model = self.dataset.test, self.built.model
-        loss, correct = 0.0, 0
+        loss, correct, seen = 0.0, 0, 0
+        part = max(1, EVALUATED // (math.prod(self.dataset.input_shape) if self.dataset.tokens else 1))
         model.eval()
-        for inputs, y in zip(torch.split(test.inputs, EVALUATED), torch.split(test.targets, EVALUATED), strict=True):
-            output = self.built.outputs(self._prepared(inputs))
-            loss += self.built.loss(output, y).item() * len(y)
-            correct += int((output.argmax(1) == y).sum())
+        for inputs, y in zip(torch.split(test.inputs, part), torch.split(test.targets, part), strict=True):
+            output, number = self.built.outputs(self._prepared(inputs)), counted(y)
+            loss += self.built.loss(output, y).item() * number
+            correct += hits(output, y, self.class_dim)
+            seen += number
         model.train()
-        return loss / len(test), correct / len(test)
+        return loss / seen, correct / seen
 
     def _tick(self) -> None:
         self.state.seconds = self.seconds_before + time.perf_counter() - self.started
@@ -333,7 +350,8 @@ class Loop:
         loss, accuracy = state.loss / max(state.seen, 1), state.correct / max(state.seen, 1)
         epoch = state.epoch + 1
         if row is not None:
-            epoch, loss, accuracy = row["epoch"], row["train_loss"], row["train_accuracy"]
+            epoch, loss, accuracy = row["epoch"], row["train_loss"], row.get("train_accuracy", accuracy)
+        accuracy = math.nan if self.dataset.regression else accuracy
         self.progress(Progress(epoch, self.config.epochs, state.step, steps, loss, accuracy, left, row))
 
     def _write_events(self, row: EpochRow) -> None:

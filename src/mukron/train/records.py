@@ -46,7 +46,8 @@ class Run:
     """A training run that has ended, with the numbers of every epoch.
 
     The numbers of an epoch are epoch, step, lr, train_loss and train_accuracy (running means over the epoch's
-    batches), test_loss, test_accuracy, seconds, and whatever the run's ``record`` names.
+    batches), test_loss, test_accuracy, seconds, and whatever the run's ``record`` names; losses of a text also in bits
+    per byte, and the tokens seen so far. Regression has no accuracy.
 
     Attributes:
         config: What was trained, and how.
@@ -55,6 +56,7 @@ class Run:
         reason: Why the run did not finish; empty if it did.
         seconds: Time of training; interruptions do not count.
         stored: Whether the run had ended before and was read from its folder.
+        sample: For language data, what the network writes after training.
 
     Example:
         >>> run = Run(RunConfig(), "finished", [{"epoch": 1, "test_loss": 0.5}, {"epoch": 2, "test_loss": 0.7}])
@@ -68,6 +70,7 @@ class Run:
     reason: str = ""
     seconds: float = 0.0
     stored: bool = field(default=False, compare=False)
+    sample: str = ""
 
     @property
     def final(self) -> EpochRow:
@@ -129,7 +132,8 @@ class Run:
         content = check_stamp(data, RUN_KIND, RUN_VERSION, source)
         config = RunConfig.from_dict(content.get("config"), source)
         with damaged(source):
-            return cls(config, content["status"], content["epochs"], content["reason"], content["seconds"])
+            ending = (content["status"], content["epochs"], content["reason"], content["seconds"])
+            return cls(config, *ending, sample=content.get("sample", ""))
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> Run:
@@ -147,7 +151,8 @@ class Run:
         return RunFolder(folder).run()
 
     def _ending(self) -> Data:
-        return {"status": self.status, "reason": self.reason, "seconds": self.seconds}
+        sample = {"sample": self.sample} if self.sample else {}
+        return {"status": self.status, "reason": self.reason, "seconds": self.seconds, **sample}
 
     def result(self) -> Data:
         """Returns the content of result.json: how the run ended, its last epoch, and its best epochs."""
@@ -234,12 +239,12 @@ class RunFolder:
             raise RunError(f"{self.path}: there is no run (no config.json)")
         with _readable(self.config):
             config = RunConfig.load(self.config)
-        status, reason, seconds, last = INTERRUPTED, "it ended without a word", 0.0, None
+        status, reason, seconds, last, sample = INTERRUPTED, "it ended without a word", 0.0, None, ""
         if self.result.exists():
             with _readable(self.result):
                 ending = check_stamp(read_json(self.result), RUN_KIND, RUN_VERSION, str(self.result))
                 status, reason, seconds = ending["status"], ending["reason"], ending["seconds"]
-                last = ending["final"].get("epoch", 0)
+                last, sample = ending["final"].get("epoch", 0), ending.get("sample", "")
         with _readable(self.metrics):  # complete lines only: a run may be killed while it writes one
             text = self.metrics.read_text() if self.metrics.exists() else ""
             rows = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
@@ -249,7 +254,7 @@ class RunFolder:
             raise RunError(
                 f"{self.metrics}: damaged, it ends with epoch {epoch} and result.json with {last}; {RESTART_HINT}"
             )
-        return Run(config, status, rows, reason, seconds, stored=True)
+        return Run(config, status, rows, reason, seconds, stored=True, sample=sample)
 
     def begin(self, config: RunConfig, rows: Sequence[EpochRow]) -> None:
         """Writes the configuration, and the metrics up to the checkpoint that the run continues from.

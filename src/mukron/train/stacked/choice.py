@@ -10,7 +10,7 @@ import torch
 from mukron.damping import MaxEigenvalue
 from mukron.data import Dataset
 from mukron.optim.spec import SPECS
-from mukron.train.build import device_of
+from mukron.train.build import batch_of, device_of
 from mukron.train.config import RunConfig
 from mukron.train.loop import EVALUATED
 
@@ -39,6 +39,8 @@ def stackable(config: RunConfig) -> str:
     for name, plain in (("augment", ()), ("record", ()), ("compile", False), ("clip_norm", None)):
         if getattr(config, name) != plain:
             return f"{name}={getattr(config, name)!r}: a stack has none"
+    if ":" in config.loss:
+        return f"loss={config.loss!r}: a stack has the built-in ones"
     if config.model != "mlp":
         return f"model={config.model!r}: a stack is of MLPs"
     spec = config.spec
@@ -58,6 +60,20 @@ def stackable(config: RunConfig) -> str:
     return ""
 
 
+def stackable_data(dataset: Dataset) -> bool:
+    """Say whether runs on these data can be stacked: one class number a sample.
+
+    Args:
+        dataset: The data.
+
+    Example:
+        >>> from mukron.data import load
+        >>> stackable_data(load("digits")), stackable_data(load("coriolanus"))
+        (True, False)
+    """
+    return dataset.train.targets.ndim == 1
+
+
 def stack_size(config: RunConfig, dataset: Dataset, workers: int = 1) -> int:
     """Return how many runs like this are best trained at once.
 
@@ -75,11 +91,11 @@ def stack_size(config: RunConfig, dataset: Dataset, workers: int = 1) -> int:
         >>> stack_size(config.replace(record=("features",)), dataset_of(config))
         1
     """
-    if stackable(config):
+    if stackable(config) or not stackable_data(dataset):
         return 1
     device = device_of(config)
     width, depth = int(config.width), int(config.model_options.get("depth", 3))
-    batch = min(config.batch or len(dataset.train), len(dataset.train))
+    batch = batch_of(config, dataset)
     if batch * width**2 > GAINS[device.type]:
         return 1
     sizes = [math.prod(dataset.input_shape), *[width] * (depth - 1), dataset.classes]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from mukron.data import Dataset
-from mukron.train.build import dataset_of, device_of
+from mukron.train.build import batch_of, dataset_of, device_of
 from mukron.train.config import RunConfig
 from mukron.train.errors import RunError
 from mukron.train.loop import EVALUATED, batches, train, trouble_with
@@ -139,7 +139,7 @@ class StackLoop:
         self.running = list(self.members)  # in the order of the stack
         self.stack = Stack(configs, dataset)
         self.schedule = Schedule.parse(self.config.schedule)
-        self.batch = min(self.config.batch or len(dataset.train), len(dataset.train))
+        self.batch = batch_of(self.config, dataset)
         self.steps_per_epoch = len(dataset.train) // self.batch
         self.device, self.epoch, self.step = device_of(self.config), 0, 0
         prepared = (dataset.prepare(part.inputs, self.config.weights_dtype) for part in (dataset.train, dataset.test))

@@ -28,8 +28,9 @@ from mukron.optim.options import Spectral, StepOptions
 from mukron.optim.precision import EPS, ILL_CONDITIONED, ILL_CONDITIONED_DENSE, ILL_CONDITIONED_PRODUCT, ill_conditioned
 from mukron.optim.update import Move, Update, times, write
 from mukron.params import Parametrization
-from mukron.train.build import Loss, loss_of, network_of, optimizer_of
+from mukron.train.build import network_of, optimizer_of
 from mukron.train.config import RunConfig
+from mukron.train.losses import Loss, loss_of
 
 POWERS = {"A": Fraction(1), "B": Fraction(1)}
 
@@ -47,7 +48,7 @@ class Stack:
         self.averages_gradients = config.spec.bounded(options) and not self.nesterov
         self.fisher: Fisher | None = None
         self.likelihood = "gaussian" if config.loss == "mse" else "categorical"
-        self.loss: Loss = torch.func.vmap(loss_of(config, dataset.classes))
+        self.loss: Loss = torch.func.vmap(loss_of(config, dataset))
         self.generators: list[Generator] = []
         networks: dict[tuple[object, ...], tuple[nn.Module, Parametrization]] = {}
         self.options = StepOptions()

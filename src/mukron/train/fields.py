@@ -1,0 +1,144 @@
+"""Readers of a run's fields: each checks one value and returns it in its one spelling.
+
+Those that other records need too are in ``mukron.readers``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from fractions import Fraction
+from typing import Any
+
+import torch
+
+from mukron import readers as read
+from mukron.damping import Rule
+from mukron.data import AUGMENTATIONS
+from mukron.models import get_model
+from mukron.optim.spec import method_names, spec_of
+from mukron.params import plain_width
+from mukron.readers import Reader
+from mukron.theory import Scheme, get_method, get_scheme
+from mukron.train.schedules import Schedule
+
+LARGEST_EXPONENT = 1000
+LOSSES = ("cross-entropy", "mse")
+DTYPES = {  # of the weights
+    "float32": torch.float32,
+    "float64": torch.float64,
+    "tf32": torch.float32,
+    "bfloat16": torch.float32,
+}
+RECORDS = ("features", "distance", "spectra", "rates", "words")
+
+
+def _width(value: Any) -> float:
+    number: float = read.number(above=0)(value)
+    return plain_width(number)
+
+
+def _model(value: Any) -> str:
+    name = read.text(value)
+    if ":" not in name:
+        get_model(name)
+    return name
+
+
+def _method(value: Any) -> str:
+    """The method in its one spelling: "adam" is "adamw" (the same without weight decay), "gn" is "gauss-newton"."""
+    name = read.exact(value)
+    try:
+        spec, exact = spec_of(name), get_method(name).name
+    except ValueError:
+        if ":" in name:
+            raise
+        known = method_names()
+        raise ValueError(f"no such optimizer{read.nearest(name, known)}; known: {', '.join(known)}") from None
+    return exact if ":" in exact else spec.name
+
+
+def _scheme(value: Any) -> str:
+    return value.name if isinstance(value, Scheme) else get_scheme(read.exact(value)).name
+
+
+def _exponent(value: Any) -> str:
+    if value == "zero":
+        return "zero"
+    exact = Fraction(read.exact(str(value)))
+    if not 0 <= exact <= LARGEST_EXPONENT:
+        raise ValueError(f'expected a number from 0 to {LARGEST_EXPONENT}, or "zero"')
+    return str(exact)
+
+
+def _data(value: Any) -> str:
+    return "" if value in ("", None) else read.text(value)
+
+
+def _loss(value: Any) -> str:
+    if isinstance(value, str) and ":" in value:
+        return value
+    try:
+        return str(read.one_of(LOSSES)(value))
+    except ValueError as error:
+        raise ValueError(f"{error}, or MODULE:FUNCTION, a loss of your own") from None
+
+
+def _damping(value: Any) -> Rule | float:
+    """A rule; or a bare number, which means the method's own rule."""
+    try:
+        return float(read.number()(float(value) if isinstance(value, str) else value))
+    except ValueError:
+        pass
+    rule = Rule.parse(value) if isinstance(value, str) else value
+    plain = rule.plain() if isinstance(rule, Rule) else rule
+    if not isinstance(plain, Mapping) or plain.get("rule") not in Rule.kinds:
+        raise ValueError('expected a number or a damping rule, as in Rescaled(1.0) or "rescaled:1"')
+    numbers = {name: read.number()(number) for name, number in plain.items() if name != "rule"}
+    return Rule.kinds[plain["rule"]](**numbers)
+
+
+def _device(value: Any) -> str:
+    try:
+        device = torch.device(read.text(value))
+    except RuntimeError as error:
+        raise ValueError(str(error).splitlines()[0]) from error
+    if device.type == "meta":
+        raise ValueError("holds no numbers, so nothing can be trained there; choose cpu or cuda")
+    return str(device)
+
+
+READERS: dict[str, Reader] = {
+    "model": _model,
+    "width": _width,
+    "base_width": read.optional(_width),
+    "model_options": read.options,
+    "roles": read.options,
+    "data": _data,
+    "data_options": read.options,
+    "output": read.optional(read.text),
+    "samples": read.optional(read.whole(1)),
+    "test_samples": read.optional(read.whole(1)),
+    "augment": read.names(read.one_of(AUGMENTATIONS)),
+    "loss": _loss,
+    "label_smoothing": read.number(below=1),
+    "method": _method,
+    "method_options": read.options,
+    "scheme": _scheme,
+    "output_exponent": read.optional(_exponent),
+    "damping": read.optional(_damping),
+    "lr": read.number(above=0),
+    "schedule": lambda value: str(Schedule.parse(value)),
+    "warmup": read.number(),
+    "momentum": read.number(below=1),
+    "weight_decay": read.number(),
+    "clip_norm": read.optional(read.number(above=0)),
+    "epochs": read.whole(1),
+    "batch": read.optional(read.whole(1)),
+    "seed": read.whole(0),
+    "dtype": read.one_of(DTYPES),
+    "device": _device,
+    "compile": read.flag,
+    "record": read.names(read.one_of(RECORDS)),
+    "record_every": read.whole(1),
+    "evaluate_every": read.whole(1),
+}
