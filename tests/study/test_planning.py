@@ -16,6 +16,7 @@ from mukron.train import RunConfig, build, dataset_of, train
 CNN = {"model": "cnn", "width": 8, "base_width": 8}
 FEW = {"samples": 24, "test_samples": 8, "epochs": 3}
 OWN = {"model": "own_network:make", "base_width": 16, "width": 16, "momentum": 0.5}
+TIED = {"model": "gpt", "base_width": 16, "width": 16, "batch": 24, "model_options": {"depth": 1, "tied": True}}
 WORDS = {"model": "words_of_pixels:make", "base_width": 16, "width": 16}
 
 
@@ -47,6 +48,9 @@ RUNS = {
     "kfac, embedding": WORDS,
     "kfac, embedding and no trust": {**WORDS, "method_options": {"trust": "none"}},
     "shampoo, embedding that is not excluded": {**WORDS, "method": "shampoo", "method_options": {"exclude": []}},
+    "kfac, tied gpt": TIED,
+    "kfac, tied gpt and no trust": {**TIED, "method_options": {"trust": "none"}},
+    "shampoo, tied gpt": {**TIED, "method": "shampoo"},
     "bfloat16": {"method": "kfac", "dtype": "bfloat16", "label_smoothing": 0.1, "loss": "mse"},
 }
 

@@ -9,8 +9,7 @@ import sys
 import pytest
 import torch
 
-from mukron.data import Dataset, Split, load
-from mukron.models import get_model
+from mukron.data import Dataset, Split
 from mukron.study.planning import plan_for
 from mukron.study.script import kind_of_targets, script
 from mukron.train import RunConfig
@@ -98,13 +97,17 @@ def test_a_gpt_on_a_text(method, capsys):
     config = RunConfig(
         **{**FEW, "model": "gpt", "data": "coriolanus", "samples": 48, "data_options": {"length": 32}},
         **{"method": method, "lr": {"kfac": 0.1, "shampoo": 0.05, "adamw": 0.01}[method]},
+        model_options={"depth": 1, "tied": True},
     )
-    data = load("coriolanus", samples=4, length=32)
-    options = {**get_model("gpt").options(data.input_shape, data.classes), "depth": 1, "tied": True}
-    code = script(config, options, kind_of_targets(data))
+    code = plan_for(config, 32, steps=0).code()
     assert ("class_dim=-1" in code) == (method == "kfac")
     found = losses(code, capsys)
     assert found[-1] < 0.95 * found[0]
+
+
+def test_windows_of_a_text_come_in_the_runs_batches():
+    config = RunConfig(**{**FEW, "model": "gpt", "samples": 48, "batch": None}, model_options={"depth": 1})
+    assert "batch_size=32, shuffle=True" in plan_for(config, 32, steps=0).code()
 
 
 def test_classes_in_another_dimension():
@@ -115,16 +118,14 @@ def test_classes_in_another_dimension():
 
 
 def own_config(**fields) -> RunConfig:
-    loss = fields.pop("loss", "cross-entropy")
-    config = RunConfig(**{**FEW, "model": "own_task:network", "samples": None, "test_samples": None, **fields})
-    object.__setattr__(config, "loss", loss)
-    return config
+    """A run of the user's network; all samples unless another number is given."""
+    return RunConfig(**{**FEW, "model": "own_task:network", "samples": None, "test_samples": None, **fields})
 
 
 def test_a_network_data_and_a_loss_of_the_users_own(own, capsys):
     """Also if their names are those that the script itself has."""
     config = own_config(data="own_task:data", loss="own_task:loss", lr=0.05, data_options={"rows": 100})
-    code = script(config, {"bias": False}, "numbers")
+    code = plan_for(config.replace(model_options={"bias": False}), 64, steps=0).code()
     assert "from own_task import network as own_network\n" in code
     assert "from own_task import loss as own_loss\n" in code
     assert 'likelihood="gaussian"' in code
@@ -134,8 +135,8 @@ def test_a_network_data_and_a_loss_of_the_users_own(own, capsys):
 
 
 def test_regression(own, capsys):
-    config = own_config(data="own_task:data", loss="mse", samples=40, method="foof", lr=0.5, batch=None)
-    code = script(config, {"bias": True}, "numbers")
+    fields = {"data": "own_task:data", "loss": "mse", "samples": 40, "method": "foof", "lr": 0.5, "batch": None}
+    code = plan_for(own_config(**fields, model_options={"bias": True}), 64, steps=0).code()
     assert "loader = [(inputs, targets)]" in code
     assert ".subset(samples=40)\n" in code
     found = losses(code, capsys)
@@ -160,9 +161,8 @@ def test_labels_of_the_users_own(own, capsys):
 
 
 def test_an_output_among_several(own, capsys):
-    config = own_config(data="own_task:labelled", model="own_task:Parts", lr=0.1)
-    object.__setattr__(config, "output", "logits")
-    code = script(config, {})
+    config = own_config(data="own_task:labelled", model="own_task:Parts", lr=0.1, output="logits")
+    code = plan_for(config, 64, steps=0).code()
     assert "output=output_of" in code
     assert losses(code, capsys)[-1] < 1
 

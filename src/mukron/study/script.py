@@ -131,7 +131,7 @@ def _prepared(config: RunConfig, inputs: str) -> str:
 
 def _output(config: RunConfig) -> list[str]:
     """The definition of ``output_of``, if the run names the network's output among the things that it returns."""
-    name = getattr(config, "output", None)
+    name = config.output
     if name is None:
         return []
     part = f"returned[{name}]" if name.isdecimal() else f"returned[{_literal(name)}]"
@@ -184,7 +184,7 @@ def _optimizer(config: RunConfig, targets: str) -> str:
     if targets == NUMBERS and ":" in config.loss and "likelihood" in spec.defaults:
         keywords = {**keywords, "likelihood": config.method_options.get("likelihood", "gaussian")}
     arguments = _keywords({"lr": config.lr, **given, **decay, **keywords})
-    if "output" in spec.defaults and getattr(config, "output", None) is not None:
+    if "output" in spec.defaults and config.output is not None:
         arguments.append("output=output_of")
     return _call(f"optimizer = {_named(spec.optimizer)}", ["model", "p", *arguments])
 
@@ -243,7 +243,7 @@ def _loop(config: RunConfig, targets: str) -> list[str]:
 def _forward(config: RunConfig) -> list[str]:
     """The lines that compute the output from x."""
     call = f"{'compiled' if config.compile else 'model'}(x)"
-    if getattr(config, "output", None) is not None:
+    if config.output is not None:
         call = f"output_of({call})"
     if config.dtype != "bfloat16":
         return [f"output = {call}"]
