@@ -68,7 +68,7 @@ def test_from_what_tune_left(folder):
     assert "fc2.weight  hidden  128 x 128" in output
     assert "Memory of a step, width 128, batch 24, cpu" in output
     assert "Counted, not measured, and without its time: it was not asked for." in output
-    assert output.rstrip().endswith("optimizer.step()")
+    assert output.rstrip().endswith('print(f"epoch {epoch + 1}: loss {total / len(loader):.4g}")')
     assert "mukron.KFAC(model, p, lr=0.05, damping=mukron.Rescaled(0.5))" in output
 
 
@@ -121,7 +121,8 @@ def test_from_any_run(folder):
     output = plan("--width", 64, "--config", "run.json", *QUICK)
     assert output.startswith("Settings of run.json.\nown_network:make on digits, sgd, mup: lr 0.25.\n")
     assert "from own_network import make as network" in output
-    assert "blocks.0.up.weight" in output
+    assert "blocks.0-1.up.weight" in output
+    assert "blocks.0.up.weight" in plan("--width", 64, "--config", "run.json", "--whole", *QUICK)
     assert "--config is one already" in refuse("--width", 64, "--config", "run.json", "--scheme", "mup")
     assert "nowhere.json: there is no such file" in refuse("--width", 64, "--config", "nowhere.json")
 

@@ -16,6 +16,7 @@ from mukron.train import RunConfig, build, dataset_of, train
 CNN = {"model": "cnn", "width": 8, "base_width": 8}
 FEW = {"samples": 24, "test_samples": 8, "epochs": 3}
 OWN = {"model": "own_network:make", "base_width": 16, "width": 16, "momentum": 0.5}
+TIED = {"model": "gpt", "base_width": 16, "width": 16, "batch": 24, "model_options": {"depth": 1, "tied": True}}
 WORDS = {"model": "words_of_pixels:make", "base_width": 16, "width": 16}
 
 
@@ -47,6 +48,9 @@ RUNS = {
     "kfac, embedding": WORDS,
     "kfac, embedding and no trust": {**WORDS, "method_options": {"trust": "none"}},
     "shampoo, embedding that is not excluded": {**WORDS, "method": "shampoo", "method_options": {"exclude": []}},
+    "kfac, tied gpt": TIED,
+    "kfac, tied gpt and no trust": {**TIED, "method_options": {"trust": "none"}},
+    "shampoo, tied gpt": {**TIED, "method": "shampoo"},
     "bfloat16": {"method": "kfac", "dtype": "bfloat16", "label_smoothing": 0.1, "loss": "mse"},
 }
 
@@ -101,13 +105,11 @@ def test_the_table_of_layers():
 def test_the_code_trains_as_the_run_does(fields):
     config = tuned(**fields)
     plan = plan_for(config, 2 * config.width, steps=0)
-    data, config, ends = dataset_of(plan.config), plan.config, []
+    config, ends = plan.config, []
     run = train(config, observe=[lambda moment: ends.append(moment.built) or {}])
     assert run.status == "finished"
     built = ends[-1]
-    x, y = data.prepare(data.train.inputs, config.weights_dtype), data.train.targets
-    names = {"loader": [(x, y)]}
-    exec(plan.code(), names)
+    names = executed(plan.code())
     trained, theirs = names["model"].state_dict(), built.model.state_dict()
     assert list(trained) == list(theirs)
     for name, values in theirs.items():
@@ -120,22 +122,35 @@ def test_the_code_trains_as_the_run_does(fields):
         assert all(group[name] == value for name, value in other.items() if name not in different)
 
 
+def executed(code: str) -> dict:
+    """The names of a script after it ran."""
+    names = {}
+    exec(compile(code, "script.py", "exec"), names)
+    return names
+
+
 def test_the_code_is_what_a_user_would_write():
     plan = plan_for(tuned(damping="rescaled:0.5", batch=12), 8192, steps=0)
     assert (
         plan.code()
-        == '''"""K-FAC at width 8192, settings of base width 32. ``loader`` is yours."""
+        == '''"""K-FAC at width 8192, settings of base width 32."""
 
 import torch
 from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
 
 import mukron
+from mukron.data import load
 from mukron.models import MLP
 
 
 def network(width):
     return MLP(width, inputs=64, classes=10)
 
+
+data = load("digits", samples=24, test_samples=8)
+inputs, targets = data.prepare(data.train.inputs), data.train.targets
+loader = DataLoader(TensorDataset(inputs, targets), batch_size=12, shuffle=True, drop_last=True)
 
 torch.manual_seed(0)
 shapes = mukron.base_shapes(network, width=32)
@@ -144,12 +159,15 @@ p = mukron.parametrize(model, shapes)
 optimizer = mukron.KFAC(model, p, lr=0.02, damping=mukron.Rescaled(0.5))
 
 for epoch in range(3):
-    for x, y in loader:  # batches of 12: inputs, class numbers
+    total = 0.0
+    for x, y in loader:
         optimizer.zero_grad()
         output = model(x)
         loss = F.cross_entropy(output, y)
         loss.backward()
         optimizer.step()
+        total += loss.item()
+    print(f"epoch {epoch + 1}: loss {total / len(loader):.4g}")
 '''
     )
 
@@ -166,8 +184,7 @@ def test_a_network_with_options_of_its_own_and_a_gpu(tmp_path, monkeypatch):
     config = tuned(model="deep:net", model_options={"sizes": [1, 2], "bias": True}, method="adamw")
     plan = plan_for(config, 64, steps=0)
     assert "    return net(width, sizes=(1, 2), bias=True)\n" in plan.code()
-    names = {"loader": []}
-    exec(plan.code(), names)
+    names = executed(plan.code())
     assert names["model"][1].weight.shape == (64, 64)
     gpu = planning.script(plan.config.replace(device="cuda", compile=True), plan.network_options)
     compile(gpu, "gpu.py", "exec")

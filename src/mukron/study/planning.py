@@ -30,7 +30,7 @@ from mukron.study.cost import (
     training_memory,
 )
 from mukron.study.errors import StudyError
-from mukron.study.script import script
+from mukron.study.script import CLASSES, kind_of_targets, script
 from mukron.table import Table
 from mukron.theory import SP, get_method
 from mukron.train import RunConfig, base_width_of, batch_of, dataset_of, factory_of
@@ -71,6 +71,9 @@ class WidePlan:
     memory: TrainingMemory
     steps: tuple[StepCost, ...]  # the method's and SGD's; none if not measured
     not_measured: str = ""  # why not
+    samples: int = 0  # to train on
+    targets: str = CLASSES  # what the data's targets are
+    data_dir: str | None = None  # where data sets are kept
 
     @property
     def settings(self) -> tuple[ParameterSettings, ...]:
@@ -149,8 +152,9 @@ class WidePlan:
         return self.steps[0].layers if self.steps else None
 
     def code(self) -> str:
-        """A Python script that trains the wide network with these settings on your ``loader``."""
-        return script(self.config, self.network_options)
+        """A Python script that trains the wide network with these settings."""
+        config = self.config.replace(batch=self.batch if self.batch < self.samples else None)
+        return script(config, self.network_options, self.targets, self.data_dir)
 
     def to_dict(self) -> Data:
         content = {
@@ -208,7 +212,12 @@ def plan_for(
     options = dict(config.model_options)
     if ":" not in config.model:
         options = {**get_model(config.model).options(dataset.input_shape, dataset.classes), **options}
-    plan = WidePlan(tuned, config, parametrization, options, batch, memory, ())
+    plan = WidePlan(
+        *(tuned, config, parametrization, options, batch, memory, ()),
+        samples=len(dataset.train),
+        targets=kind_of_targets(dataset),
+        data_dir=None if data_dir is None else os.fspath(data_dir),
+    )
     if not steps:
         return replace(plan, not_measured="it was not asked for")
     free = available_memory(config.device)

@@ -11,25 +11,71 @@ from typing import Any
 
 import mukron
 from mukron.damping import Rule
+from mukron.data import Dataset
 from mukron.imports import import_function
 from mukron.models import get_model
 from mukron.theory import MUP, get_method
 from mukron.train import RunConfig
 
 LINE = 100  # characters
+CLASSES, POSITIONS, NUMBERS = "classes", "positions", "numbers"  # kinds of targets
+OWN_DATA, OWN_LOSS = "own_data", "own_loss"  # what a user's functions are imported as
+SCRIPT_NAMES = (  # of the script itself, which a user's network may have too
+    "F DataLoader TensorDataset Schedule torch mukron load as_dataset augmentation augment network model shapes p data "
+    "inputs targets loader x y output output_of loss wanted total epoch optimizer compiled schedule scheduler steps "
+    f"{OWN_DATA} {OWN_LOSS}"
+).split()
 
 
-def script(config: RunConfig, network_options: Mapping[str, Any]) -> str:
-    """The code that builds the config's network, plan and optimizer as a run does, and trains it on a ``loader``.
+def script(
+    config: RunConfig, network_options: Mapping[str, Any], targets: str = CLASSES, data_dir: str | None = None
+) -> str:
+    """Write the code that loads the config's data, builds its network, plan and optimizer as a run does, and trains it.
 
-    network_options: the network's keyword arguments, apart from its width.
+    Args:
+        config: The run. Without a batch size all samples are one batch.
+        network_options: The network's keyword arguments, apart from its width.
+        targets: What the data's targets are, as ``kind_of_targets`` says.
+        data_dir: Where data sets are kept; None: the usual folder.
+
+    Returns:
+        A Python script.
+
+    Example:
+        >>> from mukron.train import RunConfig
+        >>> code = script(RunConfig(method="sgd", width=512, base_width=64), {"inputs": 64, "classes": 10})
+        >>> code.splitlines()[0]
+        '\"\"\"SGD at width 512, settings of base width 64.\"\"\"'
     """
     title = f"{get_method(config.method).title} at width {config.width:g}, settings of base width {config.base_width:g}"
     imports, definition = _network(config, network_options)
-    lines = [f'"""{title}. ``loader`` is yours."""', "", "import torch", "from torch.nn import functional as F", ""]
-    lines += ["import mukron", *imports, *_own_imports(config), *definition, ""]
-    lines += [*_setup(config, by_name=not definition), *_schedule(config)]
-    return "\n".join([*lines, "", *_loop(config), ""])
+    imports += [*_data_imports(config), *_own_imports(config)]
+    imports.sort(key=lambda line: (not line.startswith("from mukron."), line))
+    body = [*definition, *_output(config), "", *_data(config, data_dir), ""]
+    body += [*_setup(config, targets, by_name=not definition), *_schedule(config), "", *_loop(config, targets), ""]
+    torch_imports = ["import torch"]
+    torch_imports += ["from torch.nn import functional as F"] if any("F." in line for line in body) else []
+    torch_imports += [] if config.batch is None else ["from torch.utils.data import DataLoader, TensorDataset"]
+    return "\n".join([f'"""{title}."""', "", *torch_imports, "", "import mukron", *imports, *body])
+
+
+def kind_of_targets(dataset: Dataset) -> str:
+    """Return what a data set's targets are: class numbers of samples, or of their positions, or real numbers.
+
+    Args:
+        dataset: The data set.
+
+    Returns:
+        "classes", "positions" or "numbers".
+
+    Example:
+        >>> from mukron.data import load
+        >>> kind_of_targets(load("digits"))
+        'classes'
+    """
+    if dataset.train.targets.is_floating_point():
+        return NUMBERS
+    return CLASSES if dataset.train.targets.ndim == 1 else POSITIONS
 
 
 def _network(config: RunConfig, options: Mapping[str, Any]) -> tuple[list[str], list[str]]:
@@ -39,33 +85,86 @@ def _network(config: RunConfig, options: Mapping[str, Any]) -> tuple[list[str], 
         module, name = "mukron.models", get_model(config.model).factory.__name__
     schedule = ["from mukron.train.schedules import Schedule"] if _is_scheduled(config) else []
     if not options:
-        return [f"from {module} import {name}" + ("" if name == "network" else " as network"), *schedule], []
-    call = _call(f"return {name}", ["width", *_keywords(options)], indent=4)
-    return [f"from {module} import {name}", *schedule], ["", "", "def network(width):", call, ""]
+        return [_import(module, name, "network"), *schedule], []
+    called = f"own_{name}" if name in SCRIPT_NAMES else name
+    call = _call(f"return {called}", ["width", *_keywords(options)], indent=4)
+    return [_import(module, name, called), *schedule], ["", "", "def network(width):", call, ""]
 
 
-def _setup(config: RunConfig, by_name: bool) -> list[str]:
+def _import(module: str, name: str, alias: str) -> str:
+    return f"from {module} import {name}" + ("" if name == alias else f" as {alias}")
+
+
+def _data_imports(config: RunConfig) -> list[str]:
+    """The imports of the data, and of a loss of the user's own."""
+    own = ":" in config.data
+    names = ["as_dataset" if own else "load", *(["augmentation"] if config.augment else [])]
+    lines = [f"from mukron.data import {', '.join(sorted(names))}"]
+    functions = {config.data: OWN_DATA, config.loss: OWN_LOSS}
+    parts = {alias: path.partition(":") for path, alias in functions.items() if ":" in path}
+    return [*lines, *(_import(module, name, alias) for alias, (module, _, name) in parts.items())]
+
+
+def _data(config: RunConfig, folder: str | None) -> list[str]:
+    """The lines that load the data and make ``loader``."""
+    given = {"samples": config.samples, "test_samples": config.test_samples}
+    subset = {name: number for name, number in given.items() if number is not None}
+    if ":" in config.data:
+        values = f"{OWN_DATA}({', '.join(_keywords(config.data_options))})"
+        call = _call("data = as_dataset", [_literal(config.data), values])
+        call += f".subset({', '.join(_keywords(subset))})" if subset else ""
+    else:
+        place = [] if folder is None else [_literal(folder)]
+        call = _call("data = load", [_literal(config.data), *place, *_keywords({**subset, **config.data_options})])
+    inputs = "data.train.inputs" if config.augment else f"data.prepare({_prepared(config, 'data.train.inputs')})"
+    lines = [call, f"inputs, targets = {inputs}, data.train.targets"]
+    if config.batch is None:
+        return [*lines, "loader = [(inputs, targets)]  # all samples in one batch"]
+    batches = [f"batch_size={config.batch}", "shuffle=True", "drop_last=True"]
+    return [*lines, _call("loader = DataLoader", ["TensorDataset(inputs, targets)", *batches])]
+
+
+def _prepared(config: RunConfig, inputs: str) -> str:
+    """The arguments of ``data.prepare``."""
+    return f"{inputs}, torch.float64" if config.dtype == "float64" else inputs
+
+
+def _output(config: RunConfig) -> list[str]:
+    """The definition of ``output_of``, if the run names the network's output among the things that it returns."""
+    name = config.output
+    if name is None:
+        return []
+    part = f"returned[{name}]" if name.isdecimal() else f"returned[{_literal(name)}]"
+    if name.isidentifier():
+        part = f"returned.{name} if hasattr(returned, {_literal(name)}) else {part}"
+    return ["", "", "def output_of(returned):", f"    return {part}", ""]
+
+
+def _setup(config: RunConfig, targets: str, by_name: bool) -> list[str]:
     roles = [f"roles={_literal(config.roles)}"] if config.roles else []
     changed = {"scheme": config.scheme} if config.scheme != MUP.name else {}
     if config.output_exponent is not None:
         changed["output_exponent"] = config.output_exponent
     width = f"{config.width!r}"
-    if by_name and "width" in inspect.signature(import_function(config.model, "model")).parameters:
+    own = by_name and ":" in config.model
+    if own and "width" in inspect.signature(import_function(config.model, "model")).parameters:
         width = f"width={width}"
     places = [] if config.device == "cpu" else [_literal(config.device)]
     places += ["torch.float64"] if config.dtype == "float64" else []
+    precision = ['torch.set_float32_matmul_precision("high")'] if config.dtype == "tf32" else []
     return [
+        *precision,
         f"torch.manual_seed({config.seed})",
         _call("shapes = mukron.base_shapes", ["network", f"width={config.base_width!r}", *roles]),
         f"model = network({width})",
         _call("p = mukron.parametrize", ["model", "shapes", *_keywords(changed)]),
         *([_call("model.to", places)] if places else []),
-        _optimizer(config),
+        _optimizer(config, targets),
         *(["compiled = torch.compile(model, dynamic=False)"] if config.compile else []),
     ]
 
 
-def _optimizer(config: RunConfig) -> str:
+def _optimizer(config: RunConfig, targets: str) -> str:
     spec = config.spec
     usual = {"momentum": 0.9} if "memory" in spec.known_options and spec.bounded(config.method_options) else {}
     keywords = {
@@ -80,7 +179,13 @@ def _optimizer(config: RunConfig) -> str:
         groups = f"p.param_groups({', '.join([_literal(config.method), *_keywords({'lr': config.lr, **decay})])})"
         return _call(f"optimizer = torch.optim.{spec.optimizer.__name__}", [groups, *_keywords(keywords)])
     given = {} if config.damping is None else {"damping": config.damping}
+    if targets == POSITIONS and "class_dim" in spec.defaults:
+        keywords = {"class_dim": -1, **keywords}
+    if targets == NUMBERS and ":" in config.loss and "likelihood" in spec.defaults:
+        keywords = {**keywords, "likelihood": config.method_options.get("likelihood", "gaussian")}
     arguments = _keywords({"lr": config.lr, **given, **decay, **keywords})
+    if "output" in spec.defaults and config.output is not None:
+        arguments.append("output=output_of")
     return _call(f"optimizer = {_named(spec.optimizer)}", ["model", "p", *arguments])
 
 
@@ -116,38 +221,55 @@ def _schedule(config: RunConfig) -> list[str]:
     ]
 
 
-def _loop(config: RunConfig) -> list[str]:
-    size = "all samples in one batch" if config.batch is None else f"batches of {config.batch}"
-    augmented = f", augmented by {', '.join(config.augment)}" if config.augment else ""
-    body = [f"for x, y in loader:  # {size}{augmented}: inputs, class numbers"]
+def _loop(config: RunConfig, targets: str) -> list[str]:
     inner = []
     if config.device != "cpu":
         inner.append(f"x, y = x.to({_literal(config.device)}), y.to({_literal(config.device)})")
-    inner += ["optimizer.zero_grad()", *_loss(config), "loss.backward()"]
+    if config.augment:
+        inner.append(f"augment = augmentation({_literal(config.augment)}, int(torch.randint(2**31, ())), data.mean)")
+        inner.append(f"x = data.prepare({_prepared(config, 'x')}, augment=augment)")
+    inner += ["optimizer.zero_grad()", *_forward(config), *_loss(config, targets), "loss.backward()"]
     if config.clip_norm is not None:
         inner.append(f"torch.nn.utils.clip_grad_norm_(model.parameters(), {config.clip_norm})")
     inner.append("optimizer.step()")
     if _is_scheduled(config):
         inner.append("scheduler.step()")
-    body += [f"    {line}" for line in inner]
+    inner.append("total += loss.item()")
+    body = ["total = 0.0", "for x, y in loader:", *(f"    {line}" for line in inner)]
+    body.append('print(f"epoch {epoch + 1}: loss {total / len(loader):.4g}")')
     return [f"for epoch in range({config.epochs}):", *(f"    {line}" for line in body)]
 
 
-def _loss(config: RunConfig) -> list[str]:
-    """The lines that compute the loss from x and y."""
-    network = "compiled" if config.compile else "model"
-    lines = [f"output = {network}(x)"]
-    if config.dtype == "bfloat16":
-        device = config.device.partition(":")[0]
-        lines = [f"with torch.autocast({_literal(device)}, dtype=torch.bfloat16):", f"    output = {network}(x)"]
-        lines.append("output = output.float()")
+def _forward(config: RunConfig) -> list[str]:
+    """The lines that compute the output from x."""
+    call = f"{'compiled' if config.compile else 'model'}(x)"
+    if config.output is not None:
+        call = f"output_of({call})"
+    if config.dtype != "bfloat16":
+        return [f"output = {call}"]
+    device = config.device.partition(":")[0]
+    lines = [f"with torch.autocast({_literal(device)}, dtype=torch.bfloat16):", f"    output = {call}"]
+    return lines if ":" in config.loss else [*lines, "output = output.float()"]
+
+
+def _loss(config: RunConfig, targets: str) -> list[str]:
+    """The lines that compute the loss from the output and y."""
+    if ":" in config.loss:
+        return [f"loss = {OWN_LOSS}(output, y)"]
+    class_dim = config.method_options.get("class_dim")
+    moved = targets == POSITIONS and class_dim not in (None, -1)
     if config.loss != "mse":
+        output = f"output.movedim({class_dim}, -1)" if moved else "output"
+        pair = [f"{output}.flatten(0, -2)", "y.flatten()"] if targets == POSITIONS else ["output", "y"]
         smoothing = [f"label_smoothing={config.label_smoothing}"] if config.label_smoothing else []
-        return [*lines, _call("loss = F.cross_entropy", ["output", "y", *smoothing])]
-    targets = "F.one_hot(y, output.shape[1]).to(output) - 1 / output.shape[1]"
+        return [_call("loss = F.cross_entropy", [*pair, *smoothing])]
+    if targets == NUMBERS:
+        return ["loss = (output - y.to(output)).square().sum(-1).mean() / 2"]
+    wanted = "F.one_hot(y, output.shape[-1]).to(output) - 1 / output.shape[-1]"
     if config.label_smoothing:
-        targets = f"{1 - config.label_smoothing} * ({targets})"
-    return [*lines, f"targets = {targets}", "loss = (output - targets).square().sum(1).mean() / 2"]
+        wanted = f"{1 - config.label_smoothing} * ({wanted})"
+    lines = [f"output = output.movedim({class_dim}, -1)"] if moved else []
+    return [*lines, f"wanted = {wanted}", "loss = (output - wanted).square().sum(-1).mean() / 2"]
 
 
 def _keywords(values: Mapping[str, Any]) -> list[str]:
