@@ -17,6 +17,7 @@ INPUTS = {
     "resnet50": lambda: torch.randn(2, 3, 32, 32),
     "vgg19": lambda: torch.randn(2, 3, 32, 32),
     "cbow": lambda: torch.randint(2048, (2, 8)),
+    "gpt": lambda: torch.randint(256, (2, 64)),
 }
 
 
@@ -24,7 +25,7 @@ INPUTS = {
 def test_forward(name):
     model = get_model(name).factory(get_model(name).base_width)
     output = model(INPUTS[name]())
-    assert output.shape == (2, 2048 if name == "cbow" else 10)
+    assert output.shape == {"cbow": (2, 2048), "gpt": (2, 64, 256)}.get(name, (2, 10))
     output.square().mean().backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
 

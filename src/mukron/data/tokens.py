@@ -102,8 +102,8 @@ def text_dataset(name: str, content: bytes, length: int = LENGTH) -> Dataset:
         DataError: The text is too short.
 
     Example:
-        >>> text_dataset("abc", b"abc" * 100, length=16).train.targets[0, :3]
-        tensor([ 98,  99,  97])
+        >>> text_dataset("abc", b"abc" * 100, length=16).train.targets[0, :3].tolist()
+        [98, 99, 97]
     """
     return _split(name, _bytes(content), length, BYTES, "bytes")
 

@@ -80,10 +80,11 @@ class Layer:
         module: The module itself.
 
     Example:
-        >>> @register(nn.PReLU)
-        ... class Slope(Layer):
+        >>> class Slope(Layer):
         ...     def fans(self, name, shape):
         ...         return vector(shape) if name == "weight" else None
+        >>> Slope(nn.PReLU(8)).fans("weight", (8,)).fan_out
+        8
     """
 
     def __init__(self, module: nn.Module) -> None:

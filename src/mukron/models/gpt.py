@@ -17,7 +17,7 @@ HEAD_DIM = 16
 NORMS: dict[str, Callable[[int], nn.Module]] = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
 
 
-class Attention(nn.Module):
+class CausalSelfAttention(nn.Module):
     """Causal self-attention with several heads, without biases.
 
     Args:
@@ -26,7 +26,7 @@ class Attention(nn.Module):
         scale: What the products of queries and keys are multiplied by.
 
     Example:
-        >>> Attention(16, heads=2, scale=0.25)(torch.randn(2, 5, 16)).shape
+        >>> CausalSelfAttention(16, heads=2, scale=0.25)(torch.randn(2, 5, 16)).shape
         torch.Size([2, 5, 16])
     """
 
@@ -88,12 +88,12 @@ class SwiGLU(nn.Module):
 MLPS: dict[str, Callable[[int], nn.Module]] = {"gelu": GELU, "swiglu": SwiGLU}
 
 
-class Block(nn.Module):
+class GPTBlock(nn.Module):
     """Attention, then an MLP, each behind a norm and added to its input."""
 
     def __init__(self, width: int, heads: int, scale: float, norm: str, mlp: str) -> None:
         super().__init__()
-        self.norm1, self.attention = NORMS[norm](width), Attention(width, heads, scale)
+        self.norm1, self.attention = NORMS[norm](width), CausalSelfAttention(width, heads, scale)
         self.norm2, self.mlp = NORMS[norm](width), MLPS[mlp](width)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -171,7 +171,7 @@ class GPT(nn.Module):
         self.context = context
         self.multiplier = multiplier if multiplier is not None else USUAL_WIDTH / width if tied else 1.0
         self.tokens, self.positions = nn.Embedding(vocabulary, width), nn.Embedding(context, width)
-        self.blocks = nn.ModuleList(Block(width, number, scale, norm, mlp) for _ in range(depth))
+        self.blocks = nn.ModuleList(GPTBlock(width, number, scale, norm, mlp) for _ in range(depth))
         self.norm = NORMS[norm](width)
         self.head = nn.Linear(width, vocabulary, bias=False)
         self._draw(depth)

@@ -46,8 +46,8 @@ class Run:
     """A training run that has ended, with the numbers of every epoch.
 
     The numbers of an epoch are epoch, step, lr, train_loss and train_accuracy (running means over the epoch's
-    batches), test_loss, test_accuracy, seconds, and whatever the run's ``record`` names; losses of a text also in bits
-    per byte, and the tokens seen so far. Regression has no accuracy.
+    batches), test_loss, test_accuracy (none of regression), seconds, and whatever the run's ``record`` names; losses of
+    a text also in bits per byte, and the tokens seen so far.
 
     Attributes:
         config: What was trained, and how.
@@ -106,12 +106,7 @@ class Run:
         return dict((min if lowest else max)(rows, key=lambda row: row[metric]))
 
     def to_dict(self) -> Data:
-        """Returns the run as data for JSON.
-
-        Example:
-            >>> Run.from_dict(Run(RunConfig(), "diverged", reason="loss").to_dict()).reason
-            'loss'
-        """
+        """Returns the run as data for JSON."""
         content = {"config": self.config.to_dict(), "epochs": [dict(row) for row in self.epochs]}
         return stamp(RUN_KIND, RUN_VERSION, {**content, **self._ending()})
 
@@ -132,8 +127,8 @@ class Run:
         content = check_stamp(data, RUN_KIND, RUN_VERSION, source)
         config = RunConfig.from_dict(content.get("config"), source)
         with damaged(source):
-            ending = (content["status"], content["epochs"], content["reason"], content["seconds"])
-            return cls(config, *ending, sample=content.get("sample", ""))
+            ending = {name: content[name] for name in ("status", "epochs", "reason", "seconds")}
+            return cls(config, **ending, sample=content.get("sample", ""))
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> Run:

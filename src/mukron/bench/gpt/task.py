@@ -22,11 +22,12 @@ from mukron.bench.measure import product_precision
 from mukron.bench.networks import CharGPT
 from mukron.bench.stability.runs import make_optimizer
 from mukron.bench.stability.text import markov_text
+from mukron.data.tokens import BYTES
 from mukron.optim.spec import SPECS, spec_of
 from mukron.params import base_shapes, parametrize
 from mukron.train.randomness import own_random_numbers
 
-BYTES, WINDOW, LAYERS, HEAD_SIZE, BATCH = 256, 128, 4, 64, 32
+WINDOW, LAYERS, HEAD_SIZE, BATCH = 128, 4, 64, 32
 WARMUP, LAST_RATE = 20, 0.1  # steps to the full learning rate; what is left of it at the end
 TRAINING_PART = 0.9  # of the text; the rest is for validation
 LAYERWISE = tuple(name for name, spec in SPECS.items() if spec.layerwise)
