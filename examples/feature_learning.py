@@ -54,7 +54,7 @@ def check(method: str, scheme: str) -> Check:
 
 def slopes(result: Check) -> dict[str, tuple[float, float]]:
     """Measured and predicted, by layer."""
-    verdicts = {verdict.layer: verdict for verdict in result.features}
+    verdicts = {verdict.layer: verdict for verdict in result.features if verdict.reading == "features"}
     return {LAYERS[layer]: (verdicts[layer].measured.slope, verdicts[layer].predicted) for layer in LAYERS}
 
 

@@ -48,6 +48,7 @@ def test_mup_learns(learned):
     assert [verdict.layer for verdict in learned.features] == [
         *("fc1", "fc2", "fc3", "output"),
         *("fc1.weight", "fc2.weight", "fc3.weight"),
+        "output",  # along the descent
     ]
     assert {verdict.predicted for verdict in learned.features} == {0.0}
     assert "OK: every layer learns alike at every width." in str(learned)
@@ -105,7 +106,7 @@ def test_results_are_files_that_can_be_looked_at(learned, tmp_path):
     assert len(content["record"]["rows"]) == len(learned.record.rows)
     lines = (tmp_path / "check" / "features.csv").read_text().splitlines()
     assert lines[0] == "width,seed,step,quantity,layer,value"
-    assert len(lines) == 1 + 3 * 2 * 2 * 7
+    assert len(lines) == 1 + 3 * 2 * 2 * 8
     assert (tmp_path / "check" / "features.png").read_bytes()[:4] == b"\x89PNG"
     assert "vanishes" not in (tmp_path / "check" / "features.svg").read_text()
 
@@ -230,7 +231,7 @@ def test_numbers_of_other_kinds_and_twice_the_same(tmp_path):
 def test_inputs_that_are_no_numbers_are_a_verdict(tmp_path):
     x, y = data()
     result = coordinate_check(mlp, sgd(0.1), (x * math.nan, y), base_width=32, widths=(64, 128), seeds=1, steps=1)
-    assert "2 of the runs broke (width 64, seed 0: the loss is nan after 0 steps)" in str(result)
+    assert "2 of the runs broke (width 128, seed 0: the loss is nan after 0 steps)" in str(result)
     result.save(tmp_path)
     with pytest.raises(AssertionError, match="broke"):
         result.assert_ok()
@@ -249,7 +250,7 @@ def test_progress_is_told():
         mlp, sgd(0.1), data(), base_width=32, widths=(64, 128), seeds=2, steps=1, progress=lambda *at: told.append(at)
     )
     assert [at[:2] for at in told] == [(0, 4), (1, 4), (2, 4), (3, 4), (4, 4)]
-    assert told[0][2] == "width 64, seed 0"
+    assert told[0][2] == "width 128, seed 0"  # the widest first: its time is known at once
 
 
 def test_the_default_widths_begin_above_the_base():

@@ -50,7 +50,10 @@ def test_noise_that_hides_the_answer_is_told(slope):
     assert verdict.word == "unclear"
     result = Check(record({"fc1": slope}, noise=2.0))
     assert not result.ok
-    assert "Unclear ones want more seeds, or wider networks" in result.verdict()
+    assert result.unclear
+    assert result.exit_code == 4
+    assert result.verdict().startswith("UNCLEAR. unclear: fc1 (features).")
+    assert "Unclear ones need more seeds, or wider networks" in result.verdict()
 
 
 def test_a_layer_that_never_moves_stands_still():

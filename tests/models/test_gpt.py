@@ -55,7 +55,9 @@ def test_initial_weights_keep_their_size():
     torch.manual_seed(0)
     model = GPT(256, depth=8)
     stds = {name: value.detach().std().item() for name, value in model.named_parameters() if value.ndim == 2}
-    assert stds["tokens.weight"] == pytest.approx(0.2, rel=0.05)
+    assert stds["tokens.weight"] == pytest.approx(1, rel=0.05)
+    assert stds["head.weight"] == pytest.approx(1 / 128, rel=0.05)
+    assert GPT(256, depth=1, tied=True).tokens.weight.std().item() == pytest.approx(0.1, rel=0.05)
     assert stds["blocks.3.attention.query.weight"] == pytest.approx(1 / 16, rel=0.05)
     assert stds["blocks.3.attention.out.weight"] == pytest.approx(1 / 64, rel=0.05)
     assert stds["blocks.3.mlp.out.weight"] == pytest.approx(1 / 128, rel=0.05)
@@ -106,7 +108,7 @@ def test_second_order_methods_train_it(method):
     model = small()
     plan = mukron.parametrize(model, mukron.base_shapes(small, 16))
     options = {} if method is mukron.Shampoo else {"class_dim": -1} if method is mukron.KFAC else {}
-    optimizer = method(model, plan, lr=0.05, **options)
+    optimizer = method(model, plan, **options)
     tokens = torch.randint(20, (16, 9))
     losses = []
     for _ in range(20):

@@ -10,14 +10,16 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from mukron.cli.common import BUILT_IN, METHODS_PLACEHOLDER, Group, errors, show, split
-from mukron.cli.progress import BAR, COUNT, TIME_LEFT, shown_bar
-from mukron.cli.train import default_width, run_config_from_options
+from mukron.cli.common import BUILT_IN, METHODS_PLACEHOLDER, Group, errors, say, show
+from mukron.cli.progress import BAR, COUNT, shown_bar
+from mukron.cli.train import declared_roles, default_width, run_config_from_options
 from mukron.imports import import_function
+from mukron.workers.progress import Throttle
 
 check_app = typer.Typer(cls=Group, invoke_without_command=True)
 FACTORY_BASE_WIDTH = 64  # base width of a factory whose width has no default
 FIELDS_SET_BY_CHECK = ("width", "seed", "epochs")  # fields of a run that --set may not change
+SECONDS_BETWEEN_LINES = 5.0  # of progress, without a terminal
 TABLES = {
     "features": "table",
     "damping": "damping_table",
@@ -36,16 +38,29 @@ def check(
     method: Annotated[str, typer.Option(help=f"{METHODS_PLACEHOLDER}.")] = "kfac",
     scheme: Annotated[str, typer.Option(help="mup, sp, ntk or uniform:R.")] = "mup",
     damping: Annotated[str | None, typer.Option(help="A number, or RULE[:NUMBER], as in heuristic:1e-3.")] = None,
-    lr: Annotated[float | None, typer.Option(help="Learning rate (default: one that suits a check).")] = None,
+    lr: Annotated[
+        float | None, typer.Option(help="Learning rate (default: that of the method, lowered until steps are small).")
+    ] = None,
     widths: Annotated[
         str | None, typer.Option(help="Widths, as in 256,512,1024 (default: the network's usual ones).")
     ] = None,
     base_width: Annotated[float | None, typer.Option(help="The width that settings are tuned at.")] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds at each width.")] = 3,
+    seeds: Annotated[
+        int | None,
+        typer.Option(min=1, help="Number of seeds at each width (default: as many as the verdict needs, 2 to 8)."),
+    ] = None,
     steps: Annotated[int, typer.Option(min=1, help="Number of training steps.")] = 3,
-    data: Annotated[str, typer.Option(help="A data set by name, or your own MODULE:FUNCTION.")] = "digits",
+    data: Annotated[
+        str | None,
+        typer.Option(
+            help="A data set by name, a text file, or your own MODULE:FUNCTION (default: the network's usual data)."
+        ),
+    ] = None,
     samples: Annotated[int | None, typer.Option(min=1, help="Number of samples, all in one batch.")] = None,
-    loss: Annotated[str, typer.Option(help="cross-entropy or mse.")] = "cross-entropy",
+    loss: Annotated[str, typer.Option(help="cross-entropy, mse, or your own MODULE:FUNCTION.")] = "cross-entropy",
+    output: Annotated[
+        str | None, typer.Option(help="Name of the network's output, if it returns several things.")
+    ] = None,
     output_exponent: Annotated[str | None, typer.Option(help='b of the output weights, or "zero".')] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     tolerance: Annotated[
@@ -64,7 +79,7 @@ def check(
 ) -> None:
     """Train a few steps at several widths and test whether every layer learns at all of them.
 
-    The exit code is 1 if a layer does not.
+    Exit code 0: every layer does; 1: some layer does not; 4: the seeds and widths do not suffice to say.
 
     The change of every layer's features, and the contribution of every parameter to it, is fitted by a power of the
     width: with an exponent of 0 a layer learns, below 0 its change vanishes, above 0 it explodes. The table also has
@@ -89,14 +104,13 @@ def check(
         if factory is not None:
             factory_width = default_width(import_function(factory, "--factory")) or FACTORY_BASE_WIDTH
             base_width = factory_width if base_width is None else base_width
-        roles = dict(split(text, "=", "--role", "NAME=ROLE, as in position=input") for text in role or [])
         for setting in settings or []:
             if setting.partition("=")[0] in FIELDS_SET_BY_CHECK:
                 raise ValueError(f"--set {setting}: a check has its own; say --widths, --seeds, --steps")
         given = {
             **{"model": factory or model or "mlp", "base_width": base_width, "method": method, "scheme": scheme},
             **{"damping": damping, "lr": lr, "data": data, "samples": samples, "loss": loss, "momentum": 0.0},
-            **{"output_exponent": output_exponent, "device": device, "roles": roles or None},
+            **{"output_exponent": output_exponent, "device": device, "output": output, "roles": declared_roles(role)},
         }
         if "momentum" not in RunConfig(method=method).spec.defaults:
             del given["momentum"]  # Adam keeps its beta1
@@ -109,6 +123,7 @@ def check(
                 widths=None if widths is None else _numbers(widths),
                 seeds=seeds,
                 steps=steps,
+                calibrate=lr is None,
                 tolerance=tolerance,
                 data_dir=data_dir,
                 progress=progress,
@@ -156,9 +171,16 @@ def _print_files(written: list[Path], folder: Path) -> None:
 
 @contextmanager
 def check_progress() -> Iterator[Callable[[int, int, str], None]]:
-    """Yields a callback that moves a progress bar on a terminal, and does nothing elsewhere."""
-    with shown_bar("{task.description}", BAR, COUNT, TIME_LEFT, description="check") as bar:
-        yield lambda done, total, what: bar.update(done, total, description=what)
+    """Yields a callback that moves a progress bar on a terminal, and prints lines elsewhere, on stderr."""
+    throttle = Throttle(SECONDS_BETWEEN_LINES)
+    with shown_bar("{task.description}", BAR, COUNT, description="check") as bar:
+
+        def update(done: int, total: int, what: str) -> None:
+            bar.update(done, total, description=what)
+            if not bar.live and done < total and throttle.due(now=done == 1):
+                say(f"run {done + 1} of {total}: {what}")
+
+        yield update
 
 
 def _create_folder(path: Path | None) -> None:

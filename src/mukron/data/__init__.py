@@ -5,7 +5,7 @@ Downloads are verified by checksums, augmentations run on the device of the batc
 
 from __future__ import annotations
 
-from mukron.data.api import analogies, fetch, load, problems, where, word_pairs
+from mukron.data.api import analogies, fetch, load, option_names, problems, where, word_pairs
 from mukron.data.augment import AUGMENTATIONS, augmentation
 from mukron.data.catalogue import DATASETS, get_source
 from mukron.data.dataset import Dataset, Split, as_dataset, centred_one_hot
@@ -32,6 +32,7 @@ __all__ = [
     "fetch",
     "get_source",
     "load",
+    "option_names",
     "problems",
     "similarity",
     "where",

@@ -65,6 +65,28 @@ def load(
     return dataset if source.draws else dataset.subset(**subset)
 
 
+def option_names(name: str) -> list[str]:
+    """List the options that a data set takes, by name or by the path of a file.
+
+    Args:
+        name: What ``load`` takes.
+
+    Returns:
+        The names of its options.
+
+    Raises:
+        DataError: The data set is unknown.
+
+    Example:
+        >>> from mukron.data import option_names
+        >>> option_names("coriolanus"), option_names("digits")
+        (['length'], [])
+    """
+    own = name not in DATASETS and Path(name).suffix
+    reader = own_text if own else get_source(name).read
+    return [] if reader is None else [*inspect.signature(reader).parameters][1:]
+
+
 def _check_options(
     name: str, options: Mapping[str, Any], reader: Callable[..., Dataset], hidden: Collection[str] = ()
 ) -> None:

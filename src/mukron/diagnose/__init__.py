@@ -15,7 +15,8 @@ from mukron.diagnose.nngp import (
 )
 from mukron.diagnose.nngp_record import Agreement, Approach, ApproachStep, agreement
 from mukron.diagnose.readings import Verdict
-from mukron.diagnose.record import Measurement, Record, TrainingSetup, record_runs
+from mukron.diagnose.record import Measurement, Record, TrainingSetup
+from mukron.diagnose.runs import record_runs
 from mukron.exponents import Exponent, fit_exponent
 
 __all__ = [

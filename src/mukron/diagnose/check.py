@@ -17,8 +17,10 @@ from torch.optim import Optimizer
 
 from mukron import figures
 from mukron.diagnose.drawing import against_width, over_steps
-from mukron.diagnose.readings import DAMPING, EXPONENT_TOLERANCE, FEATURES, UPDATE, Verdict, judge, remedies, table_of
-from mukron.diagnose.record import Measurement, Record, TrainingSetup, batch_device, record_runs
+from mukron.diagnose.readings import DAMPING, EXPONENT_TOLERANCE, LEARNING, UNCLEAR, Verdict, judge, table_of
+from mukron.diagnose.record import Measurement, Record, TrainingSetup
+from mukron.diagnose.remedies import remedies
+from mukron.diagnose.runs import batch_device, record_runs
 from mukron.exponents import fit_exponent
 from mukron.params import Parametrization, base_shapes, parametrize
 from mukron.params.storage import check_stamp, damaged, read_json, stamp, write_json
@@ -30,7 +32,8 @@ if TYPE_CHECKING:
 
 KIND, VERSION = "check", 1
 FEATURES_MEANING = (
-    "features: change of a layer's output; own update: dW h, a parameter's part in it; both fitted by width^exponent"
+    "features: change of a layer's output; own update: dW h, a parameter's part in it; attention, descent: change of",
+    "attention logits, of the network's output, along the descent of the loss; all fitted by width^exponent",
 )
 DAMPING_MEANING = (
     "damping over the largest eigenvalue of a layer's curvature factor (A, R: of its input, B, L: of its output)",
@@ -64,8 +67,11 @@ class Check:
 
     @cached_property
     def features(self) -> list[Verdict]:
-        """The verdicts on the change of every layer's features, and on the part of every parameter's update in it."""
-        return [*judge(self.record, FEATURES, self.tolerance), *judge(self.record, UPDATE, self.tolerance)]
+        """The verdicts on the change of every layer's features, on attention logits, on every parameter's update.
+
+        The last one is on the change of the network's output along the descent of the loss.
+        """
+        return [verdict for reading in LEARNING for verdict in judge(self.record, reading, self.tolerance)]
 
     @cached_property
     def damping(self) -> list[Verdict]:
@@ -83,9 +89,14 @@ class Check:
         return not self.failures and not self.record.broken
 
     @property
+    def unclear(self) -> bool:
+        """Whether nothing is known to fail, but the seeds and widths do not suffice to say that all is well."""
+        return not self.ok and not self.record.broken and all(verdict.word == UNCLEAR for verdict in self.failures)
+
+    @property
     def exit_code(self) -> int:
-        """The exit status of a command that reports this check: 0 if it is passed, else 1."""
-        return 0 if self.ok else 1
+        """The exit status of a command that reports this check: 0 if it is passed, 1 if not, 4 if it is unclear."""
+        return 0 if self.ok else 4 if self.unclear else 1
 
     @property
     def title(self) -> str:
@@ -120,7 +131,8 @@ class Check:
             ]
             more = f" and {len(layers) - 6} more" if len(layers) > 6 else ""
             sentences.append(f"{word}: {', '.join(layers[:6])}{more}.")
-        return " ".join(["NOT OK.", *sentences, *remedies(self.record, self.failures, self.damping)])
+        word = "UNCLEAR." if self.unclear else "NOT OK."
+        return " ".join([word, *sentences, *remedies(self.record, self.failures, self.damping)])
 
     def table(self, whole: bool = False) -> Table:
         """Tabulate the verdicts on features and updates.
@@ -131,7 +143,7 @@ class Check:
         Returns:
             The table.
         """
-        return table_of(self.features, self.title, (FEATURES_MEANING, "", self.verdict()), whole)
+        return table_of(self.features, self.title, (*FEATURES_MEANING, "", self.verdict()), whole)
 
     def damping_table(self, whole: bool = False) -> Table:
         """Tabulate the verdicts on damping.
@@ -181,11 +193,8 @@ class Check:
             ValueError: The kind is unknown, or matplotlib is not installed.
         """
         if kind == "features":
-            parts = [
-                (FEATURES, judge(self.record, FEATURES, self.tolerance)),
-                (UPDATE, judge(self.record, UPDATE, self.tolerance)),
-            ]
-            return against_width(self.record, parts, self.title)
+            parts = [(reading, judge(self.record, reading, self.tolerance)) for reading in LEARNING]
+            return against_width(self.record, [part for part in parts if part[1]], self.title)
         if kind == "damping":
             return against_width(self.record, [(DAMPING, self.damping)], self.title)
         if kind == "spectra":
@@ -199,6 +208,7 @@ class Check:
         content = {
             "title": self.title,
             "ok": self.ok,
+            "unclear": self.unclear,
             "verdict": self.verdict(),
             "tolerance": self.tolerance,
             "features": [asdict(verdict) for verdict in self.features],
@@ -221,7 +231,7 @@ class Check:
         write_json(folder / "check.json", self.to_dict())
         written = [folder / "check.json"]
         kinds = {
-            "features": ("features", "update"),
+            "features": tuple(reading.quantity for reading in LEARNING),
             "damping": ("ratio",),
             "spectra": tuple(SPECTRA),
             "distance": ("distance",),
@@ -289,6 +299,11 @@ def _size_and_slope(rows: Sequence[Measurement], predicted: float | None) -> str
     return f"{text}, {slope:+.2f}" + ("" if predicted is None else f" [{predicted:+.2g}]")
 
 
+def is_clear(record: Record, tolerance: float) -> bool:
+    """Return whether more seeds would not change the verdict: all is well, or something fails clearly."""
+    return not Check(record, tolerance).unclear
+
+
 def coordinate_check(
     factory: Callable[..., nn.Module],
     optimizer: Callable[[nn.Module, Parametrization], Optimizer],
@@ -296,7 +311,7 @@ def coordinate_check(
     *,
     base_width: float,
     widths: Sequence[float] | None = None,
-    seeds: int | Sequence[int] = 3,
+    seeds: int | Sequence[int] | None = None,
     steps: int = 3,
     scheme: str = "mup",
     loss: Callable[[Any, Any], Tensor] = F.cross_entropy,
@@ -316,14 +331,15 @@ def coordinate_check(
             a dictionary of its keyword arguments.
         base_width: The width at which the network is tuned.
         widths: The widths to compare; by default 4, 8, 16 and 32 times the base width.
-        seeds: The number of seeds, or the seeds themselves.
+        seeds: The number of seeds, or the seeds themselves. None: as many as the verdict needs, from two to eight.
         steps: The number of steps of every run.
         scheme: The parametrization: ``"mup"``, ``"sp"``, ``"ntk"`` or ``"uniform:R"``.
         loss: The loss of outputs and targets.
         tolerance: The largest exponent that still counts as zero.
         output_exponent: The exponent of the output weights' initial size, as ``parametrize`` takes it.
         roles: The roles of parameters that no known module owns, as ``base_shapes`` takes them.
-        progress: Called with the number of runs that are done, the number of all runs, and the run that begins.
+        progress: Called with the number of runs that are done, the number of all runs as far as it is known, and what
+            is run next with an estimate of the time that is left.
 
     Returns:
         The check, with verdicts on every layer.
@@ -360,5 +376,14 @@ def coordinate_check(
 
     widths = [base_width * multiple for multiple in (4, 8, 16, 32)] if widths is None else widths
     seeds = range(seeds) if isinstance(seeds, int) else seeds
-    record = record_runs(start, batch, loss, widths=widths, seeds=seeds, steps=steps, progress=progress)
+    record = record_runs(
+        start,
+        batch,
+        loss,
+        widths=widths,
+        seeds=seeds,
+        steps=steps,
+        clear=lambda record: is_clear(record, tolerance),
+        progress=progress,
+    )
     return Check(replace(record, setting=f"base width {base_width:g}"), tolerance)

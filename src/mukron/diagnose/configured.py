@@ -9,10 +9,11 @@ from pathlib import Path
 import torch
 
 import mukron
-from mukron.data import Dataset
-from mukron.diagnose.check import Check
+from mukron.data import Dataset, option_names
+from mukron.diagnose.check import Check, is_clear
 from mukron.diagnose.readings import EXPONENT_TOLERANCE
-from mukron.diagnose.record import TrainingSetup, record_runs
+from mukron.diagnose.record import TrainingSetup
+from mukron.diagnose.runs import record_runs, suitable_rate
 from mukron.layers import MatrixLayer, layer_of
 from mukron.models import get_model
 from mukron.optim.options import Trust
@@ -29,6 +30,7 @@ UNSUPPORTED = {
     "warmup": "a check makes a few steps at one learning rate",
 }
 MULTIPLES = (2, 4, 8, 16)  # of the base width, for a network of the user's
+ROWS = 16  # samples x positions, where samples have positions: fewer than the narrowest layers have features
 
 
 def usual_rate(method: str, scheme: str) -> float:
@@ -75,8 +77,9 @@ def check_run(
     config: RunConfig,
     *,
     widths: Sequence[float] | None = None,
-    seeds: int = 3,
+    seeds: int | None = None,
     steps: int = 3,
+    calibrate: bool = False,
     tolerance: float = EXPONENT_TOLERANCE,
     dataset: Dataset | None = None,
     data_dir: str | Path | None = None,
@@ -88,12 +91,14 @@ def check_run(
         config: The configuration; its width, seed and number of epochs are not used. If it does not give the number of
             samples, a few are taken.
         widths: The widths to compare; by default those that are usual for the network.
-        seeds: The number of seeds.
+        seeds: The number of seeds. None: as many as the verdict needs, from two to eight.
         steps: The number of steps of every run.
+        calibrate: Whether the learning rate is lowered until the first steps are small at the narrowest width.
         tolerance: The largest exponent that still counts as zero.
         dataset: The data set; by default the one that the configuration names.
         data_dir: The folder of the data sets.
-        progress: Called with the number of runs that are done, the number of all runs, and the run that begins.
+        progress: Called with the number of runs that are done, the number of all runs as far as it is known, and what
+            is run next with an estimate of the time that is left.
 
     Returns:
         The check, with verdicts on every layer.
@@ -115,8 +120,9 @@ def check_run(
     inputs = dataset.prepare(dataset.train.inputs, config.weights_dtype)
     widths = usual_widths(config, dataset) if widths is None else widths
 
-    def start(width: float, seed: int) -> TrainingSetup:
-        built = build(config.replace(width=width, seed=seed), dataset)
+    def start(width: float, seed: int, lr: float | None = None) -> TrainingSetup:
+        changes = {"width": width, "seed": seed, **({} if lr is None else {"lr": lr})}
+        built = build(config.replace(**changes), dataset)
         if ":" in config.model:
             built.try_out(inputs, dataset)
         return TrainingSetup(built.model, built.plan, built.optimizer, built.outputs, config.clip_norm)
@@ -124,7 +130,19 @@ def check_run(
     batch = (inputs, dataset.train.targets)
     loss = loss_of(config, dataset)
     with precision(config.dtype):
-        record = record_runs(start, batch, loss, widths=widths, seeds=range(seeds), steps=steps, progress=progress)
+        if calibrate:
+            lr = suitable_rate(lambda lr: start(min(widths), 0, lr), batch, loss, config.lr, steps)
+            config = config.replace(lr=lr)
+        record = record_runs(
+            start,
+            batch,
+            loss,
+            widths=widths,
+            seeds=None if seeds is None else range(seeds),
+            steps=steps,
+            clear=lambda record: is_clear(record, tolerance),
+            progress=progress,
+        )
     setting = f"lr {config.lr:g}, {config.data} ({len(dataset.train)} samples), base width {base_width_of(config):g}"
     if "trust" in config.spec.known_options:
         trust = Trust.of(config.spec.all_options(config.method_options)["trust"])
@@ -137,10 +155,19 @@ def _small_dataset(config: RunConfig, dataset: Dataset | None, data_dir: str | P
     if config.samples is not None:
         return dataset_of(config, dataset, data_dir)
     samples = config.spec.samples
+    if dataset is None and ":" not in config.data and "length" in option_names(config.data):  # a text
+        short = {"length": ROWS, **config.data_options}
+        return _few_rows(dataset_of(config.replace(data_options=short), None, data_dir), samples)
     if dataset is None and ":" not in config.data:  # a large data set reads only these
         return dataset_of(config.replace(samples=samples), None, data_dir)
-    whole = dataset_of(config, dataset, data_dir)
-    return whole.subset(min(samples, len(whole.train)))
+    return _few_rows(dataset_of(config, dataset, data_dir), samples)
+
+
+def _few_rows(dataset: Dataset, samples: int) -> Dataset:
+    """Return a few samples: one, if each has many positions."""
+    positions = dataset.train.targets[0].numel() if not dataset.regression and len(dataset.train) else 1
+    samples = max(1, ROWS // positions) if positions > 1 else samples
+    return dataset.subset(min(samples, len(dataset.train)))
 
 
 def usual_widths(config: RunConfig, dataset: Dataset) -> list[float]:

@@ -33,7 +33,7 @@ from torch import Tensor, nn
 
 from mukron.diagnose.nngp_record import Approach, ApproachStep, agreement
 from mukron.params.inventory import unwrap
-from mukron.train.probes import untouched
+from mukron.train.calls import untouched
 
 # The kernel of the infinitely wide network.
 

@@ -6,16 +6,16 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mukron.diagnose.record import FROZEN, OUTPUT, UNUSED, Measurement, Record
+from mukron.diagnose.record import FROZEN, UNUSED, Measurement, Record
 from mukron.exponents import Exponent, fit_exponent
 from mukron.table import Table
+from mukron.theory import Role
 
 EXPONENT_TOLERANCE = 0.25  # half of 1/2, the smallest exponent that a wrong scheme or a wrong damping gives
 UNCLEAR = "unclear"
 STILL = "stands still"
 NO_PART = "no part"  # its gradient is only rounding errors, as that of a bias before a batch norm
 ROUNDING_ERROR = 1e-5  # relative to the largest update in the same run
-LARGE_OUTPUT_CHANGE = 3.0  # a change of the output above which the laws of the first steps no longer hold
 LONG_TABLE = 24  # the number of rows above which rows without a failure are summed up
 
 
@@ -33,6 +33,9 @@ class Reading:
 
 FEATURES = Reading("features", "features", "change of features", "vanishes", "learns", "explodes")
 UPDATE = Reading("update", "own update", "own update, dW h", "vanishes", "learns", "explodes")
+ATTENTION = Reading("attention", "attention", "change of attention logits", "vanishes", "learns", "explodes")
+DESCENT = Reading("descent", "descent", "change of the output along the descent", "vanishes", "learns", "explodes")
+LEARNING = (FEATURES, ATTENTION, UPDATE, DESCENT)  # what a check judges
 DAMPING = Reading("ratio", "damping", "damping / largest eigenvalue", "fades", "valid", "drowns the factor")
 
 
@@ -73,15 +76,18 @@ class Verdict:
 def judge(record: Record, reading: Reading, tolerance: float = EXPONENT_TOLERANCE) -> list[Verdict]:
     """Judge every layer by what was measured after the last step."""
     verdicts = []
+    may_fall = bool(record.layers(DESCENT.quantity)) and reading is FEATURES  # of an output: see ``Descent``
     largest = _largest_by_run(record, reading) if reading is UPDATE else {}
     for layer in record.layers(reading.quantity):
         role = record.roles.get(layer, record.roles.get(layer.rpartition(".")[0], ""))
         predicted = record.predicted.get(f"{reading.quantity}/{layer}")
         rows = record.select(reading.quantity, layer)
-        measured, word = _judge_layer(reading, rows, tolerance)
+        measured, word = _judge_layer(reading, rows, tolerance, may_fall and role == Role.OUTPUT.value)
         if layer in record.idle and (word == STILL or record.idle[layer] == UNUSED):
             word = record.idle[layer]
-        elif rows and all(0 < row.value < ROUNDING_ERROR * largest.get((row.width, row.seed), 0) for row in rows):
+        elif any(row.value for row in rows) and all(
+            row.value < ROUNDING_ERROR * largest.get((row.width, row.seed), 0) for row in rows
+        ):
             measured, word = None, NO_PART
         ok = word in (reading.fine, NO_PART, FROZEN, UNUSED)
         verdicts.append(Verdict(reading.title, layer, role, measured, predicted, word, ok))
@@ -97,7 +103,9 @@ def _largest_by_run(record: Record, reading: Reading) -> dict[tuple[float, int],
     return largest
 
 
-def _judge_layer(reading: Reading, rows: Sequence[Measurement], tolerance: float) -> tuple[Exponent | None, str]:
+def _judge_layer(
+    reading: Reading, rows: Sequence[Measurement], tolerance: float, may_fall: bool
+) -> tuple[Exponent | None, str]:
     if not rows:
         return None, UNCLEAR
     if any(not math.isfinite(row.value) for row in rows):
@@ -108,11 +116,12 @@ def _judge_layer(reading: Reading, rows: Sequence[Measurement], tolerance: float
     if len({row.width for row in moved}) < 2:
         return None, UNCLEAR
     exponent = fit_exponent([row.width for row in moved], [row.value for row in moved])
-    if abs(exponent.slope) <= tolerance and -2 * tolerance < exponent.low <= exponent.high < 2 * tolerance:
+    lowest = -math.inf if may_fall else -tolerance
+    if lowest <= exponent.slope <= tolerance and 2 * lowest < exponent.low <= exponent.high < 2 * tolerance:
         return exponent, reading.fine  # the interval excludes the nearest wrong exponent
     if exponent.low > tolerance:
         return exponent, reading.high
-    if exponent.high < -tolerance:
+    if exponent.high < lowest:
         return exponent, reading.low
     return exponent, UNCLEAR
 
@@ -133,41 +142,3 @@ def table_of(verdicts: Sequence[Verdict], title: str, notes: Sequence[str] = (),
         summary = f"{min(slopes):+.2f} to {max(slopes):+.2f}" if slopes else ""
         rows.append((reading, f"{len(group)} others", role, summary, " ".join(sorted(predicted)), word))
     return Table(title, columns, tuple(rows), tuple(notes))
-
-
-def remedies(record: Record, failures: Sequence[Verdict], damping: Sequence[Verdict]) -> list[str]:
-    """Return suggestions for a check that is not passed."""
-    words = {verdict.word for verdict in failures}
-    found = []
-    if not record.planned:
-        found.append("The optimizer does not use the plan: give it plan.param_groups(...), or the plan itself.")
-    if UNCLEAR in words:
-        found.append("Unclear ones want more seeds, or wider networks: narrow ones bend the law.")
-    vanishing = {verdict.layer.rpartition(".")[0] for verdict in failures if verdict.word == UPDATE.low}
-    overdamped = [
-        verdict.layer
-        for verdict in damping
-        if verdict.word == DAMPING.high and verdict.layer.rpartition(".")[0] in vanishing
-    ]
-    if overdamped:
-        found.append(
-            f"Damping outgrows its factor in {', '.join(overdamped)}: muP needs a rule that keeps pace (rescaled)."
-        )
-    exploding = {verdict.layer.rpartition(".")[0] for verdict in failures if verdict.word == UPDATE.high}
-    damped_B = [
-        verdict.layer
-        for verdict in damping
-        if verdict.word == DAMPING.high and verdict.layer.endswith(".B") and verdict.layer[:-2] in exploding
-    ]
-    if damped_B and record.scheme == "mup":
-        found.append(
-            f"B is outgrown by its damping in {len(damped_B)} layers: with more rows (samples x positions) than "
-            "channels these widths are too narrow for the law. Compare wider networks, or fewer samples."
-        )
-    if record.scheme != "mup" and words & {FEATURES.low, FEATURES.high}:
-        found.append(f"The scheme is {record.scheme}; mup is the one that keeps all layers learning.")
-    change = max((row.value for row in record.select(FEATURES.quantity, OUTPUT)), default=0.0)
-    if record.broken or change > LARGE_OUTPUT_CHANGE:
-        reason = f" (the output moved by {change:.3g})" if change > LARGE_OUTPUT_CHANGE else ""
-        found.append(f"A lower learning rate keeps steps small enough for the law{reason}.")
-    return found

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-EMBEDDING_STD = 0.2
+EMBEDDING_STD = 1.0
+TIED_STD = 0.1  # of an embedding that is the head too: with 1 its first logits would be large
+HEAD_DIVISOR = 8
 USUAL_WIDTH = 64  # at which a tied head has the multiplier 1
 BASE_HEAD_DIM = 16  # at which "1/d" and "1/sqrt(d)" give the same logits
 HEAD_DIM = 16
@@ -105,8 +107,8 @@ class GPTBlock(nn.Module):
 class GPT(nn.Module):
     """A GPT: token and position embeddings, pre-norm blocks, a last norm and a linear head; no biases.
 
-    Matrices start normal with standard deviation fan-in^-1/2, those that end a branch divided by (2 depth)^1/2, and
-    embeddings with 0.2.
+    Matrices start normal with standard deviation fan-in^-1/2, those that end a branch divided by (2 depth)^1/2, the
+    head by 8, so that the first logits are small. Embeddings start with 1, or with 0.1 if the head is tied to them.
 
     What grows with the width is the number of heads, each of ``head_dim`` numbers. With ``heads`` given, their number
     is fixed and their size grows instead; muP then needs attention logits divided by the head dimension d, not by its
@@ -174,18 +176,18 @@ class GPT(nn.Module):
         self.blocks = nn.ModuleList(GPTBlock(width, number, scale, norm, mlp) for _ in range(depth))
         self.norm = NORMS[norm](width)
         self.head = nn.Linear(width, vocabulary, bias=False)
-        self._draw(depth)
+        self._draw(depth, TIED_STD if tied else EMBEDDING_STD)
         if tied:
             self.head.weight = self.tokens.weight
             self.mukron_roles = {"tokens.weight": "input"}
 
-    def _draw(self, depth: int) -> None:
+    def _draw(self, depth: int, embedding: float) -> None:
         for name, parameter in self.named_parameters():
             if name.startswith(("tokens.", "positions.")):
-                nn.init.normal_(parameter, std=EMBEDDING_STD)
+                nn.init.normal_(parameter, std=embedding)
             elif parameter.ndim == 2:
-                branch = 1 / sqrt(2 * depth) if name.endswith(".out.weight") else 1.0
-                nn.init.normal_(parameter, std=branch * parameter.shape[1] ** -0.5)
+                divisor = HEAD_DIVISOR if name == "head.weight" else sqrt(2 * depth) if ".out." in name else 1
+                nn.init.normal_(parameter, std=parameter.shape[1] ** -0.5 / divisor)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Predict the token after each position, from it and those before it.

@@ -27,10 +27,10 @@ from mukron.params import BaseShapes, Parametrization, base_shapes, parametrize
 from mukron.params.inventory import clean_name
 from mukron.params.shapes import Factory
 from mukron.params.shapes import build as build_at
+from mukron.train.calls import untouched
 from mukron.train.config import RunConfig
 from mukron.train.errors import RunError
 from mukron.train.losses import Loss, check_output, class_dim, loss_of, output_of
-from mukron.train.probes import untouched
 
 USUAL_WINDOWS = 32  # of a text in a batch
 _shapes: dict[tuple[Any, ...], BaseShapes] = {}  # of built-in networks: sizes and spreads, no weights

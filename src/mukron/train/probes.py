@@ -11,8 +11,7 @@ rates      rate/NAME       |W_t+1 - W_t| / |G|, a parameter's step over its grad
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -25,6 +24,7 @@ from mukron.layers import WEIGHT
 from mukron.linalg import Factor
 from mukron.optim import SecondOrder
 from mukron.params.inventory import clean_name, unwrap
+from mukron.train.calls import call, gpu_indices, untouched
 from mukron.train.quantities import first_tensor, largest_eigenvalue, rms_difference, root_mean_square, sum_of_squares
 
 
@@ -88,6 +88,22 @@ class Features:
         changes |= {f"update/{clean_name(name)}": root_mean_square(sums) for name, sums in squares.items()}
         return {**changes, "output": rms_difference(now[""], self.before[""])}
 
+    def own_changes(self) -> dict[str, float]:
+        """Returns the root mean square change of the entries of each indirect parameter."""
+        values = {
+            clean_name(name): (value.detach(), self.initial[name]) for name, value in self.model.named_parameters()
+        }
+        return {name: rms_difference([values[name][0]], [values[name][1]]) for name in sorted(self.indirect)}
+
+    @property
+    def sizes(self) -> dict[str, float]:
+        """The root mean square of every layer's initial output, by the keys that ``read`` gives to their changes."""
+        named = {f"features/{clean_name(name)}": tensors for name, tensors in self.before.items() if name}
+        named["output"] = self.before[""]
+        return {
+            key: rms_difference(tensors, [tensor.new_zeros(()) for tensor in tensors]) for key, tensors in named.items()
+        }
+
     def _modules_that_run(self) -> set[str]:
         ran: set[str] = set()
         hooks = [
@@ -150,7 +166,7 @@ class Features:
 
     def _random_states(self, states: list[Tensor] | None = None) -> list[Tensor]:
         """Returns the states of the random streams that layers draw from, or sets them."""
-        devices = _gpu_indices(self.model)
+        devices = gpu_indices(self.model)
         if states is None:
             return [torch.get_rng_state(), *map(torch.cuda.get_rng_state, devices)]
         torch.set_rng_state(states[0])
@@ -308,53 +324,3 @@ PROBES: dict[str, Callable[[nn.Module, Optimizer | None, Any], Probe]] = {
     "spectra": Spectra,
     "rates": Rates,
 }
-
-
-def call(model: nn.Module, x: Any) -> Any:
-    """Calls a model with the inputs of a batch.
-
-    Args:
-        model: The network.
-        x: One input, a tuple or list of them, or a mapping by name.
-
-    Returns:
-        The network's output.
-
-    Example:
-        >>> call(nn.Flatten(0), {"input": torch.ones(1, 2)})
-        tensor([1., 1.])
-    """
-    if isinstance(x, Mapping):
-        return model(**x)
-    return model(*x) if isinstance(x, (tuple, list)) else model(x)
-
-
-@contextmanager
-def untouched(model: nn.Module) -> Iterator[None]:
-    """Runs a pass without side effects: no gradients, and buffers and random streams are restored afterwards.
-
-    Args:
-        model: The network; it stays in its training or evaluation mode.
-
-    Example:
-        >>> model = nn.BatchNorm1d(2)
-        >>> with untouched(model):
-        ...     _ = model(torch.ones(4, 2))
-        >>> model.running_mean
-        tensor([0., 0.])
-    """
-    restored = list(model.buffers())
-    if any(getattr(module, "max_norm", None) is not None for module in model.modules()):
-        restored += list(model.parameters())  # an embedding with max_norm renormalizes its weight in forward
-    values = [(tensor, tensor.detach().clone()) for tensor in restored]
-    with torch.no_grad(), torch.random.fork_rng(devices=_gpu_indices(model)):
-        torch.manual_seed(0)  # the same dropout each time
-        try:
-            yield
-        finally:
-            for tensor, before in values:
-                tensor.copy_(before)
-
-
-def _gpu_indices(model: nn.Module) -> list[int]:
-    return sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})
