@@ -4,7 +4,16 @@ Names with an alias of their own are for the neighbouring rooms; they may change
 """
 
 from mukron.curvature.capture import Capture as Capture
-from mukron.curvature.fisher import LIKELIHOODS, CaptureOptions, Empirical, Exact, Fisher, MonteCarlo, RandomSigns
+from mukron.curvature.fisher import (
+    LIKELIHOODS,
+    REDUCTIONS,
+    CaptureOptions,
+    Empirical,
+    Exact,
+    Fisher,
+    MonteCarlo,
+    RandomSigns,
+)
 from mukron.curvature.fisher import drawn_targets as drawn_targets
 from mukron.curvature.fisher import targets as targets
 from mukron.curvature.forms import FORMS
@@ -27,4 +36,14 @@ from mukron.curvature.scale import inverse_weight as inverse_weight
 from mukron.curvature.scale import reduction_in_use as reduction_in_use
 from mukron.curvature.scale import signal_scale as signal_scale
 
-__all__ = ["FORMS", "LIKELIHOODS", "CaptureOptions", "Empirical", "Exact", "Fisher", "MonteCarlo", "RandomSigns"]
+__all__ = [
+    "FORMS",
+    "LIKELIHOODS",
+    "REDUCTIONS",
+    "CaptureOptions",
+    "Empirical",
+    "Exact",
+    "Fisher",
+    "MonteCarlo",
+    "RandomSigns",
+]

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from mukron.curvature.passes import Pass
 
 LIKELIHOODS = ("categorical", "gaussian")
-REDUCTIONS = ("mean", "sum")
+REDUCTIONS = ("mean", "positions", "sum")  # over samples, over samples and positions, or none
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Fisher:
 
         Args:
             fisher: The text, or a value, which is returned as it is.
-            reduction: How the loss reduces over samples, "mean" or "sum"; None: found from the loss. For "empirical".
+            reduction: How the loss reduces, as ``Empirical`` has it; None: found from the loss. For "empirical".
             grad_scaler: The GradScaler that multiplies the loss; for "empirical".
         """
         if isinstance(fisher, Fisher):
@@ -133,7 +133,8 @@ class Empirical(Fisher):
     """The targets of the data, read from the derivatives of your loss.
 
     Attributes:
-        reduction: How your loss reduces over samples, "mean" or "sum". None: as a categorical loss shows it, or "mean".
+        reduction: How your loss reduces: "mean" (over samples), "positions" (mean over samples and positions) or "sum".
+            None: as a categorical loss shows it, or "mean".
         grad_scaler: The GradScaler that multiplies your loss, if there is one.
 
     Example:

@@ -31,6 +31,7 @@ from torch import Tensor
 from mukron.curvature.passes import Pass
 
 OVER_SAMPLES, OVER_POSITIONS, AS_A_SUM = "mean over samples", "mean over positions", "sum"
+SAID = {"mean": OVER_SAMPLES, "positions": OVER_POSITIONS, "sum": AS_A_SUM}  # by the user
 ALIGNED = 0.8  # cosine between e and p - onehot(y), below which the loss is no cross-entropy of the output
 AT_MOST = 2.0  # times too large or too small: within that a scale is taken for one of the three
 NUMBERS_AT_ONCE = 2**24  # of the output's, in ``weigh``: a vocabulary makes it large
@@ -112,8 +113,8 @@ def classes_at(f: Tensor, errors: Tensor) -> int:
 
 
 def reduction_in_use(found: str | None, said: str | None) -> str:
-    """The reduction that the loss showed; else what the user says, "sum" or "mean"; else a mean over samples."""
-    return found or (AS_A_SUM if said == "sum" else OVER_SAMPLES)
+    """The reduction that the loss showed; else what the user says; else a mean over samples."""
+    return found or SAID.get(said or "", OVER_SAMPLES)
 
 
 def inverse_weight(passes: Sequence[Pass], reduction: str) -> float | Tensor:

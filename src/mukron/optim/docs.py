@@ -22,8 +22,9 @@ ARGUMENTS = {
     "likelihood": 'What the model\'s output means: "categorical" (logits) or "gaussian" (a mean).',
     "class_dim": "Where the classes are in an output that has positions: 1 (images) or -1 (language).",
     "output": "Picks the output out of what the model returns: ``lambda returned: returned.logits``.",
-    "reduction": 'How your loss reduces over samples, "mean" or "sum". A categorical loss shows it by itself at the '
-    "first step (see *The scale of your loss*). None: that, or a mean.",
+    "reduction": 'How your loss reduces: "mean" (over samples), "positions" (over samples and positions) or "sum". A '
+    "categorical loss shows it by itself at the first step (see *The scale of your loss*). None: that, or a mean over "
+    "samples.",
     "grad_scaler": "The GradScaler that multiplies your loss. Used where derivatives of your loss are read.",
     "sharing": 'How positions of one sample share a weight: "expand" (each counts as a sample) or "reduce" (their '
     "mean).",

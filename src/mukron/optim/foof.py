@@ -55,6 +55,7 @@ class FOOF(KFAC):
         *,
         damping: float | Rule | Adaptive = 1.0,
         output: Callable[[Any], Tensor] | None = None,
+        reduction: str | None = None,
         sharing: str = "expand",
         memory: str | Memory | None = None,
         form: str = "auto",

@@ -17,6 +17,7 @@ from mukron.curvature import (
     Empirical,
     LossScale,
     Pass,
+    reduction_in_use,
 )
 from mukron.damping import Adaptive, Rule
 from mukron.layers import WEIGHT
@@ -218,6 +219,9 @@ def _unscaled_by(factors: Sequence[float]) -> int | None:
     return None
 
 
+MEANT = {"mean": (OVER_SAMPLES, OVER_POSITIONS), "positions": (OVER_POSITIONS,), "sum": (AS_A_SUM,)}
+
+
 def _find_reduction(optimizer: SecondOrder, step: Transaction, factors: Sequence[float]) -> None:
     """Find how the loss reduces over samples and positions; tell where that is not what the user says, or unclear.
 
@@ -257,7 +261,8 @@ def _find_reduction(optimizer: SecondOrder, step: Transaction, factors: Sequence
     if found is None and not options.signals:
         return  # without a likelihood it may be any loss
     if found is None:
-        otherwise, usual = (AS_A_SUM, 1.0) if said == "sum" else (OVER_SAMPLES, 1 / scale.samples)
+        otherwise = reduction_in_use(None, said)
+        usual = {OVER_SAMPLES: 1 / scale.samples, OVER_POSITIONS: 1 / scale.positions, AS_A_SUM: 1.0}[otherwise]
         step.remarks.append(
             f"the loss gives the log-likelihood of a position the weight {scale.weight:.3g}. There are "
             f"{scale.samples:.0f} samples with {scale.positions:.0f} positions, so it is no mean over either, and no "
@@ -266,7 +271,7 @@ def _find_reduction(optimizer: SecondOrder, step: Transaction, factors: Sequence
             "loss by the number of backward passes before a step, or pass the GradScaler that multiplies it: "
             "grad_scaler=scaler"
         )
-    elif said is not None and (said == "sum") != (found == AS_A_SUM):
+    elif said is not None and found not in MEANT[said]:
         step.remarks.append(
             f'reduction="{said}" was given, but the derivative of the loss is that of a {found}, and {name} takes it '
             "for that. Leave reduction= out, or change the loss"

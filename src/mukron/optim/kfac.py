@@ -13,6 +13,7 @@ from mukron.curvature import (
     FORMS,
     LIKELIHOODS,
     OVER_SAMPLES,
+    REDUCTIONS,
     CaptureOptions,
     Empirical,
     Fisher,
@@ -41,7 +42,7 @@ from mukron.optim.update import Move
 from mukron.params import Parametrization
 from mukron.theory import METHODS, Role
 
-OF_THE_FISHER = ("fisher", "likelihood", "class_dim", "reduction", "grad_scaler", "seed")  # arguments
+OF_THE_FISHER = ("fisher", "likelihood", "class_dim", "grad_scaler", "seed")  # arguments
 NEARLY_ZERO = 1e-3  # of the size that muP gives output weights
 
 
@@ -117,7 +118,7 @@ class KFAC(SecondOrder):
         seed: int = 0,
     ) -> None:
         check_one_of("likelihood", likelihood, LIKELIHOODS)
-        check_one_of("reduction", reduction, (None, "mean", "sum"))
+        check_one_of("reduction", reduction, (None, *REDUCTIONS))
         check_one_of("sharing", sharing, ("expand", "reduce"))
         check_one_of("form", form, FORMS)
         bound = Trust.of(trust)

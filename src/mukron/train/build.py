@@ -339,6 +339,8 @@ def _of_the_output(config: RunConfig, dataset: Dataset | None) -> dict[str, Any]
         found["class_dim"] = class_dim(config, dataset)
     if dataset is not None and dataset.regression and ":" in config.loss:
         found["likelihood"] = config.method_options.get("likelihood", "gaussian")
+    if dataset is not None and config.loss == "mse" and dataset.train.targets.ndim > (2 if dataset.regression else 1):
+        found["reduction"] = "positions"  # squared errors do not show how they are reduced
     return {name: value for name, value in found.items() if name in config.spec.defaults}
 
 
