@@ -128,5 +128,5 @@ def test_a_long_table_sums_up_what_is_fine():
     slopes = {f"layer{number}": 0.0 for number in range(40)} | {"bad": 1.0}
     roles = dict.fromkeys(slopes, "hidden")
     result = Check(record(slopes, roles=roles))
-    assert [row[1] for row in result.table().rows] == ["bad", "40 others"]
+    assert [row[1] for row in result.table().rows] == ["bad", "40 layers"]
     assert len(result.table(whole=True).rows) == 41

@@ -47,7 +47,7 @@ def check(
     base_width: Annotated[float | None, typer.Option(help="The width that settings are tuned at.")] = None,
     seeds: Annotated[
         int | None,
-        typer.Option(min=1, help="Number of seeds at each width (default: as many as the verdict needs, 2 to 8)."),
+        typer.Option(min=1, help="Number of seeds at each width (default: as many as the verdict needs, 3 to 8)."),
     ] = None,
     steps: Annotated[int, typer.Option(min=1, help="Number of training steps.")] = 3,
     data: Annotated[

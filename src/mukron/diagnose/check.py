@@ -331,7 +331,7 @@ def coordinate_check(
             a dictionary of its keyword arguments.
         base_width: The width at which the network is tuned.
         widths: The widths to compare; by default 4, 8, 16 and 32 times the base width.
-        seeds: The number of seeds, or the seeds themselves. None: as many as the verdict needs, from two to eight.
+        seeds: The number of seeds, or the seeds themselves. None: as many as the verdict needs, from three to eight.
         steps: The number of steps of every run.
         scheme: The parametrization: ``"mup"``, ``"sp"``, ``"ntk"`` or ``"uniform:R"``.
         loss: The loss of outputs and targets.

@@ -91,7 +91,7 @@ def check_run(
         config: The configuration; its width, seed and number of epochs are not used. If it does not give the number of
             samples, a few are taken.
         widths: The widths to compare; by default those that are usual for the network.
-        seeds: The number of seeds. None: as many as the verdict needs, from two to eight.
+        seeds: The number of seeds. None: as many as the verdict needs, from three to eight.
         steps: The number of steps of every run.
         calibrate: Whether the learning rate is lowered until the first steps are small at the narrowest width.
         tolerance: The largest exponent that still counts as zero.

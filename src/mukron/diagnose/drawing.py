@@ -21,8 +21,11 @@ MOST_LINES, MOST_PANELS = 10, 6
 @styled
 def against_width(record: Record, parts: Sequence[tuple[Reading, Sequence[Verdict]]], title: str) -> Figure:
     """Draw one panel per quantity and one line per layer: means over seeds, with a dot for each seed."""
-    figure, axes = panels(1, len(parts), size=(5.4, 3.0))
-    for axis, (reading, verdicts) in zip(axes[0], parts, strict=True):
+    columns = min(2, len(parts))
+    figure, axes = panels(-(-len(parts) // columns), columns, size=(5.4, 3.0))
+    for axis in axes.flat[len(parts) :]:
+        axis.set_visible(False)
+    for axis, (reading, verdicts) in zip(axes.flat, parts, strict=False):
         distinct = _distinct(record, reading, verdicts)
         shown = _shown(distinct)
         for number, verdict in enumerate(shown):

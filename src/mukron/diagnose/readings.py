@@ -36,6 +36,7 @@ UPDATE = Reading("update", "own update", "own update, dW h", "vanishes", "learns
 ATTENTION = Reading("attention", "attention", "change of attention logits", "vanishes", "learns", "explodes")
 DESCENT = Reading("descent", "descent", "change of the output along the descent", "vanishes", "learns", "explodes")
 LEARNING = (FEATURES, ATTENTION, UPDATE, DESCENT)  # what a check judges
+NOUNS = {UPDATE.title: "parameters", ATTENTION.title: "modules"}  # what is counted in a table; else layers
 DAMPING = Reading("ratio", "damping", "damping / largest eigenvalue", "fades", "valid", "drowns the factor")
 
 
@@ -140,5 +141,7 @@ def table_of(verdicts: Sequence[Verdict], title: str, notes: Sequence[str] = (),
         slopes = [verdict.measured.slope for verdict in group if verdict.measured is not None]
         predicted = {verdict.cells()[4] for verdict in group}
         summary = f"{min(slopes):+.2f} to {max(slopes):+.2f}" if slopes else ""
-        rows.append((reading, f"{len(group)} others", role, summary, " ".join(sorted(predicted)), word))
+        summary = str(group[0].measured) if len(group) == 1 and slopes else summary
+        what = group[0].layer if len(group) == 1 else f"{len(group)} {NOUNS.get(reading, 'layers')}"
+        rows.append((reading, what, role, summary, " ".join(sorted(predicted)), word))
     return Table(title, columns, tuple(rows), tuple(notes))

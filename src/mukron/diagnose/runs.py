@@ -22,7 +22,7 @@ from mukron.train.probes import PROBES, Features, Probe
 from mukron.train.randomness import own_random_numbers
 
 CHECKED = ("features", "distance", "spectra")
-FEWEST_SEEDS, MOST_SEEDS = 2, 8  # where the number of seeds is left open
+FEWEST_SEEDS, MOST_SEEDS = 3, 8  # where the number of seeds is left open
 LARGEST_CHANGE = 0.2  # of a layer's output relative to its size, for the laws of the first steps
 CALIBRATIONS = 4
 
@@ -49,7 +49,7 @@ def record_runs(
         batch: Inputs and targets, the same at every step.
         loss: The loss of outputs and targets.
         widths: The widths, at least two.
-        seeds: The seeds, at least one. None: two at first, then one more at a time until ``clear``, at most eight.
+        seeds: The seeds, at least one. None: three at first, then one more at a time until ``clear``, at most eight.
         steps: The number of steps of every run.
         probes: The names of the probes in ``mukron.train.probes``.
         clear: Says whether a record needs no more seeds.

@@ -93,7 +93,7 @@ MODELS: dict[str, Model] = {
     "resnet50": Model(ResNet50, 1, (2, 4, 8), _image_options(1)),
     "vgg19": Model(VGG19, 1, (2, 4, 8), _image_options(32)),
     "cbow": Model(CBOW, 64, (256, 512, 1024, 2048), _word_options, data="wikitext2"),
-    "gpt": Model(GPT, 32, (64, 128, 256, 512), _token_options, data="coriolanus", batch=32),
+    "gpt": Model(GPT, 32, (128, 256, 512, 1024), _token_options, data="coriolanus", batch=32),
 }
 
 

@@ -143,9 +143,9 @@ KRONECKER = (  # of methods that divide by A and B
 FISHER = (
     Option(
         "fisher",
-        read.optional(read.one_of(Fisher.kinds)),
+        read.optional(read.parsed(Fisher.of)),
         "targets of the signals: signs (random signs times the root of the output's Fisher matrix), mc (drawn from the "
-        "model), exact (every output), empirical (the data's own)",
+        "model), both once or as often as in mc:8, exact (every output), empirical (the data's own)",
         stacks=(None, "signs", "mc", "empirical"),
     ),
     Option(

@@ -74,7 +74,7 @@ ROOT_SOLVERS = ("eigh", "newton", "tracked")
         ),
         damping=MaxEigenvalue(1e-6),
         state_size=sizes.gradient_moments,
-        largest_side=4096,  # roots are of whole matrices: above this one takes minutes on two cores
+        largest_side=3000,  # roots are of whole matrices: above this one takes minutes on two cores
         family=FAMILIES["shampoo"],
     )
 )

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from mukron.curvature import as_rows
+from mukron.curvature import Exact, Fisher, as_rows
 from mukron.memory import EMA, LARGEST_AVERAGED, Auto, Batch, Memory, Sum, Window
 from mukron.optim.options import Trust
 
@@ -42,7 +42,8 @@ def input_factor(layer: LayerSize, options: Mapping[str, Any]) -> int:
 
 def both_factors(layer: LayerSize, options: Mapping[str, Any]) -> int:
     """A, B and their inverses."""
-    draws = layer.classes if options["fisher"] == "exact" else 1
+    fisher = Fisher.of(options["fisher"] or "signs")
+    draws = layer.classes if isinstance(fisher, Exact) else getattr(fisher, "draws", 1)
     B = _kronecker(layer.d_out, layer.d_in, draws * _rows(layer, options), options)
     return input_factor(layer, options) + layer.groups * B
 
