@@ -208,7 +208,10 @@ def test_nobody_can_change_a_config():
         ({"method": "shampoo", "method_options": {"memory": "window:4"}}, "memory='window:4': Shampoo's factors are"),
         ({"method_options": {"exclude": "head"}}, "method_options: exclude='head': expected a list of names"),
         ({"method_options": {"exclude": [1]}}, r"method_options: exclude=\(1,\): expected a name"),
-        ({"method_options": {"fisher": "none"}}, "method_options: fisher='none': unknown fisher 'none'; known: 'signs', 'mc', 'exact', 'empirical'"),
+        (
+            {"method_options": {"fisher": "none"}},
+            "method_options: fisher='none': unknown fisher 'none'; known: 'signs', 'mc', 'exact', 'empirical'",
+        ),
         ({"method_options": {"solver": "svd"}}, "method_options: solver='svd': known: cholesky, eigh, newton"),
         (
             {"method": "shampoo", "method_options": {"solver": "cholesky"}},

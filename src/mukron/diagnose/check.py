@@ -31,10 +31,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 KIND, VERSION = "check", 1
-FEATURES_MEANING = (
-    "features: change of a layer's output; own update: dW h, a parameter's part in it; attention, descent: change of",
-    "attention logits, of the network's output, along the descent of the loss; all fitted by width^exponent",
-)
+MEANINGS = {  # of the rows of a table, each fitted by width^exponent
+    "features": "change of a layer's output",
+    "attention": "change of attention logits along the descent of the loss",
+    "own update": "dW h, a parameter's part in its layer's change",
+    "descent": "change of the network's output along the descent of the loss",
+}
 DAMPING_MEANING = (
     "damping over the largest eigenvalue of a layer's curvature factor (A, R: of its input, B, L: of its output)",
     "drowns the factor: the step turns into one of first order; fades: damping loses its hold. Features decide.",
@@ -143,7 +145,9 @@ class Check:
         Returns:
             The table.
         """
-        return table_of(self.features, self.title, (*FEATURES_MEANING, "", self.verdict()), whole)
+        measured = {verdict.reading for verdict in self.features}
+        meanings = [f"{reading}: {meaning}" for reading, meaning in MEANINGS.items() if reading in measured]
+        return table_of(self.features, self.title, (*meanings, "", self.verdict()), whole)
 
     def damping_table(self, whole: bool = False) -> Table:
         """Tabulate the verdicts on damping.
