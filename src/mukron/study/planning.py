@@ -15,7 +15,6 @@ from typing import Any
 
 from mukron.damping import Constant, Heuristic
 from mukron.data import Dataset
-from mukron.models import get_model
 from mukron.optim.options import StepOptions, Trust, usual_fallback_lr
 from mukron.params import Parametrization, base_shapes, build_without_memory, parametrize
 from mukron.params.merging import ParameterRow, merged
@@ -34,6 +33,7 @@ from mukron.study.script import CLASSES, kind_of_targets, script
 from mukron.table import Table
 from mukron.theory import SP, get_method
 from mukron.train import RunConfig, base_width_of, batch_of, dataset_of, factory_of
+from mukron.train.factories import network_options
 from mukron.trust import law_of
 
 KIND, VERSION = "plan", 1
@@ -209,11 +209,8 @@ def plan_for(
     shapes = base_shapes(factory, base, roles=dict(config.roles))
     parametrization = parametrize(network, shapes, config.scheme, output_exponent=config.output_exponent)
     memory = training_memory(config, network, dataset, batch)
-    options = dict(config.model_options)
-    if ":" not in config.model:
-        options = {**get_model(config.model).options(dataset.input_shape, dataset.classes), **options}
     plan = WidePlan(
-        *(tuned, config, parametrization, options, batch, memory, ()),
+        *(tuned, config, parametrization, network_options(config, dataset), batch, memory, ()),
         samples=len(dataset.train),
         targets=kind_of_targets(dataset),
         data_dir=None if data_dir is None else os.fspath(data_dir),

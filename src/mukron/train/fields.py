@@ -116,6 +116,7 @@ READERS: dict[str, Reader] = {
     "data": _data,
     "data_options": read.options,
     "output": read.optional(read.text),
+    "class_dim": read.optional(read.whole()),
     "samples": read.optional(read.whole(1)),
     "test_samples": read.optional(read.whole(1)),
     "augment": read.names(read.one_of(AUGMENTATIONS)),
