@@ -27,6 +27,7 @@ def output_of(config: RunConfig, returned: Any) -> Any:
         RunError: There is no such part, or several and none is named.
 
     Example:
+        >>> import torch
         >>> output_of(RunConfig(output="logits"), {"logits": torch.zeros(2, 3), "loss": None}).shape
         torch.Size([2, 3])
     """
@@ -147,6 +148,7 @@ def hits(output: Tensor, targets: Tensor, config: RunConfig, dataset: Dataset) -
         The number; None for regression, and for a loss of the user's own if shapes do not show where the classes are.
 
     Example:
+        >>> import torch
         >>> from mukron.train import RunConfig, dataset_of
         >>> config = RunConfig()
         >>> hits(torch.eye(10)[:3], torch.tensor([0, 1, 1]), config, dataset_of(config))
