@@ -89,3 +89,14 @@ def squares(output, targets):
 
 def of_two(output, targets):
     return F.binary_cross_entropy_with_logits(output.flatten(), targets.float())
+
+
+class AsDict(Tokens):
+    def forward(self, x):
+        output = super().forward(x)
+        return {"values": output, "0": output, "other": None}
+
+
+class AsTuple(Tokens):
+    def forward(self, x):
+        return super().forward(x), None
