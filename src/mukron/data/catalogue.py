@@ -270,14 +270,14 @@ DATASETS: dict[str, Source] = {
 }
 
 
-ALIASES = {"tinyshakespeare": "shakespeare", "tiny-shakespeare": "shakespeare"}  # what others call data sets
+OTHER_NAMES = {"tinyshakespeare": "shakespeare", "tiny-shakespeare": "shakespeare"}  # what others call data sets
 
 
 def get_source(name: str) -> Source:
     """Return the source of a data set.
 
     Args:
-        name: A key of ``DATASETS``, or one of ``ALIASES``.
+        name: A key of ``DATASETS``, or one of ``OTHER_NAMES``.
 
     Returns:
         The source.
@@ -310,7 +310,7 @@ def usual_name(name: str) -> str:
         >>> usual_name("tinyshakespeare"), usual_name("mnist")
         ('shakespeare', 'mnist')
     """
-    return name if name in DATASETS else ALIASES.get(name, name)
+    return name if name in DATASETS else OTHER_NAMES.get(name, name)
 
 
 def is_known(name: str) -> bool:
