@@ -107,7 +107,8 @@ def _tried(config: RunConfig, model: nn.Module, inputs: Tensor) -> Any:
     except Exception as error:
         raise RunError(
             f"model={config.model!r} could not take samples {list(inputs.shape)} of {config.data}: "
-            f"{' '.join(str(error).split())}. Give data that fits it; data='module:function' is your own"
+            f"{' '.join(str(error).split())}. Give data that fits it (data='module:function' is your own), or other "
+            "model_options"
         ) from error
     return output_of(config, returned)
 
