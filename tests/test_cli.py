@@ -79,6 +79,8 @@ def test_arguments_of_the_network(tmp_path, monkeypatch):
     output = run(*wanted, "--set", "tied=true", "--set", "heads=4", "--set", "norm=rms")
     assert "tokens.weight is also head.weight" in output
     assert re.search(r"^blocks\.0-1\.norm\{1,2\}\.weight ", output, re.MULTILINE)
+    assert "is also head.weight" not in run(*wanted, "--set", "tied=False")
+    assert "tied='no': expected True or False" in refuse(*wanted, "--set", "tied=no")
     assert "cannot be divided into 3 heads" in refuse(*wanted, "--set", "heads=3")
     assert "unexpected keyword argument 'dept'" in refuse("explain", "--model", "gpt", "--set", "dept=2")
     assert "expected NAME=VALUE" in refuse(*wanted, "--set", "tied")

@@ -38,6 +38,11 @@ def test_heads_grow_in_number_or_in_size():
     assert root.blocks[0].attention.scale == 1 / math.sqrt(32)
 
 
+def test_a_narrow_network_has_one_head():
+    attention = small(12).blocks[0].attention
+    assert (attention.heads, attention.scale) == (1, 1 / math.sqrt(12))
+
+
 def test_attention_is_that_of_the_formula():
     torch.manual_seed(1)
     attention = small(heads=2).blocks[0].attention
@@ -77,6 +82,12 @@ def test_a_tied_head_is_the_embedding_with_a_multiplier():
         ({"heads": 3}, "width 32 cannot be divided into 3 heads"),
         ({"head_dim": 24}, "width 32 cannot be divided into heads of 24"),
         ({"heads": 2, "head_dim": 16}, "not both"),
+        ({"width": 24}, "width 24 cannot be divided into heads of 16; choose a multiple of 16"),
+        ({"width": 40}, "width 40 cannot be divided into heads of 16"),
+        ({"tied": "False"}, "tied='False': expected True or False"),
+        ({"tied": 1}, "tied=1: expected True or False"),
+        ({"depth": 0}, "depth=0: expected at least one block"),
+        ({"depth": -1}, "depth=-1: expected at least one block"),
         ({"norm": "batch"}, "unknown norm 'batch'; known: layer, rms"),
         ({"mlp": "relu"}, "unknown mlp 'relu'; known: gelu, swiglu"),
         ({"attention": "1"}, r"unknown attention '1'; known: sqrt\(d\), d"),

@@ -23,6 +23,7 @@ EVERYTHING = {  # nothing as by default
     "model_options": {"depth": 4, "sizes": [1, [2, 3]]},
     "roles": {"position": "input"},
     "output": "logits",
+    "class_dim": 1,
     "data": "mnist",
     "data_options": {"size": 32},
     "samples": 1024,

@@ -8,7 +8,19 @@ import torch
 from torch.nn import functional as F
 
 from mukron.data import as_dataset, load
-from mukron.train import Run, RunConfig, RunError, batch_of, build, dataset_of, loss_of, stack_size, stackable, train
+from mukron.train import (
+    Run,
+    RunConfig,
+    RunError,
+    batch_of,
+    build,
+    dataset_of,
+    loop,
+    loss_of,
+    stack_size,
+    stackable,
+    train,
+)
 
 TEXT = load("coriolanus", length=16, samples=64, test_samples=16)
 SMALL = {"model": "gpt", "width": 32, "base_width": 16, "model_options": {"depth": 1}, "data_options": {"length": 16}}
@@ -308,3 +320,28 @@ def test_keys_of_runs_without_an_output_stay():
     assert RunConfig(output="logits").to_dict()["output"] == "logits"
     assert RunConfig.from_dict(RunConfig(output="logits").to_dict()).output == "logits"
     assert RunConfig().differences(RunConfig(output="logits")) == {"output": (None, "logits")}
+
+
+def test_smoothed_labels_are_in_no_bits_per_byte():
+    run = train(
+        RunConfig(
+            **SMALL, data="coriolanus", samples=64, test_samples=16, method="adamw", epochs=1, label_smoothing=0.1
+        )
+    )
+    assert not any("bits_per_byte" in name for name in run.final)
+    assert "test_accuracy" in run.final
+
+
+def test_a_sample_comes_after_the_last_checkpoint_and_may_be_left_out(tmp_path, monkeypatch):
+    config = RunConfig(**SMALL, data="coriolanus", samples=64, test_samples=16, method="adamw", epochs=1)
+    assert train(config, sample=False).sample == ""
+
+    def killed(*arguments):
+        assert (tmp_path / "run" / "checkpoint.pt").exists()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(loop, "written_sample", killed)
+    with pytest.raises(KeyboardInterrupt):
+        train(config, tmp_path / "run")
+    monkeypatch.undo()
+    assert train(config, tmp_path / "run").sample == train(config).sample

@@ -187,6 +187,24 @@ def test_a_users_own_network(tmp_path):
     assert "No module named 'nowhere'" in refuse(*SMALL, "--factory", "nowhere:make")
 
 
+def test_a_sample_is_printed_whatever_stdout_can_encode(monkeypatch):
+    text = "caf\u00e9 \ufffd\x1b[31m\r\tone\ntwo"
+    stored = Run(RunConfig(), "finished", [{"epoch": 1, "test_loss": 0.5}], sample=text)
+    monkeypatch.setattr(command, "_run", lambda *arguments: stored)
+    result = CliRunner(charset="ascii").invoke(app, ["train"], catch_exceptions=False)
+    assert result.exit_code == 0
+    assert "caf? ?\\x1b[31m\\r\tone\ntwo" in result.stdout
+    assert "caf\u00e9 \ufffd\\x1b" in run().stdout
+
+
+def test_pythons_spelling_of_values(monkeypatch):
+    seen = []
+    ended = Run(RunConfig(), "finished", [{"epoch": 1}])
+    monkeypatch.setattr(command, "_run", lambda config, *rest: seen.append(config) or ended)
+    run("--model", "gpt", "--set", "model_options.tied=False", "--set", "clip_norm=None", "--set", "compile=True")
+    assert (seen[0].model_options["tied"], seen[0].clip_norm, seen[0].compile) == (False, None, True)
+
+
 def test_a_diverged_run(tmp_path):
     result = run(*SMALL, "--lr", "1e6", code=1)
     assert "diverged after" in result.stdout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import sys
@@ -177,6 +178,46 @@ def split(text: str, separator: str, option: str, form: str) -> tuple[str, str]:
     if not (before and separated and after):
         raise ValueError(f"{option} {text!r}: expected {form}")
     return before, after
+
+
+def value_of(text: str) -> Any:
+    """Reads a value of --set: JSON, True, False and None as Python spells them, or else text.
+
+    Args:
+        text: The value as it was typed.
+
+    Returns:
+        The value.
+
+    Example:
+        >>> value_of("false"), value_of("False"), value_of("0.5"), value_of("cosine")
+        (False, False, 0.5, 'cosine')
+    """
+    python: dict[str, bool | None] = {"True": True, "False": False, "None": None}
+    if text in python:
+        return python[text]
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text
+
+
+def print_text(text: str) -> None:
+    """Prints a text of any characters: control characters are escaped, and what stdout cannot encode is replaced.
+
+    Args:
+        text: The text.
+
+    Example:
+        >>> print_text("one" + chr(27) + "two")
+        one\\x1btwo
+    """
+    shown = "".join(
+        character if character.isprintable() or character in "\n\t" else character.encode("unicode_escape").decode()
+        for character in text
+    )
+    encoding = sys.stdout.encoding or "utf-8"
+    print(shown.encode(encoding, errors="replace").decode(encoding))
 
 
 def bench_command(context: typer.Context) -> str:

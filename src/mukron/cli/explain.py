@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mukron.cli.common import ALL_METHODS_PLACEHOLDER, BUILT_IN, errors, show, split
+from mukron.cli.common import ALL_METHODS_PLACEHOLDER, BUILT_IN, errors, show, split, value_of
 from mukron.imports import import_function
 from mukron.theory import METHODS, comparison_table, get_method, get_scheme, method_table
 
@@ -111,10 +110,7 @@ def _with_options(make: Callable[..., Any], settings: list[str]) -> Callable[...
     options = {}
     for setting in settings:
         name, value = split(setting, "=", "--set", "NAME=VALUE, as in tied=true")
-        try:
-            options[name] = json.loads(value)
-        except json.JSONDecodeError:  # text
-            options[name] = value
+        options[name] = value_of(value)
 
     def network(width: float) -> Any:
         try:

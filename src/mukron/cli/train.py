@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from mukron.cli.common import BUILT_IN, METHODS_PLACEHOLDER, errors, show, split
+from mukron.cli.common import BUILT_IN, METHODS_PLACEHOLDER, errors, print_text, show, split, value_of
 from mukron.cli.progress import BAR, TIME_LEFT, clock, shown_bar
 from mukron.imports import import_function
 from mukron.table import Table
@@ -140,7 +139,7 @@ def train(
             raise typer.Exit(STOPPED) from None
     show(summary(run, folder))
     if run.sample:
-        print(f"What it writes after the first window of the test text:\n\n{run.sample}\n")
+        print_text(f"What it writes after the first window of the test text:\n\n{run.sample}\n")
     if run.status == "interrupted":
         _print_note(f"{run.reason}; the same command continues it")
     raise typer.Exit(EXIT_CODES[run.status])
@@ -177,10 +176,7 @@ def run_config_from_options(file: Path | None, given: Mapping[str, Any], setting
     fields = {**start.to_dict(), **({"data": ""} if file is None else {}), **given}
     for setting in settings:
         name, text = split(setting, "=", "--set", "FIELD=VALUE, as in clip_norm=1 or method_options.memory=ema:0.95")
-        try:
-            value = json.loads(text)
-        except json.JSONDecodeError:
-            value = text
+        value = value_of(text)
         if name in LIST_FIELDS and isinstance(value, str):
             value = value.split(",")
         field, dot, option = name.partition(".")

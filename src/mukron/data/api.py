@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from mukron.data.catalogue import DATASETS, get_source
+from mukron.data.catalogue import get_source, is_known
 from mukron.data.dataset import Dataset
 from mukron.data.download import MakeBar, obtain
 from mukron.data.errors import DataError
@@ -29,8 +29,8 @@ def load(
     """Load a data set by name, or a file of your own. What is missing in the data folder is downloaded.
 
     Args:
-        name: A key of ``DATASETS``, such as ``"digits"`` or ``"cifar10"``; or the path of a text (any ending), whose
-            bytes are the tokens, or of token numbers (.npy).
+        name: A key of ``DATASETS``, such as ``"digits"`` or ``"cifar10"``; or the path of a text (any ending or
+            none), whose bytes are the tokens, or of token numbers (.npy).
         folder: The data folder; by default that of ``data_folder``.
         download: Whether missing files may be downloaded.
         samples: The number of training samples to draw; by default all.
@@ -52,9 +52,9 @@ def load(
         (100, 10, (1, 8, 8))
     """
     subset: dict[str, Any] = {"samples": samples, "test_samples": test_samples, "seed": seed}
-    if name not in DATASETS and Path(name).suffix:
+    if _is_path(name):
         _check_options(name, options, own_text)
-        return own_text(Path(name), **options).subset(**subset)
+        return own_text(name, **options).subset(**subset)
     source = get_source(name)
     if source.read is None:
         raise DataError(f"{name} is a list to judge word embeddings by, not a data set to train on")
@@ -82,9 +82,14 @@ def option_names(name: str) -> list[str]:
         >>> option_names("coriolanus"), option_names("digits")
         (['length'], [])
     """
-    own = name not in DATASETS and Path(name).suffix
-    reader = own_text if own else get_source(name).read
+    reader = own_text if _is_path(name) else get_source(name).read
     return [] if reader is None else [*inspect.signature(reader).parameters][1:]
+
+
+def _is_path(name: str) -> bool:
+    """Whether a name that is no data set's is that of a file: it has an ending or a folder, or something is there."""
+    path = Path(name)
+    return not is_known(name) and bool(name) and (bool(path.suffix) or len(path.parts) > 1 or path.exists())
 
 
 def _check_options(

@@ -270,11 +270,14 @@ DATASETS: dict[str, Source] = {
 }
 
 
+OTHER_NAMES = {"tinyshakespeare": "shakespeare", "tiny-shakespeare": "shakespeare"}  # what others call data sets
+
+
 def get_source(name: str) -> Source:
     """Return the source of a data set.
 
     Args:
-        name: A key of ``DATASETS``.
+        name: A key of ``DATASETS``, or one of ``OTHER_NAMES``.
 
     Returns:
         The source.
@@ -288,6 +291,36 @@ def get_source(name: str) -> Source:
         >>> source.train, source.classes
         (60000, 10)
     """
+    name = usual_name(name)
     if name not in DATASETS:
         raise DataError(f"unknown data set {name!r}; known: {', '.join(DATASETS)}")
     return DATASETS[name]
+
+
+def usual_name(name: str) -> str:
+    """Return the name under which ``DATASETS`` has a data set that others call by another name.
+
+    Args:
+        name: A name.
+
+    Returns:
+        The usual name; the same name if there is no other.
+
+    Example:
+        >>> usual_name("tinyshakespeare"), usual_name("mnist")
+        ('shakespeare', 'mnist')
+    """
+    return name if name in DATASETS else OTHER_NAMES.get(name, name)
+
+
+def is_known(name: str) -> bool:
+    """Return whether there is a data set of this name.
+
+    Args:
+        name: A name.
+
+    Example:
+        >>> is_known("tinyshakespeare"), is_known("corpus.txt")
+        (True, False)
+    """
+    return usual_name(name) in DATASETS

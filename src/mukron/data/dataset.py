@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,8 @@ class Split:
 
     Attributes:
         inputs: uint8 images [N, C, H, W], int64 words or tokens [N, positions], or floats [N, ...].
-        targets: int64 class numbers [N], those of every position [N, positions], or floats [N, outputs] (regression).
+        targets: int64 class numbers [N], those of every position [N, positions], or floats [N] or [N, ..., outputs]
+            (regression).
 
     Raises:
         DataError: There are not as many targets as samples.
@@ -114,6 +116,17 @@ class Dataset:
     def regression(self) -> bool:
         """Whether targets are real numbers."""
         return self.train.targets.is_floating_point()
+
+    @property
+    def token_numbers(self) -> bool:
+        """Whether inputs are the numbers of tokens: whole numbers [N, positions], with a class for every position."""
+        return _token_numbers(self.train)
+
+    @property
+    def positions(self) -> int:
+        """How many targets a sample has: one, or one for each of its positions."""
+        shape = self.train.targets.shape
+        return prod(shape[1:-1] if self.regression else shape[1:])
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -234,7 +247,7 @@ def as_dataset(name: str, value: Any) -> Dataset:
 def checked(dataset: Dataset) -> Dataset:
     """Check a data set, and return it with int64 targets; classes=0 is replaced by the number that the targets show."""
     name = dataset.name
-    train, test = (Split(split.inputs, _targets(name, split.targets)) for split in (dataset.train, dataset.test))
+    train, test = _checked_split(name, dataset.train, "train"), _checked_split(name, dataset.test, "test")
     if not len(train):
         raise DataError(f"{name}: there are no samples to train on")
     if len(test) and test.inputs.shape[1:] != train.inputs.shape[1:]:
@@ -246,11 +259,31 @@ def checked(dataset: Dataset) -> Dataset:
         train_shape, test_shape = list(train.targets.shape[1:]), list(test.targets.shape[1:])
         raise DataError(f"{name}: the targets of a sample are {train_shape} to train on, but {test_shape} to test on")
     if train.targets.is_floating_point():
-        return replace(dataset, train=train, test=test, classes=train.targets.shape[-1])
+        return replace(
+            dataset, train=train, test=test, classes=1 if train.targets.ndim == 1 else train.targets.shape[-1]
+        )
     highest = max(int(split.targets.max()) for split in (train, test) if len(split))
     if dataset.classes and highest >= dataset.classes:
         raise DataError(f"{name}: target {highest}; those of {dataset.classes} classes go to {dataset.classes - 1}")
     return replace(dataset, train=train, test=test, classes=dataset.classes or highest + 1)
+
+
+def _checked_split(name: str, split: Split, purpose: str) -> Split:
+    targets = _targets(name, split.targets)
+    if len(targets) and not targets.is_floating_point() and bool((targets == IGNORED).all()):
+        raise DataError(
+            f"{name}: all targets of the {len(targets):,} samples to {purpose} on are {IGNORED}, which is ignored; "
+            "give at least one position a class number"
+        )
+    if _token_numbers(Split(split.inputs, targets)):
+        return Split(split.inputs.to(torch.int64), targets)  # embeddings take no smaller numbers
+    return Split(split.inputs, targets)
+
+
+def _token_numbers(split: Split) -> bool:
+    inputs, targets = split.inputs, split.targets
+    whole = not (inputs.is_floating_point() or inputs.is_complex() or inputs.dtype == torch.bool)
+    return whole and inputs.ndim == 2 and targets.ndim == 2 and not targets.is_floating_point()
 
 
 def _tensor(values: Any) -> Tensor:
@@ -263,13 +296,13 @@ def _images(inputs: Tensor) -> Tensor:
 
 
 def _targets(name: str, targets: Tensor) -> Tensor:
-    """int64 class numbers, or floats with a dimension for the outputs."""
+    """int64 class numbers, or floats."""
     if targets.is_complex() or not targets.ndim:
         raise DataError(f"{name}: targets are class numbers or real numbers, got {list(targets.shape)} {targets.dtype}")
     if targets.is_floating_point():
         if not bool(torch.isfinite(targets).all()):
             raise DataError(f"{name}: targets are not all finite")
-        return targets if targets.ndim > 1 else targets[:, None]
+        return targets
     numbers = targets.to(torch.int64)
     allowed = numbers >= 0 if targets.ndim == 1 else (numbers >= 0) | (numbers == IGNORED)
     if numbers.numel() and not bool(allowed.all()):

@@ -123,8 +123,7 @@ def check_run(
     def start(width: float, seed: int, lr: float | None = None) -> TrainingSetup:
         changes = {"width": width, "seed": seed, **({} if lr is None else {"lr": lr})}
         built = build(config.replace(**changes), dataset)
-        if ":" in config.model:
-            built.try_out(inputs, dataset)
+        built.try_out(inputs, dataset)
         return TrainingSetup(built.model, built.plan, built.optimizer, built.outputs, config.clip_norm)
 
     batch = (inputs, dataset.train.targets)

@@ -118,7 +118,8 @@ class GPT(nn.Module):
         width: The size of a token's vector.
         depth: The number of blocks.
         heads: A fixed number of heads, instead of ``head_dim``.
-        head_dim: The size of a head; by default 16, or the width if that is less.
+        head_dim: The size of a head; by default 16, of which the width is then a multiple, or the width if that is
+            less.
         vocabulary: The number of tokens.
         context: The longest sequence.
         tied: Whether the head's weight is that of the token embedding. muP then needs logits that are divided by the
@@ -130,8 +131,8 @@ class GPT(nn.Module):
         multiplier: What logits are multiplied by; by default 1, and 64 / width for a tied head.
 
     Raises:
-        ValueError: An option is unknown, the width is not a multiple of the heads, or both ``heads`` and ``head_dim``
-            are given.
+        ValueError: An option is unknown, there is no block, the width is not a multiple of the heads or of their size,
+            or both ``heads`` and ``head_dim`` are given.
 
     Example:
         >>> import torch
@@ -162,12 +163,11 @@ class GPT(nn.Module):
         _known("mlp", mlp, MLPS)
         divisor = attention or ("d" if heads else "sqrt(d)")
         _known("attention", divisor, ("sqrt(d)", "d"))
-        if heads is not None and head_dim is not None:
-            raise ValueError("give heads, their number, or head_dim, their size, not both")
-        number = heads if heads is not None else width // (head_dim or min(HEAD_DIM, width))
-        if number < 1 or width % number or (head_dim and width % head_dim):
-            asked = f"{heads} heads" if heads is not None else f"heads of {head_dim or HEAD_DIM}"
-            raise ValueError(f"width {width} cannot be divided into {asked}")
+        if not isinstance(tied, bool):
+            raise ValueError(f"tied={tied!r}: expected True or False")
+        if depth < 1:
+            raise ValueError(f"depth={depth}: expected at least one block")
+        number = _heads(width, heads, head_dim)
         d = width // number
         scale = 1 / sqrt(d) if divisor == "sqrt(d)" else sqrt(BASE_HEAD_DIM) / d
         self.context = context
@@ -208,6 +208,23 @@ class GPT(nn.Module):
             x = block(x)
         logits: Tensor = self.head(self.norm(x))
         return logits if self.multiplier == 1 else logits * self.multiplier
+
+
+def _heads(width: int, heads: int | None, head_dim: int | None) -> int:
+    """The number of heads, all of one size."""
+    if heads is not None and head_dim is not None:
+        raise ValueError("give heads, their number, or head_dim, their size, not both")
+    if heads is not None:
+        if heads < 1 or width % heads:
+            raise ValueError(f"width {width} cannot be divided into {heads} heads")
+        return heads
+    size = min(HEAD_DIM, width) if head_dim is None else head_dim
+    if size < 1 or width % size:
+        raise ValueError(
+            f"width {width} cannot be divided into heads of {size}; choose a multiple of {size}, another head_dim, or "
+            "a fixed number of heads"
+        )
+    return width // size
 
 
 def _known(name: str, value: str, known: object) -> None:

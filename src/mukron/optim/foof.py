@@ -14,7 +14,7 @@ from mukron.memory import Memory
 from mukron.optim import docs, sizes
 from mukron.optim.kfac import KFAC, OF_THE_FISHER
 from mukron.optim.options import Momentum, StepRule, Trust
-from mukron.optim.run_options import FISHER, without
+from mukron.optim.run_options import without
 from mukron.optim.spec import register, with_momentum
 from mukron.params import Parametrization
 from mukron.theory import METHODS
@@ -26,7 +26,7 @@ from mukron.theory import METHODS
         name="foof",
         method=METHODS["foof"],
         **{"lr": 0.02, "bounded_lr": 1.0, "lr_range": (-6, 2), "plain_lr_range": (-9, 0)},  # type: ignore[arg-type]
-        options=without(KFAC.spec.options, *(option.name for option in FISHER)),
+        options=without(KFAC.spec.options, "fisher", "likelihood"),
         sp_damping=None,
         captures=("inputs",),
         arguments=with_momentum,
@@ -55,6 +55,7 @@ class FOOF(KFAC):
         *,
         damping: float | Rule | Adaptive = 1.0,
         output: Callable[[Any], Tensor] | None = None,
+        class_dim: int | None = None,
         reduction: str | None = None,
         sharing: str = "expand",
         memory: str | Memory | None = None,

@@ -42,7 +42,7 @@ from mukron.optim.update import Move
 from mukron.params import Parametrization
 from mukron.theory import METHODS, Role
 
-OF_THE_FISHER = ("fisher", "likelihood", "class_dim", "grad_scaler", "seed")  # arguments
+OF_THE_FISHER = ("fisher", "likelihood", "grad_scaler", "seed")  # arguments
 NEARLY_ZERO = 1e-3  # of the size that muP gives output weights
 
 

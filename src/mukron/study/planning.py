@@ -15,7 +15,6 @@ from typing import Any
 
 from mukron.damping import Constant, Heuristic
 from mukron.data import Dataset
-from mukron.models import get_model
 from mukron.optim.options import StepOptions, Trust, usual_fallback_lr
 from mukron.params import Parametrization, base_shapes, build_without_memory, parametrize
 from mukron.params.merging import ParameterRow, merged
@@ -30,10 +29,14 @@ from mukron.study.cost import (
     training_memory,
 )
 from mukron.study.errors import StudyError
-from mukron.study.script import CLASSES, kind_of_targets, script
+from mukron.study.script import CLASSES, MASKED, POSITIONS, kind_of_targets, script
 from mukron.table import Table
 from mukron.theory import SP, get_method
-from mukron.train import RunConfig, base_width_of, batch_of, dataset_of, factory_of
+from mukron.train import RunConfig, base_width_of, batch_of, dataset_of, device_of, factory_of
+from mukron.train.build import class_dim_of, network_of
+from mukron.train.factories import network_options
+from mukron.train.outputs import given_class_dim
+from mukron.train.randomness import own_random_numbers
 from mukron.trust import law_of
 
 KIND, VERSION = "plan", 1
@@ -74,6 +77,7 @@ class WidePlan:
     samples: int = 0  # to train on
     targets: str = CLASSES  # what the data's targets are
     data_dir: str | None = None  # where data sets are kept
+    class_dim: int | None = None  # of an output with positions, where that is known
 
     @property
     def settings(self) -> tuple[ParameterSettings, ...]:
@@ -153,7 +157,8 @@ class WidePlan:
 
     def code(self) -> str:
         """A Python script that trains the wide network with these settings."""
-        config = self.config.replace(batch=self.batch if self.batch < self.samples else None)
+        batch = self.batch if self.batch < self.samples else None
+        config = self.config.replace(batch=batch, class_dim=self.class_dim)
         return script(config, self.network_options, self.targets, self.data_dir)
 
     def to_dict(self) -> Data:
@@ -209,14 +214,12 @@ def plan_for(
     shapes = base_shapes(factory, base, roles=dict(config.roles))
     parametrization = parametrize(network, shapes, config.scheme, output_exponent=config.output_exponent)
     memory = training_memory(config, network, dataset, batch)
-    options = dict(config.model_options)
-    if ":" not in config.model:
-        options = {**get_model(config.model).options(dataset.input_shape, dataset.classes), **options}
     plan = WidePlan(
-        *(tuned, config, parametrization, options, batch, memory, ()),
+        *(tuned, config, parametrization, network_options(config, dataset), batch, memory, ()),
         samples=len(dataset.train),
         targets=kind_of_targets(dataset),
         data_dir=None if data_dir is None else os.fspath(data_dir),
+        class_dim=_class_dim(config, dataset),
     )
     if not steps:
         return replace(plan, not_measured="it was not asked for")
@@ -228,6 +231,17 @@ def plan_for(
         return replace(plan, steps=measured(config, dataset, batch, steps))
     except MeasuringError as error:
         return replace(plan, not_measured=str(error))
+
+
+def _class_dim(config: RunConfig, dataset: Dataset) -> int | None:
+    """Where the classes are: as the run says, or, for a loss of the user's own, as a narrow network's output shows."""
+    known = given_class_dim(config)
+    if known is not None or ":" not in config.loss or kind_of_targets(dataset) not in (POSITIONS, MASKED):
+        return known
+    narrow = config.replace(width=base_width_of(config), compile=False)
+    with own_random_numbers(device_of(narrow)):
+        model, _ = network_of(narrow, dataset)
+        return class_dim_of(narrow, model, dataset)
 
 
 def _trust(config: RunConfig) -> Trust | None:

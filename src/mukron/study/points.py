@@ -15,7 +15,7 @@ from mukron.damping import Rule
 from mukron.study.errors import StudyError
 from mukron.theory import get_scheme
 from mukron.train import RunConfig
-from mukron.train.records import EpochRow
+from mukron.train.records import LOW_IS_BEST, EpochRow
 
 PRUNED = "pruned"  # the status of a run that was given up
 
@@ -139,5 +139,5 @@ def label(scheme: str) -> str:
 
 
 def lowest_is_best(metric: str) -> bool:
-    """Whether a low value is best: it is of losses, but not of anything else (accuracies, correlations)."""
-    return metric.endswith("loss")
+    """Whether a low value is best: it is of losses, in bits per byte too, but not of anything else (accuracies)."""
+    return metric.endswith(LOW_IS_BEST)

@@ -12,17 +12,22 @@ from typing import Any
 import mukron
 from mukron.damping import Rule
 from mukron.data import Dataset
+from mukron.data.dataset import IGNORED
 from mukron.imports import import_function
 from mukron.models import get_model
 from mukron.theory import MUP, get_method
 from mukron.train import RunConfig
+from mukron.train.outputs import given_class_dim
 
 LINE = 100  # characters
-CLASSES, POSITIONS, NUMBERS = "classes", "positions", "numbers"  # kinds of targets
+CLASSES, NUMBER, NUMBERS = "classes", "number", "numbers"  # kinds of targets: of a sample
+POSITIONS, MASKED, REAL_POSITIONS = "positions", "masked", "real positions"  # of a sample's positions; some ignored
+REAL = (NUMBER, NUMBERS, REAL_POSITIONS)
 OWN_DATA, OWN_LOSS = "own_data", "own_loss"  # what a user's functions are imported as
 SCRIPT_NAMES = (  # of the script itself, which a user's network may have too
     "F DataLoader TensorDataset Schedule torch mukron load as_dataset augmentation augment network model shapes p data "
-    "inputs targets loader x y output output_of loss wanted total epoch optimizer compiled schedule scheduler steps "
+    "inputs targets loader x y counted seen output output_of loss wanted total epoch Mapping sys "
+    "optimizer compiled schedule scheduler steps "
     f"{OWN_DATA} {OWN_LOSS}"
 ).split()
 
@@ -51,12 +56,13 @@ def script(
     imports, definition = _network(config, network_options)
     imports += [*_data_imports(config), *_own_imports(config)]
     imports.sort(key=lambda line: (not line.startswith("from mukron."), line))
+    standard, path = _standard_imports(config)
     body = [*definition, *_output(config), "", *_data(config, data_dir), ""]
     body += [*_setup(config, targets, by_name=not definition), *_schedule(config), "", *_loop(config, targets), ""]
     torch_imports = ["import torch"]
     torch_imports += ["from torch.nn import functional as F"] if any("F." in line for line in body) else []
     torch_imports += [] if config.batch is None else ["from torch.utils.data import DataLoader, TensorDataset"]
-    return "\n".join([f'"""{title}."""', "", *torch_imports, "", "import mukron", *imports, *body])
+    return "\n".join([f'"""{title}."""', "", *standard, *torch_imports, "", "import mukron", *path, *imports, *body])
 
 
 def kind_of_targets(dataset: Dataset) -> str:
@@ -66,16 +72,29 @@ def kind_of_targets(dataset: Dataset) -> str:
         dataset: The data set.
 
     Returns:
-        "classes", "positions" or "numbers".
+        "classes"; "positions", or "masked" if some of them are ignored; "number" for one a sample,
+        "numbers" for several, or "real positions" for those of every position.
 
     Example:
         >>> from mukron.data import load
         >>> kind_of_targets(load("digits"))
         'classes'
     """
-    if dataset.train.targets.is_floating_point():
-        return NUMBERS
-    return CLASSES if dataset.train.targets.ndim == 1 else POSITIONS
+    targets = dataset.train.targets
+    if dataset.regression:
+        return {1: NUMBER, 2: NUMBERS}.get(targets.ndim, REAL_POSITIONS)
+    if targets.ndim == 1:
+        return CLASSES
+    return MASKED if bool((targets == IGNORED).any()) else POSITIONS
+
+
+def _standard_imports(config: RunConfig) -> tuple[list[str], list[str]]:
+    """The imports of the standard library; and a line by which modules of the user's own are found."""
+    own = any(":" in path for path in (config.model, config.data, config.loss))
+    lines = ["import sys"] if own else []
+    lines += ["from collections.abc import Mapping"] if config.output is not None else []
+    path = ["", 'sys.path.insert(0, "")  # modules of the current folder', ""] if own else []
+    return [*lines, ""] if lines else [], path
 
 
 def _network(config: RunConfig, options: Mapping[str, Any]) -> tuple[list[str], list[str]]:
@@ -134,9 +153,11 @@ def _output(config: RunConfig) -> list[str]:
     name = config.output
     if name is None:
         return []
-    part = f"returned[{name}]" if name.isdecimal() else f"returned[{_literal(name)}]"
+    part = f"returned[{_literal(name)}]"
     if name.isidentifier():
-        part = f"returned.{name} if hasattr(returned, {_literal(name)}) else {part}"
+        part += f" if isinstance(returned, Mapping) else returned.{name}"
+    elif name.isdecimal():
+        part += f" if isinstance(returned, Mapping) else returned[{name}]"
     return ["", "", "def output_of(returned):", f"    return {part}", ""]
 
 
@@ -179,14 +200,23 @@ def _optimizer(config: RunConfig, targets: str) -> str:
         groups = f"p.param_groups({', '.join([_literal(config.method), *_keywords({'lr': config.lr, **decay})])})"
         return _call(f"optimizer = torch.optim.{spec.optimizer.__name__}", [groups, *_keywords(keywords)])
     given = {} if config.damping is None else {"damping": config.damping}
-    if targets == POSITIONS and "class_dim" in spec.defaults:
-        keywords = {"class_dim": -1, **keywords}
-    if targets == NUMBERS and ":" in config.loss and "likelihood" in spec.defaults:
+    class_dim = _class_dim(config)
+    if targets in (POSITIONS, MASKED) and class_dim is not None and "class_dim" in spec.defaults:
+        keywords = {**keywords, "class_dim": class_dim}
+    if targets in REAL and ":" in config.loss and "likelihood" in spec.defaults:
         keywords = {**keywords, "likelihood": config.method_options.get("likelihood", "gaussian")}
+    if config.loss == "mse" and targets in (POSITIONS, MASKED, REAL_POSITIONS) and "reduction" in spec.defaults:
+        keywords = {**keywords, "reduction": "positions"}
     arguments = _keywords({"lr": config.lr, **given, **decay, **keywords})
     if "output" in spec.defaults and config.output is not None:
         arguments.append("output=output_of")
     return _call(f"optimizer = {_named(spec.optimizer)}", ["model", "p", *arguments])
+
+
+def _class_dim(config: RunConfig) -> int | None:
+    """Where the classes are in an output with positions: the last dimension of a built-in loss, unless it is said."""
+    given = given_class_dim(config)
+    return -1 if given is None and ":" not in config.loss else given
 
 
 def _own_imports(config: RunConfig) -> list[str]:
@@ -228,15 +258,21 @@ def _loop(config: RunConfig, targets: str) -> list[str]:
     if config.augment:
         inner.append(f"augment = augmentation({_literal(config.augment)}, int(torch.randint(2**31, ())), data.mean)")
         inner.append(f"x = data.prepare({_prepared(config, 'x')}, augment=augment)")
-    inner += ["optimizer.zero_grad()", *_forward(config), *_loss(config, targets), "loss.backward()"]
+    step = ["optimizer.zero_grad()", *_forward(config), *_loss(config, targets), "loss.backward()"]
     if config.clip_norm is not None:
-        inner.append(f"torch.nn.utils.clip_grad_norm_(model.parameters(), {config.clip_norm})")
-    inner.append("optimizer.step()")
-    if _is_scheduled(config):
-        inner.append("scheduler.step()")
-    inner.append("total += loss.item()")
-    body = ["total = 0.0", "for x, y in loader:", *(f"    {line}" for line in inner)]
-    body.append('print(f"epoch {epoch + 1}: loss {total / len(loader):.4g}")')
+        step.append(f"torch.nn.utils.clip_grad_norm_(model.parameters(), {config.clip_norm})")
+    step.append("optimizer.step()")
+    start, number, end = "total = 0.0", "len(loader)", "total += loss.item()"
+    if targets == MASKED:  # the mean over the targets that count, of which a batch may have none
+        inner.append(f"counted = int((y != {IGNORED}).sum())")
+        step.append("total, seen = total + loss.item() * counted, seen + counted")
+        inner += ["if counted:", *(f"    {line}" for line in step)]
+        start, number, end = "total, seen = 0.0, 0", "seen", ""
+    else:
+        inner += step
+    inner += [*(["scheduler.step()"] if _is_scheduled(config) else []), *([end] if end else [])]
+    body = [start, "for x, y in loader:", *(f"    {line}" for line in inner)]
+    body.append(f'print(f"epoch {{epoch + 1}}: loss {{total / {number}:.4g}}")')
     return [f"for epoch in range({config.epochs}):", *(f"    {line}" for line in body)]
 
 
@@ -249,27 +285,31 @@ def _forward(config: RunConfig) -> list[str]:
         return [f"output = {call}"]
     device = config.device.partition(":")[0]
     lines = [f"with torch.autocast({_literal(device)}, dtype=torch.bfloat16):", f"    output = {call}"]
-    return lines if ":" in config.loss else [*lines, "output = output.float()"]
+    return [*lines, "output = output.float()"]
 
 
 def _loss(config: RunConfig, targets: str) -> list[str]:
     """The lines that compute the loss from the output and y."""
     if ":" in config.loss:
         return [f"loss = {OWN_LOSS}(output, y)"]
-    class_dim = config.method_options.get("class_dim")
-    moved = targets == POSITIONS and class_dim not in (None, -1)
+    class_dim, positions = _class_dim(config), targets in (POSITIONS, MASKED)
+    moved = positions and class_dim != -1
     if config.loss != "mse":
         output = f"output.movedim({class_dim}, -1)" if moved else "output"
-        pair = [f"{output}.flatten(0, -2)", "y.flatten()"] if targets == POSITIONS else ["output", "y"]
+        pair = [f"{output}.flatten(0, -2)", "y.flatten()"] if positions else ["output", "y"]
         smoothing = [f"label_smoothing={config.label_smoothing}"] if config.label_smoothing else []
         return [_call("loss = F.cross_entropy", [*pair, *smoothing])]
-    if targets == NUMBERS:
-        return ["loss = (output - y.to(output)).square().sum(-1).mean() / 2"]
-    wanted = "F.one_hot(y, output.shape[-1]).to(output) - 1 / output.shape[-1]"
+    if targets in REAL:
+        wanted = "y[:, None]" if targets == NUMBER else "y"
+        return [f"loss = (output - {wanted}.to(output)).square().sum(-1).mean() / 2"]
+    masked = targets == MASKED
+    labels = "y.clamp(min=0)" if masked else "y"
+    wanted = f"F.one_hot({labels}, output.shape[-1]).to(output) - 1 / output.shape[-1]"
     if config.label_smoothing:
         wanted = f"{1 - config.label_smoothing} * ({wanted})"
     lines = [f"output = output.movedim({class_dim}, -1)"] if moved else []
-    return [*lines, f"wanted = {wanted}", "loss = (output - wanted).square().sum(-1).mean() / 2"]
+    chosen = f"[y != {IGNORED}]" if masked else ""
+    return [*lines, f"wanted = {wanted}", f"loss = (output - wanted).square().sum(-1){chosen}.mean() / 2"]
 
 
 def _keywords(values: Mapping[str, Any]) -> list[str]:

@@ -203,7 +203,7 @@ def _train_one(
     folder = None if job.runs is None else Path(job.runs) / config.key()
     with store.alive(claim), _given_up_on_error(store, claim):
         try:
-            run = train(config, folder, dataset=dataset, data_dir=job.data_dir, progress=on_progress)
+            run = train(config, folder, dataset=dataset, data_dir=job.data_dir, progress=on_progress, sample=False)
         except _FellBehindError:
             reason = f"fell behind the others by epoch {rows[-1]['epoch']}"
             run = Run(config, PRUNED, rows, reason, time.monotonic() - began)

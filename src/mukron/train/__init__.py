@@ -2,16 +2,15 @@
 
 from mukron.train.build import (
     Built,
-    base_width_of,
     batch_of,
     build,
     dataset_of,
     device_of,
-    factory_of,
     optimizer_of,
 )
 from mukron.train.config import RunConfig
 from mukron.train.errors import RunError
+from mukron.train.factories import base_width_of, factory_of
 from mukron.train.loop import train
 from mukron.train.losses import loss_of
 from mukron.train.observers import Moment, Progress

@@ -21,7 +21,6 @@ from mukron.data import Dataset, as_dataset, load
 from mukron.data.dataset import checked
 from mukron.imports import import_function
 from mukron.layers import MatrixLayer, layer_of
-from mukron.models import get_model
 from mukron.optim import SecondOrder
 from mukron.params import BaseShapes, Parametrization, base_shapes, parametrize
 from mukron.params.inventory import clean_name
@@ -30,7 +29,10 @@ from mukron.params.shapes import build as build_at
 from mukron.train.calls import untouched
 from mukron.train.config import RunConfig
 from mukron.train.errors import RunError
-from mukron.train.losses import Loss, check_output, class_dim, loss_of, output_of
+from mukron.train.factories import base_width_of, factory_of, network_options
+from mukron.train.losses import Loss, loss_of
+from mukron.train.outputs import check_output, class_dim, given_class_dim, output_of
+from mukron.train.surroundings import compiled_anew
 
 USUAL_WINDOWS = 32  # of a text in a batch
 _shapes: dict[tuple[Any, ...], BaseShapes] = {}  # of built-in networks: sizes and spreads, no weights
@@ -92,15 +94,23 @@ class Built:
         Raises:
             RunError: The network does not take these samples, or its outputs cannot be trained.
         """
-        with self.untouched(), torch.no_grad(), autocast(self.config):
-            try:
-                output = self.model(inputs)
-            except Exception as error:
-                raise RunError(
-                    f"model={self.config.model!r} could not take samples {list(inputs.shape)} of {self.config.data}: "
-                    f"{' '.join(str(error).split())}. Give data that fits it; data='module:function' is your own"
-                ) from error
-        check_output(output_of(self.config, output), self.config, dataset)
+        with self.untouched():
+            check_output(_tried(self.config, self.model, inputs), self.config, dataset)
+
+
+@torch.no_grad()
+def _tried(config: RunConfig, model: nn.Module, inputs: Tensor) -> Any:
+    """The network's output for some samples."""
+    try:
+        with autocast(config):
+            returned = model(inputs)
+    except Exception as error:
+        raise RunError(
+            f"model={config.model!r} could not take samples {list(inputs.shape)} of {config.data}: "
+            f"{' '.join(str(error).split())}. Give data that fits it (data='module:function' is your own), or other "
+            "model_options"
+        ) from error
+    return output_of(config, returned)
 
 
 def build(config: RunConfig, dataset: Dataset) -> Built:
@@ -123,7 +133,7 @@ def build(config: RunConfig, dataset: Dataset) -> Built:
     """
     model, plan = network_of(config, dataset)
     optimizer = optimizer_of(config, model, plan, dataset)
-    network = _compiled(model) if config.compile else model
+    network = compiled_anew(model) if config.compile else model
     return Built(config, model, network, plan, optimizer, loss_of(config, dataset))
 
 
@@ -145,8 +155,8 @@ def network_of(config: RunConfig, dataset: Dataset) -> tuple[nn.Module, Parametr
 
 def _shapes_of(config: RunConfig, dataset: Dataset, factory: Factory) -> BaseShapes:
     """The base shapes of the run's network; those of built-in networks are kept, since many runs have the same."""
-    options, roles = repr(sorted(config.model_options.items())), repr(sorted(config.roles.items()))
-    key = (config.model, options, roles, base_width_of(config), *dataset.input_shape, dataset.classes)
+    options, roles = (repr(sorted(values.items())) for values in (network_options(config, dataset), config.roles))
+    key = (config.model, options, roles, base_width_of(config))
     if ":" in config.model or key not in _shapes:
         _shapes[key] = base_shapes(factory, base_width_of(config), roles=dict(config.roles))
     return _shapes[key]
@@ -218,56 +228,6 @@ def device_of(config: RunConfig) -> torch.device:
     return device
 
 
-def factory_of(config: RunConfig, dataset: Dataset) -> Factory:
-    """Return a function that builds a run's network from the width alone.
-
-    Args:
-        config: The run.
-        dataset: The data.
-
-    Returns:
-        The factory.
-
-    Example:
-        >>> from mukron.train import RunConfig, dataset_of
-        >>> config = RunConfig(width=64, method="sgd")
-        >>> factory_of(config, dataset_of(config))(16).fc1.weight.shape
-        torch.Size([16, 64])
-    """
-    if ":" in config.model:
-        make, options = import_function(config.model, "model"), dict(config.model_options)
-    else:
-        entry = get_model(config.model)
-        try:
-            fitted = entry.options(dataset.input_shape, dataset.classes)
-        except ValueError as error:
-            raise RunError(f"model={config.model!r}, data={config.data!r}: {error}") from error
-        make, options = entry.factory, {**fitted, **config.model_options}
-    _check_width(config.model, make)
-    if not options:
-        return make
-
-    def factory(width: float) -> nn.Module:
-        try:
-            model: nn.Module = make(width, **options)
-            return model
-        except TypeError as error:
-            if isinstance(width, float) and ":" not in config.model:
-                raise RunError(f"width={width:g}: the widths of {config.model} are whole numbers") from error
-            raise RunError(f"model={config.model!r}, model_options={dict(config.model_options)}: {error}") from error
-
-    return factory
-
-
-def _check_width(name: str, make: Callable[..., Any]) -> None:
-    try:
-        parameters = inspect.signature(make).parameters
-    except (TypeError, ValueError):  # a function that does not say
-        return
-    if not parameters:
-        raise RunError(f"model={name!r}: takes no arguments; expected a function of the width, def make(width): ...")
-
-
 @contextmanager
 def _memory_for(config: RunConfig) -> Iterator[None]:
     try:
@@ -277,23 +237,6 @@ def _memory_for(config: RunConfig) -> Iterator[None]:
         if not NO_MEMORY.search(said):
             raise
         raise RunError(f"width={config.width:g}: there is no memory for so wide a {config.model!r} ({said})") from error
-
-
-def base_width_of(config: RunConfig) -> float:
-    """Return the width that a run's settings are tuned at.
-
-    Args:
-        config: The run.
-
-    Returns:
-        The base width: the config's, or the built-in network's usual one.
-
-    Example:
-        >>> from mukron.train import RunConfig
-        >>> base_width_of(RunConfig(base_width=32))
-        32
-    """
-    return config.base_width if config.base_width is not None else get_model(config.model).base_width
 
 
 def optimizer_of(
@@ -320,7 +263,7 @@ def optimizer_of(
         'FOOF'
     """
     spec = config.spec
-    keywords = {**spec.keywords(config), **_of_the_output(config, dataset)}
+    keywords = {**spec.keywords(config), **_of_the_output(config, model, dataset)}
     make: Callable[..., Optimizer] = spec.optimizer
     if not spec.layerwise:
         groups = plan.param_groups(config.method, config.lr, weight_decay=config.weight_decay, model=model)
@@ -330,18 +273,37 @@ def optimizer_of(
     return make(model, plan, config.lr, weight_decay=config.weight_decay, **keywords)
 
 
-def _of_the_output(config: RunConfig, dataset: Dataset | None) -> dict[str, Any]:
+def _of_the_output(config: RunConfig, model: nn.Module, dataset: Dataset | None) -> dict[str, Any]:
     """The arguments of an optimizer that follow from the network's output and the targets."""
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {} if given_class_dim(config) is None else {"class_dim": given_class_dim(config)}
     if config.output is not None:
         found["output"] = partial(output_of, config)
     if dataset is not None and dataset.train.targets.ndim > 1 and not dataset.regression:
-        found["class_dim"] = class_dim(config, dataset)
+        found["class_dim"] = class_dim_of(config, model, dataset)
     if dataset is not None and dataset.regression and ":" in config.loss:
         found["likelihood"] = config.method_options.get("likelihood", "gaussian")
     if dataset is not None and config.loss == "mse" and dataset.train.targets.ndim > (2 if dataset.regression else 1):
         found["reduction"] = "positions"  # squared errors do not show how they are reduced
     return {name: value for name, value in found.items() if name in config.spec.defaults}
+
+
+def class_dim_of(config: RunConfig, model: nn.Module, dataset: Dataset) -> int | None:
+    """Return the dimension of a network's output that holds the classes, of targets with positions.
+
+    Args:
+        config: The run.
+        model: The network; it is run on two samples if its output alone shows the dimension.
+        dataset: The data.
+
+    Returns:
+        The dimension; None if the shapes of output and targets do not show it.
+    """
+    if given_class_dim(config) is not None or ":" not in config.loss:
+        return class_dim(config, dataset, ())
+    inputs = dataset.prepare(dataset.train.inputs[:2], config.weights_dtype)
+    with untouched(model):
+        output = _tried(config, model, inputs)
+    return class_dim(config, dataset, output.shape) if isinstance(output, Tensor) else None
 
 
 def batch_of(config: RunConfig, dataset: Dataset) -> int:
@@ -377,21 +339,3 @@ def autocast(config: RunConfig) -> AbstractContextManager[Any]:
     if config.dtype != "bfloat16":
         return nullcontext()
     return torch.autocast(torch.device(config.device).type, dtype=torch.bfloat16)
-
-
-def _compiled(model: nn.Module) -> Callable[[Tensor], Any]:
-    """Anew for every run: torch would reuse what it compiled for another one of this class, without its hooks."""
-    reset: Callable[[], None] = torch.compiler.reset
-    reset()
-    compiled: Callable[[Tensor], Any] = torch.compile(model, dynamic=False)
-
-    def network(inputs: Tensor) -> Any:
-        try:
-            return compiled(inputs)
-        except torch._dynamo.exc.TorchDynamoException as error:
-            raise RunError(
-                f"compile=True: torch could not compile the network ({str(error).splitlines()[0]}); it needs a C++ "
-                "compiler, and Triton on a GPU. Install what is missing, or train with compile=False"
-            ) from error
-
-    return network

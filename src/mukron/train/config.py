@@ -25,7 +25,10 @@ from mukron.train.fields import DTYPES, READERS
 
 KIND, VERSION = "run_config", 1
 USUAL_DATA = "digits"  # of a network of one's own
-LATER = {"output": None}  # fields that came later: left out of JSON where they have this value, so that keys stay
+LATER = {
+    "output": None,
+    "class_dim": None,
+}  # fields that came later: left out of JSON where they have this value, so that keys stay
 SAID_BY_FIELDS = {"likelihood": "loss", "betas": "momentum"}  # optimizers' arguments, and the fields they follow from
 OPTIONS_NOW = {"kl_clip": "trust=kl:KAPPA", "graft": "trust=graft:adam or trust=graft:sgd"}  # former options, and now
 
@@ -43,6 +46,8 @@ class RunConfig:
         model_options: More keyword arguments of the network.
         roles: Roles of parameters that no known module owns, by name.
         output: Where the network returns several things, the name of its output: a key, an attribute or a number.
+        class_dim: The dimension of an output with positions that holds the classes. None: the last one; with a loss of
+            your own, the one that the shapes of output and targets show.
         data: A data set by name, a text file or token numbers (.npy), or "module:function", your own. "": the built-in
             network's usual one.
         data_options: More keyword arguments of the data set.
@@ -85,6 +90,7 @@ class RunConfig:
     model_options: Mapping[str, Any] = field(default_factory=dict)
     roles: Mapping[str, str] = field(default_factory=dict)
     output: str | None = None
+    class_dim: int | None = None
     data: str = ""
     data_options: Mapping[str, Any] = field(default_factory=dict)
     samples: int | None = None
@@ -232,9 +238,8 @@ def _read_method_options(config: RunConfig) -> Iterator[str]:
     """The method's own arguments, each as its option reads it; says what is wrong with them."""
     known, options = config.spec.known_options, dict(config.method_options)
     for name, value in options.items():
-        if name == "likelihood" and ":" in config.loss and name in known:
-            options[name] = known[name].read(value)
-        elif name in READERS or name in SAID_BY_FIELDS:
+        is_option = name in known and (name == "class_dim" or (name == "likelihood" and ":" in config.loss))
+        if (name in READERS or name in SAID_BY_FIELDS) and not is_option:
             yield f"method_options: {name!r} is said by the field {SAID_BY_FIELDS.get(name, name)}"
         elif name in MOVED and "trust" in known:
             yield f"method_options: {config.method} has no {name!r}; say {OPTIONS_NOW[name]}, in Python {MOVED[name]}"
@@ -268,6 +273,8 @@ def _contradictions(config: RunConfig) -> Iterator[str]:
         if name in config.data_options:
             yield f"data_options: {name!r} is said by fields of the run"
     options = config.method_options
+    if config.class_dim is not None and options.get("class_dim") not in (None, config.class_dim):
+        yield f"class_dim={config.class_dim}, but method_options: class_dim={options['class_dim']}; say it once"
     if options.get("nesterov") and not config.momentum:
         yield "method_options: nesterov=True needs momentum above 0"
     if options.get("fused") and config.clip_norm is not None:

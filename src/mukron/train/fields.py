@@ -14,6 +14,7 @@ import torch
 from mukron import readers as read
 from mukron.damping import Rule
 from mukron.data import AUGMENTATIONS
+from mukron.data.catalogue import usual_name
 from mukron.models import get_model
 from mukron.optim.spec import method_names, spec_of
 from mukron.params import plain_width
@@ -71,7 +72,7 @@ def _exponent(value: Any) -> str:
 
 
 def _data(value: Any) -> str:
-    return "" if value in ("", None) else read.text(value)
+    return "" if value in ("", None) else usual_name(read.text(value))
 
 
 def _loss(value: Any) -> str:
@@ -116,6 +117,7 @@ READERS: dict[str, Reader] = {
     "data": _data,
     "data_options": read.options,
     "output": read.optional(read.text),
+    "class_dim": read.optional(read.whole()),
     "samples": read.optional(read.whole(1)),
     "test_samples": read.optional(read.whole(1)),
     "augment": read.names(read.one_of(AUGMENTATIONS)),

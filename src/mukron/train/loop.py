@@ -28,8 +28,10 @@ from mukron.optim.guards import PATIENCE
 from mukron.train.build import batch_of, build, dataset_of, device_of
 from mukron.train.config import RunConfig
 from mukron.train.errors import RunError
-from mukron.train.losses import class_dim, counted, hits
+from mukron.train.evaluation import columns, evaluate, total
+from mukron.train.losses import counted
 from mukron.train.observers import Moment, Observer, Progress, observed
+from mukron.train.outputs import hits
 from mukron.train.probes import PROBES, Probe, Spectra
 from mukron.train.randomness import (
     AUGMENTATION,
@@ -47,7 +49,6 @@ from mukron.train.word_probe import WordProbe
 from mukron.workers.interrupts import interruptible
 
 PROBED = 64  # samples that probes measure on
-EVALUATED = 1024  # samples, or 16 windows of 64 tokens, in one forward pass of an evaluation
 TOO_LARGE = 1e4  # a run diverged if its loss exceeds this multiple of the first loss, or of 1 if that is smaller
 
 
@@ -59,7 +60,7 @@ class LoopState:
     batch: int = 0  # batches completed in the current epoch
     step: int = 0
     loss: float = 0.0  # this and the next two are sums over the current epoch
-    correct: int = 0
+    correct: int | None = 0  # None: shapes do not show it
     seen: int = 0
     first_loss: float | None = None
     skipped_in_a_row: int = 0
@@ -78,6 +79,7 @@ def train(
     progress: Callable[[Progress], None] | None = None,
     tensorboard: bool = False,
     checkpoint_every: int = 1,
+    sample: bool = True,
 ) -> Run:
     """Train what the config describes.
 
@@ -97,6 +99,7 @@ def train(
         progress: Called after every step and every epoch.
         tensorboard: Also write TensorBoard event files.
         checkpoint_every: Epochs between two checkpoints; one is also written at the end and on Ctrl-C.
+        sample: Whether a language model writes a sample of text at the end.
 
     Returns:
         The run: its status, and the numbers of every epoch.
@@ -124,7 +127,7 @@ def train(
         stack.enter_context(own_random_numbers(device_of(config)))
         stack.enter_context(repeatable())
         stack.enter_context(precision(config.dtype))
-        loop = Loop(config, data, files, observe, progress, checkpoint_every, data_dir)
+        loop = Loop(config, data, files, observe, progress, checkpoint_every, data_dir, sample)
         if files is not None:
             if resume:
                 loop.load(files.saved())
@@ -172,17 +175,17 @@ class Loop:
         progress: Callable[[Progress], None] | None,
         checkpoint_every: int,
         data_dir: str | Path | None,
+        sample: bool,
     ) -> None:
         self.config, self.dataset, self.files = config, dataset, files
         self.observe, self.progress, self.checkpoint_every = observe, progress, checkpoint_every
-        self.device, self.writer = device_of(config), None
+        self.device, self.writer, self.sample = device_of(config), None, sample
         self.batch = batch_of(config, dataset)
         self.steps_per_epoch = len(dataset.train) // self.batch
         self.built = build(config, dataset)
         self.rates = [group["lr"] for group in self.built.optimizer.param_groups]
-        self.schedule, self.class_dim = Schedule.parse(config.schedule), class_dim(config, dataset)
-        if ":" in config.model:
-            self.built.try_out(self._prepared(dataset.train.inputs[:PROBED]), dataset)
+        self.schedule = Schedule.parse(config.schedule)
+        self.built.try_out(self._prepared(dataset.train.inputs[:PROBED]), dataset)
         self.probes = self._probes(data_dir)  # before a checkpoint is loaded: they compare with the initial weights
         self.state = LoopState()
 
@@ -210,11 +213,12 @@ class Loop:
         except DivergedError as error:
             status, reason = DIVERGED, f"step {self.state.step}: {error}"
         self._tick()
-        sample = written_sample(self.built, self.dataset) if status == FINISHED and self.dataset.tokens else ""
+        if self.files is not None and status != DIVERGED:
+            self._save()
+        writes = self.sample and status == FINISHED and self.dataset.tokens
+        sample = written_sample(self.built, self.dataset) if writes else ""
         run = Run(self.config, status, list(self.state.rows), reason, self.state.seconds, sample=sample)
         if self.files is not None:
-            if status != DIVERGED:
-                self._save()
             self.files.end(run)
         return run
 
@@ -244,6 +248,10 @@ class Loop:
         config, state, optimizer, train = self.config, self.state, self.built.optimizer, self.dataset.train
         augment = augmentation(config.augment, seed_for(config.seed, AUGMENTATION, state.step), self.dataset.mean)
         x, y = self._prepared(train.inputs[samples], augment), train.targets[samples]
+        number = counted(y)
+        if not number:  # nothing to learn from: all targets are ignored
+            state.step += 1
+            return
         self._set_rates()
         optimizer.zero_grad()
         output = self.built.outputs(x)
@@ -255,10 +263,9 @@ class Loop:
             clip_grad_norm_(self.built.model.parameters(), config.clip_norm)
         self._move()
         state.step += 1
-        number = counted(y)
         state.seen += number
         state.loss += value * number
-        state.correct += hits(output, y, self.class_dim)
+        state.correct = total(state.correct, hits(output, y, config, self.dataset))
 
     def _factor(self, step: int) -> float:
         return self.schedule.factor(step, self.steps_per_epoch, self.config.epochs, self.config.warmup)
@@ -298,11 +305,11 @@ class Loop:
         epoch = state.epoch + 1
         row: EpochRow = {
             **{"epoch": epoch, "step": state.step, "lr": config.lr * self._factor(state.step - 1)},
-            **self._measured("train", state.loss / state.seen, state.correct / state.seen),
+            **columns(config, self.dataset, "train", *self._means()),
         }
         with own_random_numbers(self.device):  # recording does not change the random numbers of training
             if len(self.dataset.test) and (epoch % config.evaluate_every == 0 or epoch == config.epochs):
-                row |= self._measured("test", *self.evaluate())
+                row |= columns(config, self.dataset, "test", *evaluate(self.built, self.dataset))
             if epoch % config.record_every == 0 or epoch == config.epochs:
                 for probe in self.probes.values():
                     row.update(probe.read())
@@ -314,29 +321,12 @@ class Loop:
             row["tokens"] = state.step * self.batch * math.prod(self.dataset.input_shape)
         return finite({**row, "seconds": state.seconds})
 
-    def _measured(self, split: str, loss: float, accuracy: float) -> EpochRow:
-        """The numbers of a split: its loss, of a text in bits per byte too, and its accuracy but for regression."""
-        row: EpochRow = {f"{split}_loss": loss}
-        if not self.dataset.regression:
-            row[f"{split}_accuracy"] = accuracy
-        if self.dataset.tokens == "bytes" and self.config.loss == "cross-entropy":
-            row[f"{split}_bits_per_byte"] = loss / math.log(2)
-        return row
-
-    @torch.no_grad()
-    def evaluate(self) -> tuple[float, float]:
-        """Return loss and accuracy on the test samples."""
-        test, model = self.dataset.test, self.built.model
-        loss, correct, seen = 0.0, 0, 0
-        part = max(1, EVALUATED // (math.prod(self.dataset.input_shape) if self.dataset.tokens else 1))
-        model.eval()
-        for inputs, y in zip(torch.split(test.inputs, part), torch.split(test.targets, part), strict=True):
-            output, number = self.built.outputs(self._prepared(inputs)), counted(y)
-            loss += self.built.loss(output, y).item() * number
-            correct += hits(output, y, self.class_dim)
-            seen += number
-        model.train()
-        return loss / seen, correct / seen
+    def _means(self) -> tuple[float, float | None]:
+        """Loss and accuracy of the epoch so far."""
+        state = self.state
+        if not state.seen:
+            return math.nan, None
+        return state.loss / state.seen, None if state.correct is None else state.correct / state.seen
 
     def _tick(self) -> None:
         self.state.seconds = self.seconds_before + time.perf_counter() - self.started
@@ -347,11 +337,10 @@ class Loop:
         state, steps = self.state, self.config.epochs * self.steps_per_epoch
         done = state.step - self.steps_before
         left = (time.perf_counter() - self.started) / max(done, 1) * (steps - state.step)
-        loss, accuracy = state.loss / max(state.seen, 1), state.correct / max(state.seen, 1)
-        epoch = state.epoch + 1
+        epoch, (loss, accuracy) = state.epoch + 1, self._means()
         if row is not None:
-            epoch, loss, accuracy = row["epoch"], row["train_loss"], row.get("train_accuracy", accuracy)
-        accuracy = math.nan if self.dataset.regression else accuracy
+            epoch, loss, accuracy = row["epoch"], row["train_loss"], row.get("train_accuracy")
+        loss, accuracy = (math.nan if number is None else number for number in (loss, accuracy))
         self.progress(Progress(epoch, self.config.epochs, state.step, steps, loss, accuracy, left, row))
 
     def _write_events(self, row: EpochRow) -> None:

@@ -25,7 +25,7 @@ class Progress:
         step: Steps taken.
         steps: All steps.
         loss: The mean loss of the epoch so far.
-        accuracy: The accuracy of the epoch so far; NaN for regression.
+        accuracy: The accuracy of the epoch so far; NaN if there is none.
         seconds_left: The estimated time until the run ends.
         row: The epoch's numbers, if it has just ended.
 

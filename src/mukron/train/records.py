@@ -37,6 +37,7 @@ RUN_KIND, RUN_VERSION = "run", 1
 CHECKPOINT_KIND, CHECKPOINT_VERSION = "checkpoint", 1
 VERSIONS = {"mukron": __version__, "torch": str(torch.__version__)}
 FINISHED, DIVERGED, INTERRUPTED = "finished", "diverged", "interrupted"
+LOW_IS_BEST = ("loss", "bits_per_byte")  # endings of metrics
 RESTART_HINT = "begin it anew with --restart (resume=False)"
 EpochRow = dict[str, Any]  # the numbers of an epoch by name; None stands for one that is not finite
 
@@ -46,8 +47,8 @@ class Run:
     """A training run that has ended, with the numbers of every epoch.
 
     The numbers of an epoch are epoch, step, lr, train_loss and train_accuracy (running means over the epoch's
-    batches), test_loss, test_accuracy (none of regression), seconds, and whatever the run's ``record`` names; losses of
-    a text also in bits per byte, and the tokens seen so far.
+    batches), test_loss, test_accuracy (where the outputs show it), seconds, and whatever the run's ``record`` names;
+    losses of a text also in bits per byte, and the tokens seen so far.
 
     Attributes:
         config: What was trained, and how.
@@ -97,9 +98,9 @@ class Run:
             2
         """
         if lowest is None:
-            if not metric.endswith(("loss", "accuracy")):
+            if not metric.endswith((*LOW_IS_BEST, "accuracy")):
                 raise RunError(f"best({metric!r}): is low or high best? Say so, lowest=True or lowest=False")
-            lowest = metric.endswith("loss")
+            lowest = metric.endswith(LOW_IS_BEST)
         rows = [row for row in self.epochs if row.get(metric) is not None]
         if not rows:
             raise RunError(f"best({metric!r}): no epoch of this run has it; they have {sorted(self.final)}")

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from mukron.data import Dataset
 from mukron.train.build import Built
-from mukron.train.losses import class_dim
+from mukron.train.outputs import class_dim
 from mukron.train.randomness import own_random_numbers
 
 WRITTEN = 200  # tokens
@@ -36,7 +36,7 @@ def written_sample(built: Built, dataset: Dataset, length: int = WRITTEN, temper
         True
     """
     split = dataset.test if len(dataset.test) else dataset.train
-    window, dim = split.inputs[:1].clone(), class_dim(built.config, dataset)
+    window = split.inputs[:1].clone()
     written: list[int] = []
     training = built.model.training
     built.model.eval()
@@ -46,6 +46,8 @@ def written_sample(built: Built, dataset: Dataset, length: int = WRITTEN, temper
             for _ in range(length):
                 output = built.outputs(dataset.prepare(window, built.config.weights_dtype))
                 if not isinstance(output, Tensor) or output.ndim != 3:
+                    return ""
+                if (dim := class_dim(built.config, dataset, output.shape)) is None:
                     return ""
                 logits = output.movedim(dim, -1)[0, -1].double().cpu() / temperature
                 token = int(torch.multinomial(logits.softmax(0), 1, generator=draws))

@@ -1,14 +1,15 @@
-"""What surrounds a run: repeatable kernels, the precision of products, TensorBoard's writer."""
+"""What surrounds a run: repeatable kernels, the precision of products, compilation, TensorBoard's writer."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from mukron.optim.guards import PATIENCE
 from mukron.train.errors import RunError, writing
@@ -54,3 +55,21 @@ def tensorboard_writer(folder: Path, step: int) -> Iterator[Any]:
         yield writer
     finally:
         writer.close()
+
+
+def compiled_anew(model: nn.Module) -> Callable[[Tensor], Any]:
+    """Anew for every run: torch would reuse what it compiled for another one of this class, without its hooks."""
+    reset: Callable[[], None] = torch.compiler.reset
+    reset()
+    compiled: Callable[[Tensor], Any] = torch.compile(model, dynamic=False)
+
+    def network(inputs: Tensor) -> Any:
+        try:
+            return compiled(inputs)
+        except torch._dynamo.exc.TorchDynamoException as error:
+            raise RunError(
+                f"compile=True: torch could not compile the network ({str(error).splitlines()[0]}); it needs a C++ "
+                "compiler, and Triton on a GPU. Install what is missing, or train with compile=False"
+            ) from error
+
+    return network

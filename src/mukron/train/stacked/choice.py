@@ -12,7 +12,7 @@ from mukron.data import Dataset
 from mukron.optim.spec import SPECS
 from mukron.train.build import batch_of, device_of
 from mukron.train.config import RunConfig
-from mukron.train.loop import EVALUATED
+from mukron.train.evaluation import EVALUATED
 
 # Measured on one core, 8 to 32 runs of 3 layers, by the multiplications N width^2 of a hidden layer's product: a stack
 # is 5 to 6 times as quick as its runs one by one at 2^18, 2 to 3 times at 2^21, 1.2 to 2.3 times at 2^24, no quicker
@@ -71,7 +71,7 @@ def stackable_data(dataset: Dataset) -> bool:
         >>> stackable_data(load("digits")), stackable_data(load("coriolanus"))
         (True, False)
     """
-    return dataset.train.targets.ndim == 1
+    return dataset.train.targets.ndim == 1 and not dataset.regression
 
 
 def stack_size(config: RunConfig, dataset: Dataset, workers: int = 1) -> int:

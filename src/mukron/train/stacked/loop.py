@@ -15,7 +15,8 @@ from mukron.data import Dataset
 from mukron.train.build import batch_of, dataset_of, device_of
 from mukron.train.config import RunConfig
 from mukron.train.errors import RunError
-from mukron.train.loop import EVALUATED, batches, train, trouble_with
+from mukron.train.evaluation import EVALUATED
+from mukron.train.loop import batches, train, trouble_with
 from mukron.train.observers import Progress
 from mukron.train.randomness import own_random_numbers
 from mukron.train.records import DIVERGED, FINISHED, INTERRUPTED, EpochRow, Run, finite
