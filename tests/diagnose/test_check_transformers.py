@@ -105,8 +105,10 @@ def test_a_loss_an_output_and_data_of_ones_own(tmp_path, monkeypatch):
         "class Net(nn.Module):\n"
         "    def __init__(self, width):\n        super().__init__()\n"
         "        self.body, self.head = nn.Linear(6, width), nn.Linear(width, 2)\n"
-        "    def forward(self, x):\n        h = self.body(x).tanh()\n        return {'features': h, 'real': self.head(h)}\n"
-        "def data():\n    x = torch.randn(24, 6, generator=torch.Generator().manual_seed(0))\n    return x, x[:, :2] ** 2\n"
+        "    def forward(self, x):\n        h = self.body(x).tanh()\n"
+        "        return {'features': h, 'real': self.head(h)}\n"
+        "def data():\n    x = torch.randn(24, 6, generator=torch.Generator().manual_seed(0))\n"
+        "    return x, x[:, :2] ** 2\n"
         "def huber(output, targets):\n    return nn.functional.huber_loss(output, targets)\n"
     )
     monkeypatch.chdir(tmp_path)

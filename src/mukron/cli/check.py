@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from mukron.cli.common import BUILT_IN, METHODS_PLACEHOLDER, Group, errors, say, show
-from mukron.cli.progress import BAR, COUNT, shown_bar
+from mukron.cli.progress import BAR, COUNT, SECONDS_BETWEEN_LINES, shown_bar
 from mukron.cli.train import declared_roles, default_width, run_config_from_options
 from mukron.imports import import_function
 from mukron.workers.progress import Throttle
@@ -19,7 +19,6 @@ from mukron.workers.progress import Throttle
 check_app = typer.Typer(cls=Group, invoke_without_command=True)
 FACTORY_BASE_WIDTH = 64  # base width of a factory whose width has no default
 FIELDS_SET_BY_CHECK = ("width", "seed", "epochs")  # fields of a run that --set may not change
-SECONDS_BETWEEN_LINES = 5.0  # of progress, without a terminal
 TABLES = {
     "features": "table",
     "damping": "damping_table",

@@ -11,6 +11,7 @@ from rich.console import Console
 if TYPE_CHECKING:
     from rich.progress import Progress
 
+SECONDS_BETWEEN_LINES = 10.0  # without a terminal
 BAR, COUNT, TIME_LEFT = "bar", "count", "time left"  # columns that are not text
 
 

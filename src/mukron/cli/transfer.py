@@ -15,7 +15,7 @@ from rich.console import Console
 
 from mukron.cli.common import BUILT_IN, METHODS_PLACEHOLDER, errors, show
 from mukron.cli.numbers import read_numbers
-from mukron.cli.progress import BAR, COUNT, clock, shown_bar
+from mukron.cli.progress import BAR, COUNT, SECONDS_BETWEEN_LINES, clock, shown_bar
 from mukron.cli.train import declared_roles, default_width, run_config_from_options
 from mukron.imports import import_function
 from mukron.workers.exits import STOPPED
@@ -30,7 +30,6 @@ STUDY_EPOCHS = 5  # fewer than those of a single run
 STUDY_BATCH = 128  # of a network of one's own
 USUAL_DAMPING = "2^-4:2^4"  # factors on the scheme's damping, in a grid
 SEARCHED_DAMPING = "2^-8:2^4"  # the same in a search
-SECONDS_BETWEEN_LINES = 10.0
 EDGE = 0.05  # share of a logarithmic range next to its ends; an optimum there may lie beyond
 
 ModelOption = Annotated[str | None, typer.Option(help=f"A built-in network: {BUILT_IN} (default: mlp).")]

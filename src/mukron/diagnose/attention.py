@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from mukron.params.inventory import clean_name
 from mukron.train.quantities import first_tensor
 
-SOFTMAX, ATTENTION, MULTIHEAD = "softmax", "scaled_dot_product_attention", "multi_head_attention_forward"
+SOFTMAX, DOT_PRODUCT, MULTIHEAD = "softmax", "scaled_dot_product_attention", "multi_head_attention_forward"
 
 
 class AttentionWatch(TorchFunctionMode):
@@ -80,12 +80,13 @@ class AttentionWatch(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         name, keywords = getattr(func, "__name__", ""), dict(kwargs or {})
-        if name == ATTENTION:
+        if name == DOT_PRODUCT:
             return self._attention(*args, **keywords)
         if name == MULTIHEAD:  # a function of torch's, which calls others inside
-            softmax = F.softmax
+            softmax, size, heads = F.softmax, args[3], args[4]
+            self._inner = size // heads
             inside: dict[str, Any] = {
-                ATTENTION: self._attention,
+                DOT_PRODUCT: self._attention,
                 SOFTMAX: lambda *a, **k: softmax(self._seen(*a, **k), *a[1:], **k),
             }
             with patch.multiple(F, **inside):

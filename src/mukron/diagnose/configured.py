@@ -30,7 +30,7 @@ UNSUPPORTED = {
     "warmup": "a check makes a few steps at one learning rate",
 }
 MULTIPLES = (2, 4, 8, 16)  # of the base width, for a network of the user's
-ROWS = 16  # samples x positions, where samples have positions: fewer than the narrowest layers have features
+FEW_ROWS = 16  # samples x positions, where samples have positions: fewer than the narrowest layers have features
 
 
 def usual_rate(method: str, scheme: str) -> float:
@@ -155,7 +155,7 @@ def _small_dataset(config: RunConfig, dataset: Dataset | None, data_dir: str | P
         return dataset_of(config, dataset, data_dir)
     samples = config.spec.samples
     if dataset is None and ":" not in config.data and "length" in option_names(config.data):  # a text
-        short = {"length": ROWS, **config.data_options}
+        short = {"length": FEW_ROWS, **config.data_options}
         return _few_rows(dataset_of(config.replace(data_options=short), None, data_dir), samples)
     if dataset is None and ":" not in config.data:  # a large data set reads only these
         return dataset_of(config.replace(samples=samples), None, data_dir)
@@ -165,7 +165,7 @@ def _small_dataset(config: RunConfig, dataset: Dataset | None, data_dir: str | P
 def _few_rows(dataset: Dataset, samples: int) -> Dataset:
     """Return a few samples: one, if each has many positions."""
     positions = dataset.train.targets[0].numel() if not dataset.regression and len(dataset.train) else 1
-    samples = max(1, ROWS // positions) if positions > 1 else samples
+    samples = max(1, FEW_ROWS // positions) if positions > 1 else samples
     return dataset.subset(min(samples, len(dataset.train)))
 
 

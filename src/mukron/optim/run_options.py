@@ -158,6 +158,7 @@ FISHER = (
         "likelihood",
         read.one_of(LIKELIHOODS),
         "what the output means beside a loss of your own: categorical (logits) or gaussian (a mean)",
+        stacks=LIKELIHOODS,
     ),
 )
 

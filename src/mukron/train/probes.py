@@ -98,7 +98,7 @@ class Features:
     @property
     def sizes(self) -> dict[str, float]:
         """The root mean square of every layer's initial output, by the keys that ``read`` gives to their changes."""
-        named = {f"features/{clean_name(name)}": tensors for name, tensors in self.before.items() if name}
+        named = {f"features/{clean_name(name)}": tensors for name, tensors in self.before.items()}
         named["output"] = self.before[""]
         return {
             key: rms_difference(tensors, [tensor.new_zeros(()) for tensor in tensors]) for key, tensors in named.items()
