@@ -104,6 +104,30 @@ def test_the_tables_of_the_features_page_are_those_of_its_figures(name):
     assert shown == stored_tables()[name]
 
 
+def test_the_exponents_of_a_gpt_are_those_of_its_checks():
+    from mukron.diagnose import Check
+
+    readings = ("features", "attention", "own update", "descent")
+    rows = []
+    for method in ("adamw", "foof", "kfac", "shampoo"):
+        check = Check.load(ROOT / "docs" / "figures" / "check-gpt" / f"{method}.json")
+        assert check.ok
+        slopes: dict[str, list[float]] = {reading: [] for reading in readings}
+        for verdict in check.features:
+            if verdict.measured and (verdict.reading, verdict.role) != ("features", "output"):
+                slopes[verdict.reading].append(verdict.measured.slope)
+        largest = max(abs(slope) for found in slopes.values() for slope in found)
+        assert largest < (0.14 if method == "kfac" else 0.12)
+        ranges = [
+            f"{min(found):+.2f} to {max(found):+.2f}" if found[1:] else f"{found[0]:+.2f}" for found in slopes.values()
+        ]
+        widths, seeds = check.record.widths, {row.seed for row in check.record.rows}
+        cells = [check.title.partition(",")[0], f"{widths[0]} to {widths[-1]}", str(len(seeds)), *ranges]
+        rows.append(f"| {' | '.join(cells)} |")
+    page = (ROOT / "docs" / "transformers.md").read_text()
+    assert "\n".join(rows) in page
+
+
 @pytest.mark.parametrize(
     ("page", "name"),
     [("README.md", "transfer-kfac"), ("docs/transfer.md", "transfer-kfac"), ("docs/transfer.md", "transfer-own")],

@@ -72,7 +72,7 @@ def check(
     ] = "features,damping",
     out: Annotated[Path | None, typer.Option(help="Folder for figures, CSV and JSON.")] = None,
     json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write the verdicts and numbers to this file.")
+        Path | None, typer.Option("--json", help="Write the verdicts and their numbers to this file.")
     ] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Where data sets are kept.")] = None,
 ) -> None:
@@ -131,7 +131,7 @@ def check(
             if result.damping or name not in ("damping", "spectra"):  # absent for first-order methods
                 show(getattr(result, TABLES[name])())
         if json_file is not None:
-            write_json(json_file, result.to_dict())
+            write_json(json_file, result.of_verdicts().to_dict())
         if out is not None:
             _print_files(result.save(out), out)
     raise typer.Exit(result.exit_code)

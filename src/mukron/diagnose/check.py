@@ -221,6 +221,12 @@ class Check:
         }
         return stamp(KIND, VERSION, _without_infinities(content))
 
+    def of_verdicts(self) -> Check:
+        """Return the check with the numbers that its verdicts are made of alone: those after the last step."""
+        used = {*(reading.quantity for reading in (*LEARNING, DAMPING)), "head_dim"}
+        rows = [row for row in self.record.rows if row.step == self.record.steps and row.quantity in used]
+        return replace(self, record=replace(self.record, rows=tuple(rows)))
+
     def save(self, folder: str | Path) -> list[Path]:
         """Write check.json, the numbers (CSV) and, if matplotlib is installed, the figures (SVG and PNG).
 
