@@ -76,39 +76,40 @@ def record_runs(
     """
     widths = tuple(sorted({plain_width(width) for width in widths}))
     _check(widths, seeds, steps)
-    left_open = seeds is None
     planned = list(range(FEWEST_SEEDS) if seeds is None else map(int, seeds))
     clock = _Clock(widths, progress)
-    record: Record | None = None
+
+    def record_seed(seed: int) -> Record:
+        rows: list[Measurement] = []
+        broken: dict[str, str] = {}
+        for width in reversed(widths):  # the widest first: its time is most of the whole, and known at once
+            with clock.timed(width, seed, len(planned)):
+                with warnings.catch_warnings():
+                    if clock.done:  # the first run has given the same warnings
+                        warnings.simplefilter("ignore", UserWarning)
+                    setup = start(width, seed)
+                readers: list[Probe] = [PROBES[name](setup.model, setup.optimizer, batch[0]) for name in probes]
+                readers.append(Descent(setup, batch, loss))
+                values_by_step, failure = _train(setup, batch, loss, steps, readers)
+            about = describe_run(setup, readers)
+            rows += [
+                Measurement(width, seed, step, *_quantity_and_layer(key), value)
+                for step, values in values_by_step
+                for key, value in values.items()
+            ]
+            if failure:
+                broken[f"width {width:g}, seed {seed}"] = failure
+        rows.sort(key=lambda row: row.width)
+        return Record(tuple(_with_ratios(rows)), widths, steps, broken=broken, **about)
+
     with own_random_numbers(batch_device(batch)):
-        for number in range(MOST_SEEDS if left_open else len(planned)):
-            if number >= len(planned):
-                planned.append(planned[-1] + 1)
-            rows, about, broken = [], {}, {}
-            for width in reversed(widths):  # the widest first: its time is most of the whole, and known at once
-                with clock.timed(width, planned[number], len(planned)):
-                    with warnings.catch_warnings():
-                        if clock.done:  # the first run has given the same warnings
-                            warnings.simplefilter("ignore", UserWarning)
-                        setup = start(width, planned[number])
-                    readers = [PROBES[name](setup.model, setup.optimizer, batch[0]) for name in probes]
-                    readers.append(Descent(setup, batch, loss))
-                    values_by_step, failure = _train(setup, batch, loss, steps, readers)
-                about = describe_run(setup, readers)
-                rows += [
-                    Measurement(width, planned[number], step, *_quantity_and_layer(key), value)
-                    for step, values in values_by_step
-                    for key, value in values.items()
-                ]
-                if failure:
-                    broken[f"width {width:g}, seed {planned[number]}"] = failure
-            rows.sort(key=lambda row: row.width)
-            new = Record(tuple(_with_ratios(rows)), widths, steps, broken=broken, **about)
-            record = new if record is None else record.joined(new)
-            if left_open and number + 1 >= FEWEST_SEEDS and (clear is None or record.broken or clear(record)):
-                break
+        record = record_seed(planned[0])
+        for seed in planned[1:]:
+            record = record.joined(record_seed(seed))
+        while seeds is None and len(planned) < MOST_SEEDS and not (clear is None or record.broken or clear(record)):
+            planned.append(planned[-1] + 1)
+            record = record.joined(record_seed(planned[-1]))
     clock.end()
-    assert record is not None
     return record
 
 
