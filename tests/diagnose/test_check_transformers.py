@@ -117,3 +117,31 @@ def test_a_loss_an_output_and_data_of_ones_own(tmp_path, monkeypatch):
     for loss in ("mse", "mine:huber"):
         assert "OK: every layer" in check(*own, "--method", "sgd", "--loss", loss, "--output", "real", "--lr", "0.1")
     assert "name its output" in check(*own, "--method", "sgd", "--loss", "mse", code=2)
+
+
+@pytest.mark.parametrize("method", ["sgd", "foof", "kfac", "shampoo"])
+def test_heads_that_grow_are_told_right_from_wrong_by_every_method(method):
+    growing = (*SMALL, "--method", method, "--set", "model_options.heads=4")
+    output = check(*growing, "--seeds", "3")
+    assert "OK: every layer learns alike" in output
+    assert ("are not judged" in output) == (method != "shampoo")
+    assert "divided by d, not by its root" in check(*growing, "--set", "model_options.attention=sqrt(d)", code=1)
+
+
+def test_a_layer_that_starts_near_zero_does_not_lower_the_learning_rate(tmp_path, monkeypatch):
+    (tmp_path / "scaled.py").write_text(
+        "from torch import nn\n"
+        "class Net(nn.Module):\n"
+        "    def __init__(self, width=32):\n        super().__init__()\n"
+        "        self.first, self.branch = nn.Linear(64, width), nn.Linear(width, width)\n"
+        "        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 10)\n"
+        "        nn.init.constant_(self.norm.weight, 1e-6)\n"
+        "    def forward(self, x):\n        h = self.first(x.flatten(1)).tanh()\n"
+        "        return self.head(h + self.norm(self.branch(h)))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    files = ("--json", "folder/no-ending", "--seeds", "1")
+    CliRunner().invoke(app, ["check", "--factory", "scaled:Net", "--method", "adamw", "--widths", "64,128", *files])
+    about = json.loads(Path("folder/no-ending").read_text())["record"]["about"]
+    assert about["config"]["lr"] >= 1e-4

@@ -94,8 +94,8 @@ def check(
 
         if model is not None and factory is not None:
             raise ValueError("give --model or --factory, not both")
-        for path in (out, json_file):
-            _create_folder(path)
+        for folder in (out, None if json_file is None else json_file.parent):
+            _create_folder(folder)
         tables = list(TABLES) if show_ == "all" else show_.split(",")
         for name in tables:
             if name not in TABLES:
@@ -122,7 +122,7 @@ def check(
                 widths=None if widths is None else _numbers(widths),
                 seeds=seeds,
                 steps=steps,
-                calibrate=lr is None,
+                calibrate=lr is None and not any(setting.startswith("lr=") for setting in settings or []),
                 tolerance=tolerance,
                 data_dir=data_dir,
                 progress=progress,
@@ -182,15 +182,14 @@ def check_progress() -> Iterator[Callable[[int, int, str], None]]:
         yield update
 
 
-def _create_folder(path: Path | None) -> None:
+def _create_folder(folder: Path | None) -> None:
     """Creates the folder of an output, so that a wrong path is reported before the work is done."""
-    if path is None:
+    if folder is None:
         return
-    folder = path.parent if path.suffix == ".json" else path
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ValueError(f"cannot write to {path}: {error}") from error
+        raise ValueError(f"cannot write to {folder}: {error}") from error
 
 
 def _numbers(text: str) -> list[float]:

@@ -80,7 +80,9 @@ def errors(*, continues: bool = False) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        Console(stderr=True, soft_wrap=True).print(f"[bold red]error:[/] {escape(str(error))}", highlight=False)
+        Console(stderr=True, soft_wrap=True).print(
+            f"[bold red]error:[/] {escape(str(error))}", highlight=False, emoji=False
+        )
         raise typer.Exit(WRONG_REQUEST) from None
     except KeyboardInterrupt:
         say("interrupted; the same command continues" if continues else "interrupted")

@@ -3,7 +3,8 @@
 Coordinate checks, spectra of the curvature, the distance from initialization, and the NNGP kernel.
 """
 
-from mukron.diagnose.check import Check, coordinate_check
+from mukron.diagnose.check import Check
+from mukron.diagnose.coordinate import coordinate_check
 from mukron.diagnose.nngp import (
     approach,
     feature_kernel,

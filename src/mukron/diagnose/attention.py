@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from threading import get_ident
 from typing import Any
 from unittest.mock import patch
 
@@ -16,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 from mukron.params.inventory import clean_name
 from mukron.train.quantities import first_tensor
 
+PRODUCTS = ("matmul", "__matmul__", "bmm", "baddbmm", "einsum")
 SOFTMAX, DOT_PRODUCT, MULTIHEAD = "softmax", "scaled_dot_product_attention", "multi_head_attention_forward"
 
 
@@ -43,9 +45,11 @@ class AttentionWatch(TorchFunctionMode):
         super().__init__()
         self.logits: dict[str, list[Tensor]] = {}
         self.head_dims: dict[str, int] = {}
+        self.collects = True
         self._names: list[str] = []
         self._inner = 0  # the dimension that the last batched product summed over
-        self._layer_output: Tensor | None = None  # what the last module returned
+        self._layer_output: Tensor | None = None  # what the last layer with weights of its own returned
+        self._thread = get_ident()
 
     @classmethod
     @contextmanager
@@ -74,42 +78,49 @@ class AttentionWatch(TorchFunctionMode):
 
     def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
         self._names.pop()
-        self._layer_output = first_tensor(output)
+        if any(True for _ in module.parameters(recurse=False)):
+            self._layer_output = first_tensor(output)
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         name, keywords = getattr(func, "__name__", ""), dict(kwargs or {})
         if name == DOT_PRODUCT:
-            return self._attention(*args, **keywords)
+            return self._attention(func, *args, **keywords)
         if name == MULTIHEAD:  # a function of torch's, which calls others inside
-            softmax, size, heads = F.softmax, args[3], args[4]
-            self._inner = size // heads
+            self._inner = args[3] // args[4]  # the embedding's size and the number of heads
+            attention, softmax = F.scaled_dot_product_attention, F.softmax
             inside: dict[str, Any] = {
-                DOT_PRODUCT: self._attention,
-                SOFTMAX: lambda *a, **k: softmax(self._seen(*a, **k), *a[1:], **k),
+                DOT_PRODUCT: lambda *a, **k: self._attention(attention, *a, **k),
+                SOFTMAX: lambda *a, **k: softmax(*self._seen(a, k), **k),
             }
             with patch.multiple(F, **inside):
                 return func(*args, **keywords)
-        if name in ("matmul", "__matmul__", "bmm", "baddbmm"):
-            self._inner = int(args[-1].shape[-2]) if args[-1].ndim > 2 else self._inner
+        if name in PRODUCTS:
+            self._inner = _summed(name, args, keywords)
         if name == SOFTMAX:
-            self._seen(*args, **keywords)
+            self._seen(args, keywords)
         return func(*args, **keywords)
 
-    def _seen(self, logits: Tensor, dim: int | None = None, *_: Any, **__: Any) -> Tensor:
-        over_keys = logits.ndim >= 3 and dim is not None and dim % logits.ndim == logits.ndim - 1
-        if over_keys and self._names and logits is not self._layer_output:
-            self._keep(logits, self._inner)
-        return logits
+    def _seen(self, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> tuple[Any, ...]:
+        """Look at the arguments of a softmax, and return them."""
+        logits = args[0] if args else keywords.get("input")
+        dim = args[1] if len(args) > 1 else keywords.get("dim")
+        if isinstance(logits, Tensor) and logits.ndim >= 3 and isinstance(dim, int):
+            if dim % logits.ndim == logits.ndim - 1 and logits is not self._layer_output:
+                self._keep(logits, self._inner)
+            self._inner = 0
+        return args
 
     def _keep(self, logits: Tensor, head_dim: int) -> None:
-        self.logits.setdefault(self._names[-1], []).append(logits)
-        if head_dim:
-            self.head_dims[self._names[-1]] = head_dim
+        if self.collects and self._names and get_ident() == self._thread:
+            self.logits.setdefault(self._names[-1], []).append(logits)
+            if head_dim:
+                self.head_dims[self._names[-1]] = head_dim
 
     def _attention(
         self,
+        function: Callable[..., Tensor],
         query: Tensor,
         key: Tensor,
         value: Tensor,
@@ -120,7 +131,11 @@ class AttentionWatch(TorchFunctionMode):
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Tensor:
-        """torch's function of this name, step by step: softmax(q k^T scale + mask) v."""
+        """What torch's function computes, step by step: softmax(q k^T scale + mask) v."""
+        plain = attn_mask is None or (type(attn_mask) in (Tensor, nn.Parameter) and not is_causal)
+        if get_ident() != self._thread or not plain:
+            options = {"scale": scale, **({"enable_gqa": True} if enable_gqa else {})}
+            return function(query, key, value, attn_mask, dropout_p, is_causal, **options)
         if enable_gqa:
             groups = query.shape[-3] // key.shape[-3]
             key, value = key.repeat_interleave(groups, -3), value.repeat_interleave(groups, -3)
@@ -136,3 +151,16 @@ class AttentionWatch(TorchFunctionMode):
         unmasked = logits.isfinite().any(-1, keepdim=True)  # what attends to nothing gets zeros
         weights = logits.masked_fill(~unmasked, 0.0).softmax(-1) * unmasked
         return F.dropout(weights, dropout_p) @ value
+
+
+def _summed(name: str, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> int:
+    """Return the size of the dimension that a batched product of two tensors sums over; 0: not known."""
+    tensors = [value for value in (*args, *keywords.values()) if isinstance(value, Tensor)]
+    if len(tensors) < 2 or tensors[-1].ndim < 3:
+        return 0
+    if name != "einsum":
+        return int(tensors[-1].shape[-2])
+    terms, _, result = str(args[0]).replace(" ", "").partition("->")
+    first = terms.split(",")[0]
+    summed = [letter for letter in first if letter not in result and letter.isalpha()]
+    return int(tensors[0].shape[first.index(summed[0])]) if len(summed) == 1 and "." not in first else 0

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from itertools import count
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import CheckpointError
 
 from mukron.diagnose.attention import AttentionWatch
 from mukron.diagnose.record import OUTPUT, TrainingSetup
 from mukron.optim import SecondOrder
 from mukron.params.inventory import unwrap
 from mukron.train.calls import call, untouched
-from mukron.train.quantities import first_tensor
+from mukron.train.quantities import all_tensors, rms_difference
+
+LARGEST_LOGIT = 1e4  # of attention, above which it is a mask
 
 
 class Descent:
@@ -44,46 +48,84 @@ class Descent:
     """
 
     def __init__(self, setup: TrainingSetup, batch: tuple[Any, Any], loss: Callable[[Any, Any], Tensor]) -> None:
-        self.setup, self.inputs = setup, batch[0]
-        with torch.enable_grad():
-            output, watch = self._forward()
-            values = _values(output, watch)
-            flat = [tensor for tensors in values.values() for tensor in tensors]
-            error = loss(output, batch[1])
-            derivatives = iter(torch.autograd.grad(error, flat, allow_unused=True))
+        self.setup, self.inputs, self.sees_attention = setup, batch[0], True
+        try:
+            values, derivatives = self._derived(batch[1], loss)
+        except CheckpointError:  # layers that are computed again for their derivatives are so without the watch
+            self.sees_attention = False
+            values, derivatives = self._derived(batch[1], loss)
         self.before = {key: [tensor.detach() for tensor in tensors] for key, tensors in values.items()}
-        self.directions = {key: _unit([next(derivatives) for _ in tensors]) for key, tensors in values.items()}
+        self.directions = {key: _unit(found) for key, found in derivatives.items()}
 
     def read(self) -> dict[str, float]:
-        """Returns the changes, and the sizes of heads; nothing for what the loss does not depend on."""
-        with torch.no_grad():
-            output, watch = self._forward()
-        numbers: dict[str, float] = {}
-        for key, now in _values(output, watch).items():
-            before, direction = self.before.get(key, []), self.directions.get(key)
-            if direction is not None and [tensor.shape for tensor in now] == [tensor.shape for tensor in before]:
-                numbers[key] = _along(now, before, direction)
-        sizes = {f"head_dim/{name}": float(size) for name, size in watch.head_dims.items()}
-        return {**numbers, **{key: size for key, size in sizes.items() if f"attention/{key[9:]}" in numbers}}
+        """Returns the changes, the initial size of attention logits and the sizes of heads.
 
-    def _forward(self) -> tuple[Any, AttentionWatch]:
+        What the loss does not depend on is left out.
+        """
+        with self._watched(gradients=False) as watch:
+            values = _values(self._output(), watch)
+        numbers: dict[str, float] = {}
+        for key, now in values.items():
+            before, direction = self.before.get(key, []), self.directions.get(key)
+            if [tensor.shape for tensor in now] != [tensor.shape for tensor in before]:
+                continue
+            if key == f"descent/{OUTPUT}":
+                numbers[OUTPUT] = rms_difference(now, before)
+            if direction is not None:
+                numbers[key] = _along(now, before, direction)
+                name = key.partition("/")[2]
+                if name in watch.head_dims and key.startswith("attention/"):
+                    numbers[f"head_dim/{name}"] = float(watch.head_dims[name])
+                    numbers[f"logits/{name}"] = _size(before)
+        return numbers
+
+    def _derived(self, targets: Any, loss: Callable[[Any, Any], Tensor]) -> tuple[dict[str, Any], dict[str, Any]]:
+        with self._watched(gradients=True) as watch:
+            output = self._output()
+            values = _values(output, watch)
+            watch.collects = False
+            return values, _derivatives(loss(output, targets), values)
+
+    @contextmanager
+    def _watched(self, gradients: bool) -> Iterator[AttentionWatch]:
+        """Watch a forward pass, and what is computed of it, without side effects."""
         model, optimizer = self.setup.model, self.setup.optimizer
         unmeasured = optimizer.paused() if isinstance(optimizer, SecondOrder) else nullcontext()
-        gradients = torch.is_grad_enabled()
-        with (
-            untouched(model),
-            unmeasured,
-            torch.set_grad_enabled(gradients),
-            AttentionWatch.over(unwrap(model)) as watch,
-        ):
-            forward = self.setup.forward
-            return (call(model, self.inputs) if forward is None else forward(self.inputs)), watch
+        buffers = [(module, name) for module in model.modules() for name in module._buffers]
+        kept = [(module, name, module._buffers[name]) for module, name in buffers]
+        with untouched(model), unmeasured, torch.set_grad_enabled(gradients):
+            for module, name, buffer in kept:  # copies: what is written to a buffer in place is no part of a derivative
+                module._buffers[name] = None if buffer is None else buffer.clone()
+            try:
+                with (
+                    AttentionWatch.over(unwrap(model))
+                    if self.sees_attention
+                    else nullcontext(AttentionWatch()) as watch
+                ):
+                    yield watch
+            finally:
+                for module, name, buffer in kept:
+                    module._buffers[name] = buffer
+
+    def _output(self) -> Any:
+        forward = self.setup.forward
+        return call(self.setup.model, self.inputs) if forward is None else forward(self.inputs)
 
 
 def _values(output: Any, watch: AttentionWatch) -> dict[str, list[Tensor]]:
-    first = first_tensor(output)
-    values = {} if first is None else {f"descent/{OUTPUT}": [first]}
+    """Return the tensors of an output and the attention logits, by the keys of what is measured."""
+    names = (f"{OUTPUT}.{number}" if number else OUTPUT for number in count())
+    values = {f"descent/{name}": [tensor] for name, tensor in zip(names, all_tensors(output), strict=False)}
     return {**values, **{f"attention/{name}": logits for name, logits in watch.logits.items()}}
+
+
+def _derivatives(error: Tensor, values: Mapping[str, list[Tensor]]) -> dict[str, list[Tensor | None]]:
+    """Return the derivatives of the loss; None where it does not depend on a value."""
+    flat = [tensor for tensors in values.values() for tensor in tensors]
+    wanted = [tensor for tensor in flat if tensor.requires_grad] if error.requires_grad else []
+    given = torch.autograd.grad(error, wanted, allow_unused=True) if wanted else ()
+    found = {id(tensor): derivative for tensor, derivative in zip(wanted, given, strict=True)}
+    return {key: [found.get(id(tensor)) for tensor in tensors] for key, tensors in values.items()}
 
 
 def _unit(derivatives: Sequence[Tensor | None]) -> list[Tensor] | None:
@@ -102,3 +144,9 @@ def _along(now: Sequence[Tensor], before: Sequence[Tensor], direction: Sequence[
         for new, old, e in zip(now, before, direction, strict=True)
     )
     return abs(change) / math.sqrt(sum(tensor.numel() for tensor in now))
+
+
+def _size(logits: Sequence[Tensor]) -> float:
+    """Return the root mean square of the logits that no mask leaves out, of which additive ones are very large."""
+    seen = [part[part.abs() < LARGEST_LOGIT].double() for part in logits]
+    return math.sqrt(sum(float(part.square().sum()) for part in seen) / max(sum(part.numel() for part in seen), 1))

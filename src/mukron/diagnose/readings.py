@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mukron.diagnose.record import FROZEN, UNUSED, Measurement, Record
@@ -14,6 +14,8 @@ from mukron.theory import Role
 EXPONENT_TOLERANCE = 0.25  # half of 1/2, the smallest exponent that a wrong scheme or a wrong damping gives
 UNCLEAR = "unclear"
 STILL = "stands still"
+EARLY = "not judged"  # the first steps do not follow the law yet: see ``_is_early``
+SCALE_FREE = ("adam", "shampoo")  # methods whose steps do not depend on the size of the gradient
 NO_PART = "no part"  # its gradient is only rounding errors, as that of a bias before a batch norm
 ROUNDING_ERROR = 1e-5  # relative to the largest update in the same run
 LONG_TABLE = 24  # the number of rows above which rows without a failure are summed up
@@ -36,7 +38,8 @@ UPDATE = Reading("update", "own update", "own update, dW h", "vanishes", "learns
 ATTENTION = Reading("attention", "attention", "change of attention logits", "vanishes", "learns", "explodes")
 DESCENT = Reading("descent", "descent", "change of the output along the descent", "vanishes", "learns", "explodes")
 LEARNING = (FEATURES, ATTENTION, UPDATE, DESCENT)  # what a check judges
-NOUNS = {UPDATE.title: "parameters", ATTENTION.title: "modules"}  # what is counted in a table; else layers
+LOGITS = Reading("logits", "logits", "initial attention logits", "falls", "divided by d", "not divided by d")
+NOUNS = {UPDATE.title: "parameters", ATTENTION.title: "modules", LOGITS.title: "modules"}  # else layers
 DAMPING = Reading("ratio", "damping", "damping / largest eigenvalue", "fades", "valid", "drowns the factor")
 
 
@@ -86,13 +89,69 @@ def judge(record: Record, reading: Reading, tolerance: float = EXPONENT_TOLERANC
         measured, word = _judge_layer(reading, rows, tolerance, may_fall and role == Role.OUTPUT.value)
         if layer in record.idle and (word == STILL or record.idle[layer] == UNUSED):
             word = record.idle[layer]
-        elif any(row.value for row in rows) and all(
-            row.value < ROUNDING_ERROR * largest.get((row.width, row.seed), 0) for row in rows
-        ):
+        elif reading is UPDATE and (_is_rounding(rows, largest) or _has_no_gradient(record, layer)):
             measured, word = None, NO_PART
-        ok = word in (reading.fine, NO_PART, FROZEN, UNUSED)
+        elif word != reading.fine and _is_early(record, layer, tolerance):
+            word = EARLY
+        ok = word in (reading.fine, NO_PART, FROZEN, UNUSED, EARLY)
         verdicts.append(Verdict(reading.title, layer, role, measured, predicted, word, ok))
     return verdicts
+
+
+def judge_logits(record: Record, tolerance: float = EXPONENT_TOLERANCE) -> list[Verdict]:
+    """Judge the initial size of attention logits where the size d of a head grows.
+
+    Queries and keys are independent at first, so a sum of d products has the size d^1/2, and d^-1/2 if divided by d.
+    """
+    verdicts = []
+    for layer in record.layers(LOGITS.quantity):
+        rows = record.select(LOGITS.quantity, layer)
+        if not head_grows(record, layer) or not all(0 < row.value < math.inf for row in rows):
+            continue
+        exponent = fit_exponent([row.width for row in rows], [row.value for row in rows])
+        word = LOGITS.fine if exponent.slope <= -tolerance else LOGITS.high if exponent.low > -tolerance else UNCLEAR
+        verdicts.append(Verdict(LOGITS.title, layer, "", exponent, -0.5, word, word == LOGITS.fine))
+    return verdicts
+
+
+def head_grows(record: Record, layer: str) -> bool:
+    """Return whether the heads of a module are larger at the largest width than at the smallest."""
+    sizes = {row.width: row.value for row in record.select("head_dim", layer)}
+    return sizes.get(record.widths[-1], 0.0) > sizes.get(record.widths[0], math.inf)
+
+
+def _is_early(record: Record, layer: str, tolerance: float) -> bool:
+    """Return whether a layer belongs to an attention whose first steps follow no law with this method.
+
+    Where the size of heads grows, the derivative of the loss by a logit is a sum of d products of a value and of the
+    derivative by what is made of it. These are independent at first, so the sum is too small by the root of d until
+    training has aligned them. That shows in steps whose size depends on that of the gradient.
+    """
+    if record.method in SCALE_FREE:
+        return False
+    early = [verdict.layer for verdict in judge_logits(record, tolerance) if verdict.ok]
+    return any(layer == name or layer.startswith(f"{name}.") for name in early)
+
+
+def _is_rounding(rows: Sequence[Measurement], largest: Mapping[tuple[float, int], float]) -> bool:
+    """Return whether updates are that small beside the largest one in the same run."""
+    return any(row.value for row in rows) and all(
+        row.value < ROUNDING_ERROR * largest.get((row.width, row.seed), 0) for row in rows
+    )
+
+
+def _has_no_gradient(record: Record, parameter: str) -> bool:
+    """Return whether a parameter's gradient is rounding beside those of its module's other parameters.
+
+    Adam makes full steps of it: the bias of an attention's keys, which its softmax does not depend on.
+    """
+    owner = parameter.rpartition(".")[0]
+    siblings: dict[tuple[float, int], float] = {}
+    for row in record.rows:
+        if (row.quantity, row.step) == ("gradient", record.steps) and row.layer.rpartition(".")[0] == owner:
+            siblings[row.width, row.seed] = max(row.value, siblings.get((row.width, row.seed), 0.0))
+    rows = record.select("gradient", parameter)
+    return bool(rows) and all(row.value < ROUNDING_ERROR * siblings[row.width, row.seed] for row in rows)
 
 
 def _largest_by_run(record: Record, reading: Reading) -> dict[tuple[float, int], float]:

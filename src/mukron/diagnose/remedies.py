@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mukron.diagnose.readings import ATTENTION, DAMPING, FEATURES, UNCLEAR, UPDATE, Verdict
+from mukron.diagnose.readings import ATTENTION, DAMPING, FEATURES, LOGITS, UNCLEAR, UPDATE, Verdict
 from mukron.diagnose.record import OUTPUT, Record
 
 LARGE_OUTPUT_CHANGE = 3.0  # a change of the output above which the laws of the first steps no longer hold
@@ -43,7 +43,8 @@ def remedies(record: Record, failures: Sequence[Verdict], damping: Sequence[Verd
     if record.scheme != "mup" and words & {FEATURES.low, FEATURES.high}:
         found.append(f"The scheme is {record.scheme}; mup is the one that keeps all layers learning.")
     change = max((row.value for row in record.select(FEATURES.quantity, OUTPUT)), default=0.0)
-    if record.broken or change > LARGE_OUTPUT_CHANGE:
+    too_far = [reason for reason in record.broken.values() if "after 0 steps" not in reason]
+    if too_far or change > LARGE_OUTPUT_CHANGE:
         reason = f" (the output moved by {change:.3g})" if change > LARGE_OUTPUT_CHANGE else ""
         found.append(f"A lower learning rate keeps steps small enough for the law{reason}.")
     return found
@@ -51,20 +52,18 @@ def remedies(record: Record, failures: Sequence[Verdict], damping: Sequence[Verd
 
 def _attention(record: Record, failures: Sequence[Verdict]) -> list[str]:
     """Name attention logits that grow, with the cause where it was seen: the size of the heads."""
-    growing = [
-        verdict.layer for verdict in failures if verdict.reading == ATTENTION.title and verdict.word == ATTENTION.high
-    ]
-    if not growing:
-        return []
-    where = f"Attention logits grow with the width in {_some(growing)}"
-    sizes = {row.width: row.value for row in record.select("head_dim", growing[0])}
-    narrow, wide = sizes.get(record.widths[0], 0), sizes.get(record.widths[-1], 0)
-    if wide > narrow:
-        return [
-            f"{where}: the size d of a head grows from {narrow:g} to {wide:g}, and muP needs "
-            "logits that are divided by d, not by its root."
-        ]
-    return [f"{where}, although the size of a head does not."]
+    found = []
+    if wrong := [verdict.layer for verdict in failures if verdict.word == LOGITS.high]:
+        sizes = {row.width: row.value for row in record.select("head_dim", wrong[0])}
+        found.append(
+            f"Attention logits grow with the width in {_some(wrong)}: the size d of a head grows from "
+            f"{sizes[record.widths[0]]:g} to {sizes[record.widths[-1]]:g}, and muP needs logits that are divided by d, "
+            "not by its root."
+        )
+    growing = [verdict for verdict in failures if (verdict.reading, verdict.word) == (ATTENTION.title, ATTENTION.high)]
+    if others := [verdict.layer for verdict in growing if verdict.layer not in wrong]:
+        found.append(f"Attention logits grow with the width in {_some(others)}.")
+    return found
 
 
 def _tied(record: Record, failures: Sequence[Verdict]) -> list[str]:

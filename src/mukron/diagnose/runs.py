@@ -7,16 +7,18 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from statistics import median
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
 from mukron.diagnose.descent import Descent
 from mukron.diagnose.description import describe_run, moving_themselves
 from mukron.diagnose.record import OUTPUT, Measurement, Record, TrainingSetup
 from mukron.params import plain_width
+from mukron.params.inventory import clean_name, unwrap
 from mukron.train.calls import call
 from mukron.train.probes import PROBES, Features, Probe
 from mukron.train.randomness import own_random_numbers
@@ -25,6 +27,7 @@ CHECKED = ("features", "distance", "spectra")
 FEWEST_SEEDS, MOST_SEEDS = 3, 8  # where the number of seeds is left open
 LARGEST_CHANGE = 0.2  # of a layer's output relative to its size, for the laws of the first steps
 CALIBRATIONS = 4
+TINY = 0.01  # of the usual size of layers' outputs: what is smaller starts near zero
 
 Start = Callable[[float, int], TrainingSetup]
 Report = Callable[[int, int, str], None]
@@ -154,11 +157,17 @@ def suitable_rate(
 
 
 def _relative_change(changes: Mapping[str, float], sizes: Mapping[str, float]) -> float:
-    """Return the largest change of a layer's output over its initial size; the network's output may start near zero."""
-    return max(
-        (change / sizes[key] for key, change in changes.items() if key.startswith("features/") and sizes.get(key)),
-        default=0.0,
-    )
+    """Return the largest change of a layer's output over its initial size; infinite if it is no number.
+
+    Layers that start near zero, such as a head or a scale of a branch, may change by many times their size.
+    """
+    usual = TINY * median(sizes.values())
+    relative = [
+        change / sizes[key]
+        for key, change in changes.items()
+        if key.startswith("features/") and sizes.get(key, 0.0) > usual
+    ]
+    return max(relative, default=0.0) if all(map(math.isfinite, relative)) else math.inf
 
 
 class _Clock:
@@ -213,6 +222,7 @@ def _train(
         if not torch.isfinite(error):
             return values_by_step, f"the loss is {float(error.detach())} after {step - 1} steps"
         torch.autograd.backward(error)
+        gradients = _gradients(model)
         if setup.clip_norm is not None:
             clip_grad_norm_(model.parameters(), setup.clip_norm)
         with warnings.catch_warnings():
@@ -220,8 +230,18 @@ def _train(
             optimizer.step()
         if getattr(optimizer, "skipped", 0):
             return values_by_step, f"step {step} was skipped: gradients or curvature were not finite"
-        values_by_step.append((step, _read(setup, readers)))
+        values_by_step.append((step, {**_read(setup, readers), **gradients}))
     return values_by_step, ""
+
+
+def _gradients(model: nn.Module) -> dict[str, float]:
+    """Return the root mean square of every parameter's gradient."""
+    gradients = {clean_name(name): value.grad for name, value in unwrap(model).named_parameters()}
+    return {
+        f"gradient/{name}": float(gradient.double().square().mean().sqrt())
+        for name, gradient in gradients.items()
+        if gradient is not None and gradient.numel()
+    }
 
 
 def _read(setup: TrainingSetup, readers: Sequence[Probe]) -> dict[str, float]:

@@ -18,6 +18,7 @@ from mukron.study.points import POINT_FIELDS, PRUNED, Result
 from mukron.study.record import StudyRecord
 from mukron.table import Table
 from mukron.train import RunConfig
+from mukron.train.config import LATER
 from mukron.train.records import DIVERGED, FINISHED
 
 TONES = {TRANSFERS: "good", MOVES: "bad", CANNOT_TELL: "open"}
@@ -162,7 +163,7 @@ def config_table(record: StudyRecord, all_fields: bool) -> Table:
     """Tabulate the settings that all runs share: those that differ from the defaults, or all."""
     excluded = (*POINT_FIELDS, "format", "version")
     shared = {name: value for name, value in record.config.to_dict().items() if name not in excluded}
-    default = RunConfig().to_dict()
+    default = {**LATER, **RunConfig().to_dict()}
     rows = [
         (name, _text(value), *(() if all_fields else (_text(default[name]),)))
         for name, value in shared.items()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -29,12 +29,31 @@ def first_tensor(output: Any) -> Tensor | None:
         >>> first_tensor((None, {"logits": torch.ones(2)}))
         tensor([1., 1.])
     """
+    return next(all_tensors(output), None)
+
+
+def all_tensors(output: Any) -> Iterator[Tensor]:
+    """Returns the floating-point tensors in a module's output, in their order.
+
+    Args:
+        output: A tensor, a dataclass, a mapping, a tuple or a list, also nested.
+
+    Yields:
+        The tensors.
+
+    Example:
+        >>> len(list(all_tensors({"logits": torch.ones(2), "hidden": [torch.ones(1), torch.tensor(1)]})))
+        2
+    """
     if isinstance(output, Tensor):
-        return output if output.is_floating_point() else None
+        if output.is_floating_point():
+            yield output
+        return
     if is_dataclass(output) and not isinstance(output, type):
         output = {field.name: getattr(output, field.name) for field in fields(output)}
     values = output.values() if isinstance(output, Mapping) else output if isinstance(output, (tuple, list)) else ()
-    return next((tensor for value in values if (tensor := first_tensor(value)) is not None), None)
+    for value in values:
+        yield from all_tensors(value)
 
 
 def rms_difference(now: list[Tensor], before: list[Tensor]) -> float:
