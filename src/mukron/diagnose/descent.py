@@ -96,12 +96,9 @@ class Descent:
         with untouched(model), unmeasured, torch.set_grad_enabled(gradients):
             for module, name, buffer in kept:  # copies: what is written to a buffer in place is no part of a derivative
                 module._buffers[name] = None if buffer is None else buffer.clone()
+            watched = AttentionWatch.over(unwrap(model)) if self.sees_attention else nullcontext(AttentionWatch())
             try:
-                with (
-                    AttentionWatch.over(unwrap(model))
-                    if self.sees_attention
-                    else nullcontext(AttentionWatch()) as watch
-                ):
+                with watched as watch:
                     yield watch
             finally:
                 for module, name, buffer in kept:
