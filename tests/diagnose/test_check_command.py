@@ -18,7 +18,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 def check(*arguments: str, code: int = 0) -> str:
     result = CliRunner().invoke(app, ["check", *arguments], catch_exceptions=False)
     assert result.exit_code == code, result.output
-    return result.output
+    return result.stdout if code in (0, 1, 4) else result.output
 
 
 def refuse(*arguments: str) -> str:
@@ -40,7 +40,7 @@ FEW = ("--seeds", "2", "--steps", "2", "--show", "features")
 def test_mup_passes_and_sp_fails(model, method):
     widths = (WIDE if method in ("kfac", "gauss-newton") else SMALL)[model]
     if model == "cnn" and method == "shampoo":
-        widths = "16,32,64"
+        widths = "32,64,128"
     wanted = ("--model", model, "--method", method, "--widths", widths, *FEW)
     if method == "gauss-newton" and model == "cnn":
         wanted = (*wanted, "--samples", "8")
@@ -53,7 +53,7 @@ def test_mup_passes_and_sp_fails(model, method):
 @pytest.mark.parametrize(("model", "layer"), [("mlp", "fc1.weight"), ("cnn", "conv1.weight")])
 def test_the_heuristic_damping_fails_and_the_input_layer_is_named(model, layer):
     output = check("--model", model, "--damping", "heuristic", "--widths", WIDE[model], *FEW, code=1)
-    assert output.startswith("K-FAC, mup, damping heuristic:0.001, trust none, lr 0.01")
+    assert output.startswith("K-FAC, mup, damping heuristic:0.001, trust none, lr ")
     assert re.search(rf"^own update +{layer} +input .* vanishes$", output, re.MULTILINE), output
     said = output[output.index("NOT OK.") :]
     assert f"{layer} (input, own update)" in said
@@ -62,9 +62,9 @@ def test_the_heuristic_damping_fails_and_the_input_layer_is_named(model, layer):
 
 def test_a_check_of_bounded_steps_says_which_bound():
     few = ("--widths", "64,128", "--seeds", "1", "--steps", "1", "--show", "features", "--tolerance", "9")
-    output = check(*few, "--set", "method_options.trust=spectral", code=1)
-    assert output.startswith("K-FAC, mup, damping rescaled:1, trust spectral:1, lr 0.01")
-    output = check(*few, "--set", 'method_options={"memory": "ema:0.9"}', code=1)
+    output = check(*few, "--set", "method_options.trust=spectral", code=4)
+    assert output.startswith("K-FAC, mup, damping rescaled:1, trust spectral:1, lr ")
+    output = check(*few, "--set", 'method_options={"memory": "ema:0.9"}', code=4)
     assert "trust none" in output
 
 
@@ -88,7 +88,7 @@ def test_a_network_that_does_not_take_the_data(monkeypatch, tmp_path):
 
 def test_one_batch_says_what_was_checked(tmp_path):
     output = check("--method", "adam", "--widths", "64,128,256", *FEW, "--json", str(tmp_path / "new" / "check.json"))
-    assert output.startswith("Adam, mup, lr 0.001, digits (32 samples), base width 64, widths 64 to 256, 2 steps")
+    assert re.match(r"Adam, mup, lr 0\.\d+, digits \(32 samples\), base width 64, widths 64 to 256, 2 steps", output)
     about = json.loads((tmp_path / "new" / "check.json").read_text())["record"]["about"]
     assert about["config"]["method"] == "adamw"
     assert set(about) == {"config", "mukron", "torch"}
@@ -104,7 +104,7 @@ def test_what_breaks_has_an_exit_code_of_its_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     assert "RuntimeError: broken" in check("--factory", "bugs:make", "--method", "sgd", code=3)
-    assert "tensor" in check("--factory", "bugs:two", "--method", "sgd", "--base-width", "8", code=2)
+    assert "name its output" in check("--factory", "bugs:two", "--method", "sgd", "--base-width", "8", code=2)
 
 
 def test_bfloat16_and_clipping_are_part_of_what_is_checked(tmp_path):
@@ -123,7 +123,7 @@ def test_files_and_tables(tmp_path):
     output = check(  # two points tell no interval: that is not clear
         *("--method", "kfac", "--widths", "64,128", "--seeds", "1", "--steps", "1", "--show", "all"),
         *("--out", str(tmp_path / "out"), "--json", str(tmp_path / "check.json"), "--tolerance", "9"),
-        code=1,
+        code=4,
     )
     for title in ("K-FAC, mup", "Validity of damping.", "Curvature.", "Distance from initialization."):
         assert title in output
@@ -155,7 +155,7 @@ def test_nngp(tmp_path):
         (("--widths", "64,wide"), "expected numbers, as in 256,512,1024"),
         (("--widths", "64"), "at least two widths"),
         (("--show", "feature"), "known: features, damping, spectra, distance, all"),
-        (("--model", "cbow"), "numbers of neighbouring words"),
+        (("--model", "cbow", "--data", "digits"), "numbers of neighbouring words"),
         (("--set", "dampening=1"), "a run has no field 'dampening'"),
         (("--set", "width=64"), "a check has its own; say --widths, --seeds, --steps"),
         (("--set", "batch=8"), "batch=8: a check learns all its samples in one batch"),

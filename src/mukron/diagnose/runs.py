@@ -222,9 +222,9 @@ def _train(
         if not torch.isfinite(error):
             return values_by_step, f"the loss is {float(error.detach())} after {step - 1} steps"
         torch.autograd.backward(error)
-        gradients = _gradients(model)
         if setup.clip_norm is not None:
             clip_grad_norm_(model.parameters(), setup.clip_norm)
+        gradients = _gradients(model)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # repeated factorizations: the probes show their effect
             optimizer.step()
