@@ -40,7 +40,7 @@ FEW = ("--seeds", "2", "--steps", "2", "--show", "features")
 def test_mup_passes_and_sp_fails(model, method):
     widths = (WIDE if method in ("kfac", "gauss-newton") else SMALL)[model]
     if model == "cnn" and method == "shampoo":
-        widths = "32,64,128"
+        widths = "24,48,96"
     wanted = ("--model", model, "--method", method, "--widths", widths, *FEW)
     if method == "gauss-newton" and model == "cnn":
         wanted = (*wanted, "--samples", "8")

@@ -100,7 +100,7 @@ def test_the_seeds_are_as_many_as_the_verdict_needs(tmp_path):
 
 
 def test_a_loss_an_output_and_data_of_ones_own(tmp_path, monkeypatch):
-    (tmp_path / "mine.py").write_text(
+    (tmp_path / "own_outputs.py").write_text(
         "import torch\nfrom torch import nn\n"
         "class Net(nn.Module):\n"
         "    def __init__(self, width):\n        super().__init__()\n"
@@ -113,8 +113,17 @@ def test_a_loss_an_output_and_data_of_ones_own(tmp_path, monkeypatch):
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    own = ("--factory", "mine:Net", "--data", "mine:data", "--base-width", "32", "--widths", "128,256,512")
-    for loss in ("mse", "mine:huber"):
+    own = (
+        "--factory",
+        "own_outputs:Net",
+        "--data",
+        "own_outputs:data",
+        "--base-width",
+        "32",
+        "--widths",
+        "128,256,512",
+    )
+    for loss in ("mse", "own_outputs:huber"):
         assert "OK: every layer" in check(*own, "--method", "sgd", "--loss", loss, "--output", "real", "--lr", "0.1")
     assert "name its output" in check(*own, "--method", "sgd", "--loss", "mse", code=2)
 

@@ -314,7 +314,7 @@ def batch_of(config: RunConfig, dataset: Dataset) -> int:
         dataset: The data.
 
     Returns:
-        The config's batch; if it has none, 32 windows of tokens, and all samples of other data.
+        The config's batch; if it has none, 32 windows of a text, and all samples of other data.
 
     Example:
         >>> from mukron.train import RunConfig
@@ -323,7 +323,7 @@ def batch_of(config: RunConfig, dataset: Dataset) -> int:
         100
     """
     samples = len(dataset.train)
-    return min(config.batch or (USUAL_WINDOWS if dataset.token_numbers else samples), samples)
+    return min(config.batch or (USUAL_WINDOWS if dataset.tokens else samples), samples)
 
 
 def _check_exclude(exclude: tuple[str, ...], model: nn.Module) -> None:

@@ -69,7 +69,7 @@ class RunConfig:
         weight_decay: A step shrinks each weight by the learning rate times this.
         clip_norm: The largest norm of the whole gradient; None: no limit.
         epochs: Number of epochs.
-        batch: Batch size; None: all samples in one batch, 32 windows of tokens.
+        batch: Batch size; None: all samples in one batch, 32 windows of a text.
         seed: Seed of the initial weights, the order of samples, augmentations, dropout and K-FAC's draws.
         dtype: "float32", "float64", "tf32" (float32 weights, faster products on a GPU) or "bfloat16" (float32 weights,
             autocast).
