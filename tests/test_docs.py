@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import csv
 import json
+import math
 import re
 import shlex
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 from typer.testing import CliRunner
@@ -104,33 +107,137 @@ def test_the_tables_of_the_features_page_are_those_of_its_figures(name):
     assert shown == stored_tables()[name]
 
 
-def test_the_exponents_of_a_gpt_are_those_of_its_checks():
+GPT_CHECKS = {  # by file: the steps, and the damping
+    "adamw": ("", ""),
+    "foof": ("plain", "1"),
+    "kfac": ("plain", "1"),
+    "kfac-bounded": ("default", "1"),
+    "kfac-damping-4": ("plain", "4"),
+    "kfac-damping-16": ("plain", "16"),
+    "shampoo": ("plain", "1e-6"),
+    "shampoo-bounded": ("default", "1e-6"),
+}
+
+
+def gpt_exponents(name: str, widest: int) -> dict[str, list[float]] | None:
+    """By reading, the exponents of a stored check of a GPT up to a width; None: it does not reach that far."""
     from mukron.diagnose import Check
 
-    readings = ("features", "attention", "own update", "descent")
-    rows = []
-    for method in ("adamw", "foof", "kfac", "shampoo"):
-        check = Check.load(ROOT / "docs" / "figures" / "check-gpt" / f"{method}.json")
-        assert check.ok
-        slopes: dict[str, list[float]] = {reading: [] for reading in readings}
-        for verdict in check.features:
-            if verdict.measured and (verdict.reading, verdict.role) != ("features", "output"):
-                slopes[verdict.reading].append(verdict.measured.slope)
-        largest = max(abs(slope) for found in slopes.values() for slope in found)
-        assert largest < (0.14 if method == "kfac" else 0.12)
-        ranges = [
-            f"{min(found):+.2f} to {max(found):+.2f}" if found[1:] else f"{found[0]:+.2f}" for found in slopes.values()
-        ]
-        widths, seeds = check.record.widths, {row.seed for row in check.record.rows}
-        cells = [check.title.partition(",")[0], f"{widths[0]} to {widths[-1]}", str(len(seeds)), *ranges]
-        rows.append(f"| {' | '.join(cells)} |")
+    check = Check.load(ROOT / "docs" / "figures" / "check-gpt" / f"{name}.json")
+    assert check.ok
+    record = check.record
+    if record.widths[-1] < widest:
+        return None
+    rows = tuple(row for row in record.rows if row.width <= widest)
+    widths = tuple(width for width in record.widths if width <= widest)
+    exponents: dict[str, list[float]] = {}
+    for verdict in replace(check, record=replace(record, rows=rows, widths=widths)).features:
+        if verdict.measured and (verdict.reading, verdict.role) != ("features", "output"):
+            exponents.setdefault(verdict.reading, []).append(verdict.measured.slope)
+    return exponents
+
+
+def test_the_exponents_of_a_gpt_are_those_of_its_checks():
     page = (ROOT / "docs" / "transformers.md").read_text()
-    assert "\n".join(rows) in page
+    for name, (steps, damping) in GPT_CHECKS.items():
+        for widest in (512, 2048):
+            if (exponents := gpt_exponents(name, widest)) is None:
+                continue
+            ranges = [
+                f"{min(slopes):+.2f} to {max(slopes):+.2f}" if slopes[1:] else f"{slopes[0]:+.2f}"
+                for slopes in exponents.values()
+            ]
+            title = {"adamw": "AdamW", "foof": "FOOF", "kfac": "K-FAC", "shampoo": "Shampoo"}[name.partition("-")[0]]
+            assert f"| {' | '.join([title, steps, damping, f'64 to {widest}', *ranges])} |" in page
+
+
+def test_features_of_a_gpt_change_alike_up_to_2048():
+    for name in GPT_CHECKS:
+        if (exponents := gpt_exponents(name, 2048)) is not None:
+            assert max(abs(slope) for slope in exponents["features"] + exponents["attention"]) < 0.12
+
+
+def test_what_kfac_gains_in_narrow_gpts_vanishes_with_more_damping():
+    largest = []
+    for name in ("kfac", "kfac-damping-4", "kfac-damping-16"):
+        exponents = gpt_exponents(name, 512)
+        assert exponents is not None
+        largest.append(max(exponents["features"] + exponents["attention"]))
+    assert largest[0] > 1.5 * largest[1] > 1.5 * 1.5 * largest[2]
+    assert largest[2] < 0.12
+
+
+def gpt_losses() -> dict[tuple[str, int, int], dict[float, tuple[float, float]]]:
+    """Of AdamW's study on a GPT: by scheme, width and epoch, mean losses in training and testing by learning rate."""
+    seeds: dict[tuple[str, int, int, float], list[tuple[float, float]]] = {}
+    with (ROOT / "docs" / "figures" / "transfer-gpt" / "epochs.csv").open() as file:
+        for row in csv.DictReader(file):
+            place = (row["scheme"], int(row["width"]), int(row["epoch"]), float(row["lr"]))
+            seeds.setdefault(place, []).append((float(row["train_loss"]), float(row["test_loss"] or "nan")))
+    losses: dict[tuple[str, int, int], dict[float, tuple[float, float]]] = {}
+    for (scheme, width, epoch, lr), pairs in seeds.items():
+        assert len(pairs) == 3
+        means = fmean(pair[0] for pair in pairs), fmean(pair[1] for pair in pairs)
+        losses.setdefault((scheme, width, epoch), {})[lr] = means
+    return losses
+
+
+def own_best_rows() -> list[str]:
+    """SP at the best rate of each width beside muP at the best rate of the narrowest one."""
+    losses, rows = gpt_losses(), []
+    narrow = min(losses["mup", 64, 4].items(), key=lambda item: item[1])[0]
+    for width in (64, 128, 256, 512, 1024):
+        lr, (train, test) = min(losses["sp", width, 4].items(), key=lambda item: item[1])
+        ours = losses["mup", width, 4][narrow]
+        early = min(losses["sp", width, 1].values())[0], losses["mup", width, 1][narrow][0]
+        cells = [f"{train:.3f}", power_of_two(lr), f"{test:.3f}", f"{ours[0]:.3f}", power_of_two(narrow)]
+        cells += [f"{ours[1]:.3f}", *(f"{loss:.3f}" for loss in early)]
+        rows.append(f"| {width} | {' | '.join(cells)} |")
+    return rows
+
+
+def head_rows() -> list[str]:
+    """Mean losses by epoch at width 1024 for each size of the head and each pair of learning rates."""
+    runs: dict[tuple[int, ...], list[list[float]]] = {}
+    with (ROOT / "docs" / "figures" / "transfer-gpt" / "head.csv").open() as file:
+        for width, head, embeddings, matrices, _, *losses in list(csv.reader(file))[1:]:
+            if width == "1024":
+                setting = (int(head), int(embeddings), int(matrices))
+                runs.setdefault(setting, []).append([float(loss) for loss in losses])
+    order = sorted(runs, key=lambda setting: (setting[0], -setting[1], setting[2]))
+    return [
+        f"| {head} | 2^{embeddings} | 2^{matrices} | "
+        + " | ".join(f"{fmean(losses):.3f}" for losses in zip(*runs[head, embeddings, matrices], strict=True))
+        + " |"
+        for head, embeddings, matrices in order
+    ]
+
+
+def power_of_two(number: float) -> str:
+    return f"2^{round(math.log2(number))}"
+
+
+def test_the_certificate_of_a_gpt_says_what_the_page_says():
+    page = (ROOT / "docs" / "transformers.md").read_text()
+    assert "\n".join(own_best_rows()) in page
+    assert "\n".join(head_rows()) in page
+    losses = gpt_losses()
+    narrow = min(losses["mup", 64, 4].items(), key=lambda item: item[1])[0]
+    for width in (64, 128, 256, 512, 1024):
+        ours, best = losses["mup", width, 4][narrow][0], min(losses["sp", width, 4].values())[0]
+        assert ours < best + 0.001
+        assert ours < 1.9  # past the plateau of bigrams
+    assert min(losses["sp", 1024, 1].values())[0] < min(losses["mup", 1024, 1].values())[0]
 
 
 @pytest.mark.parametrize(
     ("page", "name"),
-    [("README.md", "transfer-kfac"), ("docs/transfer.md", "transfer-kfac"), ("docs/transfer.md", "transfer-own")],
+    [
+        ("README.md", "transfer-kfac"),
+        ("docs/transfer.md", "transfer-kfac"),
+        ("docs/transfer.md", "transfer-own"),
+        ("docs/transformers.md", "transfer-gpt"),
+    ],
 )
 def test_certificates_are_those_of_their_studies(page, name):
     """README shows the table alone, the page its words too."""

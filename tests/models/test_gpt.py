@@ -62,6 +62,7 @@ def test_initial_weights_keep_their_size():
     stds = {name: value.detach().std().item() for name, value in model.named_parameters() if value.ndim == 2}
     assert stds["tokens.weight"] == pytest.approx(1, rel=0.05)
     assert stds["head.weight"] == pytest.approx(1 / 128, rel=0.05)
+    assert GPT(256, depth=1, head_scale=0.5).head.weight.std().item() == pytest.approx(1 / 32, rel=0.05)
     assert GPT(256, depth=1, tied=True).tokens.weight.std().item() == pytest.approx(0.1, rel=0.05)
     assert stds["blocks.3.attention.query.weight"] == pytest.approx(1 / 16, rel=0.05)
     assert stds["blocks.3.attention.out.weight"] == pytest.approx(1 / 64, rel=0.05)
@@ -88,6 +89,7 @@ def test_a_tied_head_is_the_embedding_with_a_multiplier():
         ({"tied": 1}, "tied=1: expected True or False"),
         ({"depth": 0}, "depth=0: expected at least one block"),
         ({"depth": -1}, "depth=-1: expected at least one block"),
+        ({"tied": True, "head_scale": 0.5}, "head_scale=0.5: a tied head starts as the embedding does"),
         ({"norm": "batch"}, "unknown norm 'batch'; known: layer, rms"),
         ({"mlp": "relu"}, "unknown mlp 'relu'; known: gelu, swiglu"),
         ({"attention": "1"}, r"unknown attention '1'; known: sqrt\(d\), d"),

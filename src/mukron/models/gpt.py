@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 EMBEDDING_STD = 1.0
 TIED_STD = 0.1  # of an embedding that is the head too: with 1 its first logits would be large
-HEAD_DIVISOR = 8
+HEAD_SCALE = 1 / 8
 USUAL_WIDTH = 64  # at which a tied head has the multiplier 1
 BASE_HEAD_DIM = 16  # at which "1/d" and "1/sqrt(d)" give the same logits
 HEAD_DIM = 16
@@ -108,7 +108,8 @@ class GPT(nn.Module):
     """A GPT: token and position embeddings, pre-norm blocks, a last norm and a linear head; no biases.
 
     Matrices start normal with standard deviation fan-in^-1/2, those that end a branch divided by (2 depth)^1/2, the
-    head by 8, so that the first logits are small. Embeddings start with 1, or with 0.1 if the head is tied to them.
+    head by 8 (``head_scale``), so that the first logits are small. Embeddings start with 1, or with 0.1 if the head is
+    tied to them.
 
     What grows with the width is the number of heads, each of ``head_dim`` numbers. With ``heads`` given, their number
     is fixed and their size grows instead; muP then needs attention logits divided by the head dimension d, not by its
@@ -129,10 +130,11 @@ class GPT(nn.Module):
         attention: What attention logits are divided by: ``"sqrt(d)"``, or ``"d"``, which is d / 4, the same at d = 16.
             By default the first, and the second with ``heads``.
         multiplier: What logits are multiplied by; by default 1, and 64 / width for a tied head.
+        head_scale: What the initial weights of the head are multiplied by, 1/8 by default. A tied head has none.
 
     Raises:
         ValueError: An option is unknown, there is no block, the width is not a multiple of the heads or of their size,
-            or both ``heads`` and ``head_dim`` are given.
+            both ``heads`` and ``head_dim`` are given, or ``head_scale`` for a tied head.
 
     Example:
         >>> import torch
@@ -157,6 +159,7 @@ class GPT(nn.Module):
         mlp: str = "gelu",
         attention: str | None = None,
         multiplier: float | None = None,
+        head_scale: float | None = None,
     ) -> None:
         super().__init__()
         _known("norm", norm, NORMS)
@@ -167,6 +170,8 @@ class GPT(nn.Module):
             raise ValueError(f"tied={tied!r}: expected True or False")
         if depth < 1:
             raise ValueError(f"depth={depth}: expected at least one block")
+        if tied and head_scale is not None:
+            raise ValueError(f"head_scale={head_scale!r}: a tied head starts as the embedding does; leave it out")
         number = _heads(width, heads, head_dim)
         d = width // number
         scale = 1 / sqrt(d) if divisor == "sqrt(d)" else sqrt(BASE_HEAD_DIM) / d
@@ -176,18 +181,18 @@ class GPT(nn.Module):
         self.blocks = nn.ModuleList(GPTBlock(width, number, scale, norm, mlp) for _ in range(depth))
         self.norm = NORMS[norm](width)
         self.head = nn.Linear(width, vocabulary, bias=False)
-        self._draw(depth, TIED_STD if tied else EMBEDDING_STD)
+        self._draw(depth, TIED_STD if tied else EMBEDDING_STD, HEAD_SCALE if head_scale is None else head_scale)
         if tied:
             self.head.weight = self.tokens.weight
             self.mukron_roles = {"tokens.weight": "input"}
 
-    def _draw(self, depth: int, embedding: float) -> None:
+    def _draw(self, depth: int, embedding: float, head: float) -> None:
         for name, parameter in self.named_parameters():
             if name.startswith(("tokens.", "positions.")):
                 nn.init.normal_(parameter, std=embedding)
             elif parameter.ndim == 2:
-                divisor = HEAD_DIVISOR if name == "head.weight" else sqrt(2 * depth) if ".out." in name else 1
-                nn.init.normal_(parameter, std=parameter.shape[1] ** -0.5 / divisor)
+                scale = head if name == "head.weight" else (2 * depth) ** -0.5 if ".out." in name else 1
+                nn.init.normal_(parameter, std=parameter.shape[1] ** -0.5 * scale)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Predict the token after each position, from it and those before it.
