@@ -31,11 +31,14 @@ def draw_gpt(result: GPTResult, path: Path, endings: Sequence[str] = (".svg", ".
 def _figure(result: GPTResult) -> Figure:
     transfers = result.transfers()
     seeds = {(run.method, run.width, run.lr, run.seed): outcome.validation for run, outcome in result.runs.items()}
+    widths = sorted({width for transfer in transfers for width in transfer.curves})
+    styles = {width: (COLOURS[k % len(COLOURS)], MARKERS[k % len(MARKERS)]) for k, width in enumerate(widths)}
+    lines = {}
     figure, axes = panels(1, len(transfers), size=(3.4, 2.8), sharey=True)
     for axis, transfer in zip(axes[0], transfers, strict=True):
-        for number, (width, curve) in enumerate(transfer.curves.items()):
-            colour = COLOURS[number % len(COLOURS)]
-            axis.plot([*curve], [*curve.values()], MARKERS[number % len(MARKERS)] + "-", color=colour, label=str(width))
+        for width, curve in transfer.curves.items():
+            colour, marker = styles[width]
+            (lines[width],) = axis.plot([*curve], [*curve.values()], f"{marker}-", color=colour, label=f"width {width}")
             for (method, at, lr, _), loss in seeds.items():
                 if title_of(method) == transfer.method and at == width:
                     axis.plot([lr], [loss], ".", color=colour, markersize=2)
@@ -47,6 +50,6 @@ def _figure(result: GPTResult) -> Figure:
         axis.set_xticks([], minor=True)
         axis.set_title(transfer.method)
         axis.set_xlabel("learning rate")
-        axis.legend(title="width")
+    figure.legend(handles=[lines[width] for width in widths], loc="outside lower center", ncols=len(widths))
     axes[0, 0].set_ylabel("validation loss, nats per byte")
     return figure
