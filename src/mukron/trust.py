@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from mukron.readers import check_number
+from mukron.theory import Method
 
 USUAL = "spectral"  # the bound of every optimizer that is given none
 AMBIGUOUS = (
@@ -322,26 +323,32 @@ def _check_positive(name: str, value: float) -> None:
         raise ValueError(f"{name} must be a positive number, got {value}")
 
 
-def usual_fallback(trust: Trust | None) -> StepRule:
+def usual_fallback(method: Method, trust: Trust | None) -> StepRule:
     """The rule of parameters that are not preconditioned, where none is given."""
-    return SGDStep() if trust is None else AdamStep()
+    return SGDStep() if trust is None and not method.matrices_only else AdamStep()
 
 
-def usual_exclude(trust: Trust | None) -> tuple[str, ...] | None:
-    """The layers that are left to the fallback rule, where none are given, beside tied ones; None: embeddings."""
-    return () if trust is None else None
+def usual_exclude(method: Method, trust: Trust | None) -> tuple[str, ...] | None:
+    """The layers that are left to the fallback rule, where none are given, beside tied ones.
 
-
-def law_of(trust: Trust | None, method: str) -> str:
-    """Which bound is in force and which learning-rate law follows, as a sentence for people.
-
-    method: its title, as in "K-FAC".
+    None: embeddings, and for a method of inner matrices output layers.
     """
+    return () if trust is None and not method.matrices_only else None
+
+
+def law_of(trust: Trust | None, method: Method) -> str:
+    """Which bound is in force and which learning-rate law follows, as a sentence for people."""
+    if method.matrices_only:
+        return (
+            "Every singular value of a layer's move is near 1, times the learning rate and its multiplier, which is "
+            f"{method.title}'s own."
+        )
     if trust is None:
         return (
-            f"trust none: steps are the paper's, of any length; learning-rate multipliers are those of {method} itself."
+            "trust none: steps are the paper's, of any length; learning-rate multipliers are those of "
+            f"{method.title} itself."
         )
-    rates = f"{method} itself" if trust.rates is None else RULE_TITLES[trust.rates]
+    rates = f"{method.title} itself" if trust.rates is None else RULE_TITLES[trust.rates]
     ambiguous = f" {AMBIGUOUS}." if trust.by_length else ""
     return f"trust {trust.text}: {trust.meaning}; learning-rate multipliers are those of {rates}.{ambiguous}"
 

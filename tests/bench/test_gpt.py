@@ -74,7 +74,7 @@ def test_all_options_but_the_rate_are_defaults():
 @pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch.optim.Muon came with torch 2.9")
 def test_muon_has_the_hidden_matrices():
     model = network(64)
-    muon, adam = _optimizers(replace(RUN, method="muon"), model)
+    muon, adam = _optimizers(replace(RUN, method="torch-muon"), model)
     sizes = [sum(p.numel() for group in optimizer.param_groups for p in group["params"]) for optimizer in (muon, adam)]
     assert sizes[0] == 4 * (4 + 8) * 64**2
     assert sum(sizes) == sum(p.numel() for p in model.parameters())

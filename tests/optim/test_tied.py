@@ -76,7 +76,7 @@ def test_explain_says_what_the_optimizer_does(make, trust):
         entry = optimizer.entries[row["parameter"]]
         assert row["why"].startswith("not preconditioned") != entry.preconditioned, row
         assert row["lr x"] == f"{entry.scale:.4g}"
-        assert plan.falls_back(row["parameter"], optimizer.options.exclude) != entry.preconditioned, row
+        assert plan.falls_back(row["parameter"], optimizer.options.exclude, "kfac") != entry.preconditioned, row
     if make is TiedWithBias:
         assert list(optimizer.layers) == ["first", "head"]
     assert "tokens.weight" in str(optimizer.plan()) or make is TiedWithBias

@@ -19,7 +19,7 @@ GPTTextOption = Annotated[
 GPTMethodsOption = Annotated[
     str,
     typer.Option(
-        help="Methods: kfac, foof, shampoo, gauss-newton; and without muP muon (torch's), distributed-shampoo (if "
+        help="Methods: kfac, foof, shampoo, muon, gauss-newton; and without muP torch-muon, distributed-shampoo (if "
         "it is installed), shampoo-as-distributed (ours, with its settings)."
     ),
 ]

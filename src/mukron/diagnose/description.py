@@ -99,7 +99,7 @@ def predictions(
     predicted = {f"features/{name}": slopes.get(role, slopes[Role.HIDDEN]) for name, role in layers.items()}
     predicted[f"descent/{OUTPUT}"] = predicted[f"features/{OUTPUT}"]
     for name, entry in plan.parameters.items():
-        rule = fallback if plan.falls_back(name, exclude) else method
+        rule = fallback if plan.falls_back(name, exclude, method) else method
         predicted[f"update/{name}"] = -update_exponent(rule, entry.role, solve(rule, plan.scheme))
     for statistic in get_method(method).damped:
         symbol = statistic.name

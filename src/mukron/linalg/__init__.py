@@ -29,6 +29,8 @@ from mukron.linalg.precision import products_of as products_of
 from mukron.linalg.precision import rounding as rounding
 from mukron.linalg.roots import inverse_root_eigh, inverse_root_newton
 from mukron.linalg.solvers import Cholesky, Eigh, Newton, Solver, Tracked
+from mukron.linalg.spectral import orthogonalized as orthogonalized
+from mukron.linalg.spectral import spectral_norm as spectral_norm
 from mukron.linalg.tracked import KeptFactor as KeptFactor
 from mukron.linalg.tracked import Turned as Turned
 from mukron.linalg.tracked import kept_factor as kept_factor

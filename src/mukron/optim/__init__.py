@@ -5,6 +5,7 @@ from mukron.optim.foof import FOOF
 from mukron.optim.gauss_newton import GaussNewton
 from mukron.optim.kfac import KFAC
 from mukron.optim.momentum import GradientMomentum, HeavyBall
+from mukron.optim.muon import Muon
 from mukron.optim.optimizer import SecondOrder
 from mukron.optim.options import RMS, AdamStep, Graft, KLClip, SGDStep, Spectral, StepOptions, Trust
 from mukron.optim.shampoo import Shampoo
@@ -22,6 +23,7 @@ __all__ = [
     "HeavyBall",
     "KLClip",
     "MethodSpec",
+    "Muon",
     "SGDStep",
     "SecondOrder",
     "Shampoo",

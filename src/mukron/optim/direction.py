@@ -29,6 +29,7 @@ from mukron.linalg import (
     invert,
     probe,
     products_of,
+    spectral_norm,
 )
 from mukron.optim.options import RMS, AdamStep, Graft, KLClip, Spectral, StepRule
 from mukron.optim.table import LayerEntry, ParameterEntry
@@ -40,8 +41,6 @@ if TYPE_CHECKING:
 
 Factors = tuple[Mapping[str, Factor], Mapping[str, Tensor]]  # of one block, and the damping of each
 Prepared = tuple[dict[str, Operator], dict[str, str]]  # operators, and by factor how it was rescued
-DIRECTIONS = 3  # random directions beside the one of the last step: a new large direction is seen at once
-ROUNDS, FIRST_ROUNDS = 3, 6
 NO_MOVE = 1e-20  # of its bound: what is no longer than that is a move of zeros
 OUT_SIDE, IN_SIDE = ("B", "L"), ("A", "R", "K")  # factors of the layer's output and of its input
 
@@ -51,19 +50,18 @@ def directions(optimizer: SecondOrder, step: Transaction) -> dict[str, Move]:
     moves: dict[str, Move] = {}
     gains: list[Tensor] = []  # eta^2 s <move, gradient>, s the parametrization's multiplier of the learning rate
     options = optimizer.options
-    for layer in step.ready:
-        with products_of(True) if layer.layer.tf32 else nullcontext():
-            for block, entry in layer.blocks.items():
-                raw = whole_gradient(step, layer, block, entry)
-                if raw is None or (optimizer.by_block and block not in step.value(layer, "operators")):
-                    continue  # without a gradient, or without curvature yet
-                _announce(step, entry)
-                G = block_gradient(step, layer, block, entry, raw)
-                started = optimizer.steps >= options.start
-                move = optimizer.precondition(layer, block, G, step) if started else G
+    started = optimizer.steps >= options.start
+    for together in optimizer.preconditioned_together(step):
+        with products_of(True) if together[0][0].layer.tf32 else nullcontext():
+            gradients = [_gradient(step, layer, block) for layer, block in together]
+            found = [(*place, *both) for place, both in zip(together, gradients, strict=True) if both is not None]
+            places, preconditioned = [place[:2] for place in found], [G for *_, G in found]
+            made = optimizer.precondition_all(places, preconditioned, step) if started else preconditioned
+            for (layer, block, raw, G), direction in zip(found, made, strict=True):
+                entry = layer.blocks[block]
                 if step.applied is not None and started:
-                    step.applied[layer.name, block] = raw, G, move
-                move = bounded(step, layer, block, raw, G, move)
+                    step.applied[layer.name, block] = raw, G, direction
+                move = bounded(step, layer, block, raw, G, direction)
                 if isinstance(options.trust, KLClip):
                     move = dense(move)
                     gains.append(base_rate(entry) ** 2 * entry.scale * (move * dense(G)).sum().double())
@@ -85,6 +83,16 @@ def directions(optimizer: SecondOrder, step: Transaction) -> dict[str, Move]:
                 averaged = _averaged(step, entry, G)
             moves[entry.name] = _by_rule(step, options.fallback, entry, G, averaged)
     return moves
+
+
+def _gradient(step: Transaction, layer: LayerEntry, block: str) -> tuple[Move, Move] | None:
+    """The gradient of a block, and what is preconditioned of it; None: it has none, or there is no curvature yet."""
+    entry, optimizer = layer.blocks[block], step.optimizer
+    raw = whole_gradient(step, layer, block, entry)
+    if raw is None or (optimizer.by_block and block not in step.value(layer, "operators")):
+        return None
+    _announce(step, entry)
+    return raw, block_gradient(step, layer, block, entry, raw)
 
 
 def _announce(step: Transaction, entry: ParameterEntry) -> None:
@@ -161,45 +169,6 @@ def to_shorten(trust: Spectral, excess: Tensor, first: Tensor | None) -> Tensor:
         return (1 / excess).clamp_max(1.0)
     allowed = (trust.growth * first).where(first > NO_MOVE, 1.0).clamp_max(1.0)
     return (allowed[:, None, None] / excess).clamp_max(1.0)
-
-
-def spectral_norm(U: Move, start: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The largest singular value of U [groups, d_out, d_in] as [groups, 1, 1], and its right vector.
-
-    The value is that of the best of several directions, so never too large. It is some percent too small where many
-    singular values are nearly as large.
-
-    Args:
-        U: A matrix, or D^T H.
-        start: The vector [groups, d_in] of the last step, nearly the same matrix; None: there is none.
-    """
-    reference = U if isinstance(U, Tensor) else U.H
-    groups, d_in = reference.shape[0], reference.shape[-1]
-    V = _directions(d_in, reference.dtype, reference.device).expand(groups, -1, -1)
-    if start is not None:
-        V = torch.cat([start.to(reference.dtype).unsqueeze(-1), V], dim=-1)
-    size = V.new_zeros(groups, V.shape[-1])
-    for _ in range(FIRST_ROUNDS if start is None else ROUNDS):
-        Y = U @ V if isinstance(U, Tensor) else U.D.mT @ (U.H @ V)
-        Y = Y / _length(Y)
-        V = U.mT @ Y if isinstance(U, Tensor) else U.H.mT @ (U.D @ Y)
-        length = _length(V)
-        V, size = V / length, length.squeeze(-2)
-    best = size.argmax(-1, keepdim=True)
-    vector = V.gather(-1, best.unsqueeze(-2).expand(-1, d_in, 1)).squeeze(-1)
-    return size.gather(-1, best).unsqueeze(-1), vector
-
-
-def _length(X: Tensor) -> Tensor:
-    """Of each column, never zero; in float64, since squares of a move that blew up overflow float32."""
-    length: Tensor = torch.linalg.vector_norm(X, dim=-2, keepdim=True, dtype=torch.float64)
-    return length.to(X.dtype).clamp_min(1e-30)
-
-
-@lru_cache(maxsize=256)
-def _directions(d: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    generator = torch.Generator("cpu").manual_seed(d)
-    return torch.randn(d, DIRECTIONS, generator=generator, dtype=torch.float64).to(device, dtype)
 
 
 def base_rate(entry: ParameterEntry) -> float:
@@ -283,12 +252,14 @@ def _as_product(step: Transaction, layer: LayerEntry, G: Tensor) -> Move:
 
 
 def _averaged(step: Transaction, entry: ParameterEntry, G: Tensor) -> Tensor:
-    """m <- beta m + (1 - beta) G, divided by 1 - beta^t."""
+    """m <- beta m + (1 - beta) G, divided by 1 - beta^t; Nesterov's mixes the gradient in once more."""
     beta, state = entry.group["momentum"], step.state_of(entry.parameter)
     old = state.get("gradient_average")
     m: Tensor = G * (1 - beta) if old is None else old.to(G.dtype).lerp(G, 1 - beta)
     weight: float = (1 - beta) + beta * state.get("gradient_weight", 0.0)  # 1 - beta^t; schedulers may move beta
     step.stage(entry.parameter, gradient_average=m, gradient_weight=weight)
+    if entry.group["nesterov"]:
+        m, weight = m.lerp(G, 1 - beta), (1 - beta) + beta * weight
     average: Tensor = m / weight
     return average
 

@@ -98,6 +98,7 @@ class GaussNewton(SecondOrder):
             fallback_lr=fallback_lr,
             params=params,
             options=StepOptions.of(
+                self.method,
                 Trust.of(trust), fallback=fallback, exclude=exclude, inverse_every=1, refresh_warmup=0
             ),  # a kernel is that of its own batch's samples
             capture_options=CaptureOptions(

@@ -123,6 +123,7 @@ class KFAC(SecondOrder):
         check_one_of("form", form, FORMS)
         bound = Trust.of(trust)
         options = StepOptions.of(
+            self.method,
             bound,
             memory=(Batch() if bound is None else Auto()) if memory is None else Memory.of(memory),
             factor_every=factor_every,

@@ -34,16 +34,18 @@ class GradientMomentum:
 
     Attributes:
         beta: Weight of the past, from 0 to below 1.
+        nesterov: Look one step ahead: the average with the gradient mixed in once more.
 
     Example:
         >>> GradientMomentum(0.95)
-        GradientMomentum(beta=0.95)
+        GradientMomentum(beta=0.95, nesterov=False)
     """
 
     beta: float = 0.9
+    nesterov: bool = False
 
     def __post_init__(self) -> None:
-        check_momentum(self.beta, False)
+        check_momentum(self.beta, self.nesterov)
 
 
 Momentum = HeavyBall | GradientMomentum
@@ -63,9 +65,8 @@ def momentum_entries(momentum: float | Momentum | None, nesterov: bool, on_updat
         momentum = 0.0 if on_update else 0.9
     if not isinstance(momentum, Momentum):
         momentum = HeavyBall(momentum, nesterov) if on_update else GradientMomentum(momentum)
-    if isinstance(momentum, HeavyBall):
-        return {"momentum": momentum.beta, "nesterov": momentum.nesterov, "momentum_on": "update"}
-    return {"momentum": momentum.beta, "nesterov": False, "momentum_on": "gradient"}
+    place = "update" if isinstance(momentum, HeavyBall) else "gradient"
+    return {"momentum": momentum.beta, "nesterov": momentum.nesterov, "momentum_on": place}
 
 
 def check_momentum(beta: float, nesterov: bool) -> None:

@@ -9,7 +9,7 @@ are applied (``precondition``). Everything else is here.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from mukron.optim.spec import MethodSpec
 
 TIED_TO_THE_MODEL = ("_capture", "entries", "layers", "generator", "watchers", "exchange")
+Place = tuple[LayerEntry, str]  # a layer and one of its blocks
 Watcher = Callable[[str, str, Mapping[str, Factor], Mapping[str, Tensor]], None]
 
 
@@ -118,7 +119,7 @@ class SecondOrder(Optimizer):
         self.told, self.waiting = set[str](), False  # layers that were looked at; whether one waits for its factors
         self.found_reduction: str | None = None  # of the loss, from the derivative that the first step saw
         self._capture: Capture | None = None
-        groups = momentum_entries(momentum, nesterov, self.heavy_ball or options.trust is None)
+        groups = self.momentum_entries(momentum, nesterov)
         groups |= {"lr": lr, "fallback_lr": fallback_lr, "damping": damping, "maximize": maximize}
         groups |= {"weight_decay": weight_decay, "decoupled": decoupled}
         super().__init__(checked_params(model, params), groups)
@@ -153,6 +154,34 @@ class SecondOrder(Optimizer):
             step: The step that is being taken; it holds the state as it will be.
         """
         return apply(step.value(layer, "operators")[block], G)
+
+    def preconditioned_together(self, step: Transaction) -> Iterable[Sequence[Place]]:
+        """Yield the layers and blocks of a step, in lists that are preconditioned at once; by default one by one.
+
+        Args:
+            step: The step that is being taken.
+        """
+        return ([(layer, block)] for layer in step.ready for block in layer.blocks)
+
+    def precondition_all(self, places: Sequence[Place], gradients: Sequence[Move], step: Transaction) -> list[Move]:
+        """Compute the directions for the gradients of several blocks; by default one after the other.
+
+        Args:
+            places: Layers and their blocks.
+            gradients: The gradient of each.
+            step: The step that is being taken; it holds the state as it will be.
+        """
+        given = zip(places, gradients, strict=True)
+        return [self.precondition(layer, block, G, step) for (layer, block), G in given]
+
+    def momentum_entries(self, momentum: float | Momentum | None, nesterov: bool) -> dict[str, Any]:
+        """What a momentum means, as entries of a parameter group.
+
+        Args:
+            momentum: A number, or where it is and how much; None: the usual one.
+            nesterov: Whether a number means Nesterov's momentum.
+        """
+        return momentum_entries(momentum, nesterov, self.heavy_ball or self.options.trust is None)
 
     def warn(self) -> None:
         """What a user should know of the model before the first step."""
@@ -357,9 +386,7 @@ def _completed(optimizer: SecondOrder, param_group: dict[str, Any]) -> dict[str,
     group["reference_lr"] = lr = float(group.get("lr", optimizer.defaults["lr"]))
     if group.get("fallback_lr", optimizer.defaults["fallback_lr"]) is None:
         group["reference_lr"] = lr = lr or 1.0  # a schedule may begin at zero; the two keep their proportion
-        group["fallback_lr"] = usual_fallback_lr(
-            optimizer.options.trust, optimizer.options.fallback, lr, optimizer.spec.bounded_lr
-        )
+        group["fallback_lr"] = usual_fallback_lr(optimizer.method, optimizer.options, lr, optimizer.spec.bounded_lr)
     return group
 
 
@@ -371,4 +398,4 @@ def _own_momentum(optimizer: SecondOrder, group: Mapping[str, Any]) -> dict[str,
     nesterov = group.get("nesterov", inherited)
     if "momentum" not in group and nesterov == usual["nesterov"]:
         return {}
-    return momentum_entries(momentum, nesterov, optimizer.heavy_ball or optimizer.options.trust is None)
+    return optimizer.momentum_entries(momentum, nesterov)

@@ -10,6 +10,7 @@ from mukron.linalg import Cholesky, Solver
 from mukron.memory import Batch, Memory
 from mukron.optim.momentum import GradientMomentum, HeavyBall, Momentum, check_momentum
 from mukron.readers import check_whole
+from mukron.theory import Method
 from mukron.trust import (
     FALLBACKS,
     RMS,
@@ -107,14 +108,15 @@ class StepOptions:
         object.__setattr__(self, "leaves_tied", self.leaves_tied or self.exclude is None)
 
     @classmethod
-    def of(cls, trust: Trust | None, **given: Any) -> StepOptions:
+    def of(cls, method: Method, trust: Trust | None, **given: Any) -> StepOptions:
         """Options of which some may be None: those are the usual ones beside a bound, or the paper's without one.
 
         Args:
+            method: The method.
             trust: The bound on a layer's move; None: the paper's plain step.
             given: The other options by name.
         """
-        usual: dict[str, Any] = {"fallback": usual_fallback(trust), "exclude": usual_exclude(trust)}
+        usual: dict[str, Any] = {"fallback": usual_fallback(method, trust), "exclude": usual_exclude(method, trust)}
         usual["leaves_tied"] = given.get("exclude") is None
         usual["refresh_warmup"] = 0 if trust is None else 10
         check_whole("factor_every", given.get("factor_every", 1))
@@ -130,14 +132,14 @@ def usual_interval(bounded: bool, factor_every: int) -> int:
 ADAMS_RATE = 0.005  # of Adam's steps, at a method's default learning rate
 
 
-def usual_fallback_lr(trust: Trust | None, fallback: StepRule, lr: float, default_lr: float) -> float | None:
+def usual_fallback_lr(method: Method, options: StepOptions, lr: float, default_lr: float) -> float | None:
     """The fallback rule's learning rate where none is given; None: that of the layers.
 
-    Learning rates of different methods count in different units. Beside a trust that leaves a method its own, Adam's is
-    0.005 at the method's default and in proportion to it at others.
+    Learning rates of different methods count in different units. Beside a trust that leaves a method its own, and
+    beside Muon, Adam's is 0.005 at the method's default and in proportion to it at others.
     """
-    own_units = trust is not None and trust.rates != "adamw"
-    return ADAMS_RATE * lr / default_lr if own_units and isinstance(fallback, AdamStep) else None
+    own_units = method.matrices_only or (options.trust is not None and options.trust.rates != "adamw")
+    return ADAMS_RATE * lr / default_lr if own_units and isinstance(options.fallback, AdamStep) else None
 
 
 def check_one_of(name: str, value: str | None, known: Iterable[str | None]) -> None:

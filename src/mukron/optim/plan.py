@@ -22,7 +22,7 @@ def plan_table(optimizer: SecondOrder) -> Table:
     others = [name for name, entry in optimizer.entries.items() if not entry.preconditioned]
     notes = [
         "matrix: d x d, made of all rows; sample space: N rows, no d x d matrix; work: multiplications to apply it",
-        law_of(optimizer.options.trust, optimizer.method.title),
+        law_of(optimizer.options.trust, optimizer.method),
     ]
     if others:
         notes.append(f"by the fallback rule ({optimizer.options.fallback.name}): {', '.join(others)}")

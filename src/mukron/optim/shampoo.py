@@ -142,6 +142,7 @@ class Shampoo(SecondOrder):
         self.max_size = max_size
         bound = Trust.of(trust)
         options = StepOptions.of(
+            self.method,
             bound,
             memory=(Sum() if bound is None else EMA()) if memory is None else Memory.of(memory),
             factor_every=factor_every,

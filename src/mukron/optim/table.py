@@ -16,9 +16,12 @@ from mukron.optim.options import StepOptions
 from mukron.params import Parametrization
 from mukron.params.inventory import clean_name, inventory, unwrap
 from mukron.params.resolve import Growth
-from mukron.theory import Method
+from mukron.theory import Method, Role
 
-BLOCKS = (WEIGHT, BIAS)
+
+def blocks_of(method: Method) -> tuple[str, ...]:
+    """The blocks of a layer that a method preconditions."""
+    return (WEIGHT,) if method.matrices_only else (WEIGHT, BIAS)
 
 
 @dataclass(frozen=True)
@@ -79,9 +82,9 @@ def build_tables(
 
     rules: whose learning-rate multipliers preconditioned parameters take, and whose the others.
     """
-    owned = _owned(model, groups)
-    layers = dict(layers_of(model, owned, options))
-    naturals = {full_name(name, block): _natural(layer, block) for name, layer in layers.items() for block in BLOCKS}
+    owned, known = _owned(model, groups), blocks_of(method)
+    layers = dict(layers_of(model, owned, options, method, plan))
+    naturals = {full_name(name, block): _natural(layer, block) for name, layer in layers.items() for block in known}
     taken = set(naturals)
     scales = {True: plan.scales(rules[0]), False: plan.scales(rules[1])} if plan is not None else {}
     entries = {}
@@ -92,7 +95,7 @@ def build_tables(
     damping = plan.scales(method) if plan is not None else {}
     table = {}
     for name, layer in layers.items():
-        blocks = {block: entries[full] for block in (WEIGHT, BIAS) if (full := full_name(name, block)) in entries}
+        blocks = {block: entries[full] for block in known if (full := full_name(name, block)) in entries}
         if plan is not None and WEIGHT in blocks:
             _refuse_growing_groups(name, layer, plan.parameters[blocks[WEIGHT].name].growth, method)
         sides = {block: _sides(plan, entry.name, damping) for block, entry in blocks.items()}
@@ -115,9 +118,16 @@ def _owned(model: nn.Module, groups: Sequence[dict[str, Any]]) -> dict[str, tupl
     return owned
 
 
-def layers_of(model: nn.Module, owned: Collection[str], options: StepOptions) -> Iterator[tuple[str, MatrixLayer]]:
+def layers_of(
+    model: nn.Module,
+    owned: Collection[str],
+    options: StepOptions,
+    method: Method,
+    plan: Parametrization | None = None,
+) -> Iterator[tuple[str, MatrixLayer]]:
     """Layers with a layout that have an owned parameter and are not left to the fallback rule."""
     found, exclude = inventory(model), options.exclude
+    outputs = _output_layers(model, plan) if method.matrices_only and exclude is None else ()
     modules = [clean_name(name) for name, _ in unwrap(model).named_modules()]
     for name in exclude or ():
         if name not in modules:
@@ -128,7 +138,9 @@ def layers_of(model: nn.Module, owned: Collection[str], options: StepOptions) ->
         name, layer = clean_name(module_name), layer_of(module)
         if not isinstance(layer, MatrixLayer) or (layer.one_hot if exclude is None else _excluded(name, exclude)):
             continue
-        parameters = [full_name(name, block) for block in BLOCKS]
+        parameters = [full_name(name, block) for block in blocks_of(method)]
+        if name in outputs:
+            continue
         if options.leaves_tied and any(len(uses.get(full, ())) > 1 for full in parameters):
             continue
         held = [full for full in parameters if first.get(full) in owned]
@@ -146,6 +158,19 @@ def layers_of(model: nn.Module, owned: Collection[str], options: StepOptions) ->
             )
         if held:
             yield name, layer
+
+
+def _output_layers(model: nn.Module, plan: Parametrization | None) -> Collection[str]:
+    """Layers from a growing to a fixed side; without a plan the last layer of the model, in its own order."""
+    if plan is not None:
+        return {name.rpartition(".")[0] for name, parameter in plan.parameters.items() if parameter.role is Role.OUTPUT}
+    known = [clean_name(name) for name, module in unwrap(model).named_modules() if _is_matrix(module)]
+    return known[-1:]
+
+
+def _is_matrix(module: nn.Module) -> bool:
+    layer = layer_of(module)
+    return isinstance(layer, MatrixLayer) and not layer.one_hot
 
 
 def _natural(layer: MatrixLayer, block: str) -> float:

@@ -23,16 +23,16 @@ def explanation(
     exclude: tuple[str, ...] | None,
     whole: bool = False,
 ) -> Table:
-    """A method without factors has neither a trust nor a fallback rule. whole: one row a parameter."""
-    preconditions = bool(method.damped)
-    rule = usual_fallback(trust) if fallback is None else step_rule("fallback", fallback, FALLBACKS)
-    left = usual_exclude(trust) if exclude is None else exclude
-    bound = get_method(trust.rates) if preconditions and trust is not None and trust.rates else method
+    """Torch's own methods have neither a trust nor a fallback rule, Muon has no trust. whole: one row a parameter."""
+    preconditions = method.layerwise
+    rule = usual_fallback(method, trust) if fallback is None else step_rule("fallback", fallback, FALLBACKS)
+    left = usual_exclude(method, trust) if exclude is None else exclude
+    bound = get_method(trust.rates) if method.damped and trust is not None and trust.rates else method
     damping, others = plan.scales(method), get_method(rule.name)
     factors = [factor.name for factor in method.damped]
     rows = []
     for name, entry in plan.parameters.items():
-        falls_back = preconditions and plan.falls_back(name, left)
+        falls_back = preconditions and plan.falls_back(name, left, method)
         row = others if falls_back else bound
         rho = {} if falls_back else damping[name].damping
         lr = plan.scales(row)[name].lr
@@ -48,7 +48,7 @@ def explanation(
         *(f"rho_{factor} x" for factor in factors),
         "why",
     )
-    law = (law_of(trust, method.title),) if preconditions else ()
+    law = (law_of(trust, method),) if preconditions else ()
     lines = tuple((row.name, *row.cells[:5], row.std_text, *row.cells[5:]) for row in (rows if whole else merged(rows)))
     return Table(f"{method.title}, {plan.scheme}", columns, lines, (*_notes(plan), *law))
 

@@ -127,7 +127,7 @@ class Parametrization:
             fallback: The rule of parameters that a second-order method cannot precondition, "sgd" or "adamw".
         """
         method = get_method(method)
-        rows = {False: solve(method, self.scheme), True: solve(fallback if method.damped else method, self.scheme)}
+        rows = {False: solve(method, self.scheme), True: solve(fallback if method.layerwise else method, self.scheme)}
         scales = {}
         for name, plan in self.parameters.items():
             own, growth = rows[plan.fallback][plan.role], plan.growth
@@ -154,10 +154,10 @@ class Parametrization:
         """
         if not (lr >= 0 and weight_decay >= 0):
             raise ParametrizationError(f"lr and weight_decay must not be negative, got {lr} and {weight_decay}")
-        if get_method(method).damped:
+        if get_method(method).layerwise:
             raise ParametrizationError(
-                f"{method!r} is none of torch's own optimizers, and its damping scales too; use mukron's, which takes "
-                'the plan itself. Groups are for "sgd" and "adamw"'
+                f"{method!r} takes another rule for some parameters, and what it adds to factors scales too; use "
+                'mukron\'s optimizer, which takes the plan itself. Groups are for "sgd" and "adamw"'
             )
         if str(getattr(method, "name", method)).strip().lower() == "adam" and weight_decay:
             raise ParametrizationError(
@@ -173,16 +173,18 @@ class Parametrization:
             for (role, scale), parameters in members.items()
         ]
 
-    def falls_back(self, name: str, exclude: tuple[str, ...] | None) -> bool:
-        """Whether a second-order method leaves a parameter to its fallback rule.
+    def falls_back(self, name: str, exclude: tuple[str, ...] | None, method: Method | str) -> bool:
+        """Whether a method that works layer by layer leaves a parameter to its fallback rule.
 
         Args:
             name: The parameter's name.
-            exclude: Layers that are left to the fallback rule, as optimizers take them; None: embeddings. Layers that
-                use a tied parameter are left to it in any case.
+            exclude: Layers that are left to the fallback rule, as optimizers take them; None: embeddings, and those
+                that the method is not for. Layers that use a tied parameter are left to it in any case.
+            method: The method or its name.
         """
-        plan, layer = self.parameters[name], name.rpartition(".")[0]
+        plan, layer, inner = self.parameters[name], name.rpartition(".")[0], get_method(method).matrices_only
         left = plan.embedding if exclude is None else any(name.startswith(f"{each}.") for each in exclude)
+        left = left or (inner and (len(plan.shape) < 2 or (exclude is None and plan.role is Role.OUTPUT)))
         return plan.fallback or left or layer in self._layers_with_tied
 
     def explain(

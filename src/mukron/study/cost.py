@@ -114,8 +114,9 @@ def _layers(config: RunConfig, model: nn.Module) -> dict[str, MatrixLayer]:
     """The layers that a second-order method preconditions; all that have a layout, for other methods."""
     if config.spec.layerwise:
         given = config.spec.all_options(config.method_options)
-        options = StepOptions.of(Trust.of(given.get("trust")), exclude=given.get("exclude"))
-        return dict(layers_of(model, set(inventory(model)), options))
+        method = config.spec.method
+        options = StepOptions.of(method, Trust.of(given.get("trust")), exclude=given.get("exclude"))
+        return dict(layers_of(model, set(inventory(model)), options, method))
     named = {clean_name(name): layer_of(module) for name, module in model.named_modules()}
     return {name: known for name, known in named.items() if isinstance(known, MatrixLayer)}
 

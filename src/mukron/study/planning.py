@@ -82,18 +82,19 @@ class WidePlan:
     @property
     def settings(self) -> tuple[ParameterSettings, ...]:
         config, options, trust = self.config, self.config.method_options, _trust(self.config)
-        usual = StepOptions.of(trust, fallback=options.get("fallback"), exclude=options.get("exclude"))
+        method = config.spec.method
+        usual = StepOptions.of(method, trust, fallback=options.get("fallback"), exclude=options.get("exclude"))
         fallback = usual.fallback
         fallback_lr = (
             options.get("fallback_lr")
-            or usual_fallback_lr(trust, fallback, config.lr, config.spec.bounded_lr)
+            or usual_fallback_lr(method, usual, config.lr, config.spec.bounded_lr)
             or config.lr
         )
         scales, fallback_scales = self.parametrization.scales(config.method), self.parametrization.scales(fallback.name)
         rates = self.parametrization.scales((trust and trust.rates) or config.method)
         settings = []
         for name, plan in self.parametrization.parameters.items():
-            falls_back = config.spec.layerwise and self.parametrization.falls_back(name, usual.exclude)
+            falls_back = config.spec.layerwise and self.parametrization.falls_back(name, usual.exclude, method)
             lr = fallback_lr * fallback_scales[name].lr if falls_back else config.lr * rates[name].lr
             damping = {} if falls_back else dict(scales[name].damping)
             settings.append(ParameterSettings(name, plan.role.value, plan.shape, plan.std, lr, damping))
@@ -251,7 +252,7 @@ def _trust(config: RunConfig) -> Trust | None:
 
 def _meaning(config: RunConfig) -> list[str]:
     """Return notes on the numbers in the table of layers."""
-    notes = [law_of(_trust(config), config.spec.title)] if config.spec.layerwise else []
+    notes = [law_of(_trust(config), config.spec.method)] if config.spec.layerwise else []
     if config.damping is not None:
         moves = isinstance(config.damping, BREAK_MUP)
         notes.append(f"damping {config.damping.text()} at every width: {RULES[type(config.damping).__name__]}.")

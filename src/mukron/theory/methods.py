@@ -11,6 +11,7 @@ Every method here divides by powers of statistics whose eigenvalues have a size 
     A = E[h h^T]          B = E[delta delta^T]                          K-FAC, FOOF and its mirror
     L = E[G G^T]          R = E[G^T G]             both ~ |h|^2 |delta|^2  Shampoo
     K = (delta^T delta) o (h^T h)                       ~ |h|^2 |delta|^2  layer-wise Gauss-Newton (the layer's NTK)
+    S = G G^T, of one step                             ~ |h|^2 |delta|^2  Muon
     V = E[G_ij^2]                                  ~ one entry's square    Adam
 
 A method that has an optimizer is added by its record, ``mukron.optim.spec.register``; others are rows of ``METHODS``.
@@ -31,7 +32,7 @@ class Statistic:
     """A statistic of a layer that a method divides by, such as the curvature factor A of K-FAC.
 
     Attributes:
-        name: The symbol: A, B, L, R, K or V.
+        name: The symbol: A, B, L, R, K, S or V.
         h: 1 if the statistic contains |h|^2, else 0.
         delta: 1 if the statistic contains |delta|^2, else 0.
         damped: Whether damping is added to it.
@@ -76,6 +77,7 @@ B = Statistic("B", delta=1)
 L = Statistic("L", h=1, delta=1)
 R = Statistic("R", h=1, delta=1)
 K = Statistic("K", h=1, delta=1)
+S = Statistic("S", h=1, delta=1, damped=False)
 V = EntrySquare("V")
 
 
@@ -87,6 +89,8 @@ class Method:
         name: The name by which ``get_method`` finds it.
         title: The name in tables.
         factors: The statistics that the gradient is divided by, each with its exponent.
+        matrices_only: Whether it is for matrices inside a network alone: biases, and by default embeddings and output
+            layers, are left to a fallback rule.
 
     Example:
         >>> from mukron.theory import get_method
@@ -98,6 +102,12 @@ class Method:
     name: str
     title: str
     factors: tuple[tuple[Statistic, Fraction], ...] = ()
+    matrices_only: bool = False
+
+    @property
+    def layerwise(self) -> bool:
+        """Whether it works layer by layer, and leaves parameters that it does not take to a fallback rule."""
+        return bool(self.damped) or self.matrices_only
 
     @property
     def e_A(self) -> Fraction:
@@ -246,6 +256,7 @@ METHODS: dict[str, Method] = {
         Method("foof", "FOOF", ((A, ONE),)),
         Method("foof-mirror", "FOOF's mirror", ((B, ONE),)),
         shampoo(),
+        Method("muon", "Muon", ((S, ONE / 2),), matrices_only=True),
         Method("gauss-newton", "Gauss-Newton", ((K, ONE),)),
     )
 }

@@ -32,7 +32,7 @@ class ReferenceMethod:
         missing: Why it cannot be run here; empty if it can.
 
     Example:
-        >>> REFERENCE_METHODS["muon"].title
+        >>> REFERENCE_METHODS["torch-muon"].title
         'Muon (torch)'
     """
 
@@ -89,7 +89,7 @@ def _without_library() -> str:
 
 
 REFERENCE_METHODS = {
-    "muon": ReferenceMethod("Muon (torch)", _muon, _without_muon),
+    "torch-muon": ReferenceMethod("Muon (torch)", _muon, _without_muon),
     "distributed-shampoo": ReferenceMethod("Distributed Shampoo", _distributed_shampoo, _without_library),
     "shampoo-as-distributed": ReferenceMethod("Shampoo, as Distributed Shampoo", _like_distributed_shampoo),
 }

@@ -1,0 +1,184 @@
+"""Muon: orthogonalized momentum. Needs no hooks and no factors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mukron import readers as read
+from mukron.layers import WEIGHT
+from mukron.linalg import orthogonalized
+from mukron.optim.direction import dense
+from mukron.optim.docs import describe
+from mukron.optim.momentum import GradientMomentum, Momentum, momentum_entries
+from mukron.optim.optimizer import Place, SecondOrder
+from mukron.optim.options import StepOptions, StepRule, check_one_of
+from mukron.optim.run_options import EVERY_LAYER, Option, without
+from mukron.optim.spec import MethodSpec, register
+from mukron.optim.table import LayerEntry
+from mukron.optim.transaction import Blocks, Transaction
+from mukron.optim.update import Move
+from mukron.params import Parametrization
+from mukron.readers import check_number, check_whole
+from mukron.theory import METHODS
+
+ADJUSTMENTS = ("original", "match_rms_adamw")
+PRECISIONS: dict[str, torch.dtype | None] = {"bfloat16": torch.bfloat16, "float32": None}
+ADAMS_RMS = 0.2
+
+
+@register(
+    MethodSpec(
+        name="muon",
+        method=METHODS["muon"],
+        lr=0.02,
+        bounded_lr=0.02,
+        lr_range=(-9, -2),
+        options=(
+            *without(EVERY_LAYER, "trust"),
+            Option("rounds", read.whole(1), "rounds of the Newton-Schulz iteration"),
+            Option("eps", read.number(above=0), "the least norm that a gradient is divided by"),
+            Option("precision", read.one_of(tuple(PRECISIONS)), f"of its products: {', '.join(PRECISIONS)}"),
+            Option(
+                "adjust_lr_fn",
+                read.one_of(ADJUSTMENTS),
+                "how a layer's learning rate depends on its shape at the base width: original or match_rms_adamw",
+            ),
+        ),
+    )
+)
+@describe
+class Muon(SecondOrder):
+    """Muon: W <- W - lr s U V^T, where U S V^T is the average of gradients (Jordan and others 2024).
+
+    It is for matrices inside a network: Linear and Conv layers, a convolution's weight being a matrix of its output
+    channels. By default embeddings, output layers, norms and biases are left to the fallback rule, AdamW. Without a
+    ``parametrization`` the output layer is taken to be the last one of the model; ``exclude`` names others.
+
+    With the same settings its steps are those of ``torch.optim.Muon``. s is 1 or, for a layer with more outputs than
+    inputs, their ratio's root; both sides are those of the base width, since what follows from growth is the
+    parametrization's part.
+
+    Args:
+        momentum: A number, the weight of the past in the average of gradients, or ``GradientMomentum(beta, nesterov)``.
+        nesterov: Whether a number means Nesterov's momentum.
+        rounds: Rounds of the Newton-Schulz iteration, which makes U V^T by products.
+        eps: The least Frobenius norm that a gradient is divided by, at the base width.
+        precision: Of the products: "bfloat16" or "float32", which on a GPU follows torch's setting for TF32.
+        adjust_lr_fn: What s is, under the names that torch has for it: "original", as above, or "match_rms_adamw",
+            0.2 times the root of the longer side.
+
+    Example:
+        >>> import torch, mukron
+        >>> model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 3))
+        >>> optimizer = mukron.Muon(model, lr=0.02)
+        >>> list(optimizer.layers)  # the last one is left to AdamW
+        ['0']
+    """
+
+    useless = dict.fromkeys(("trust", "damping", "memory", "solver"), "has no factors")
+
+    def __init__(
+        self,
+        model: nn.Module,
+        parametrization: Parametrization | None = None,
+        lr: float | Tensor | None = None,
+        *,
+        momentum: float | GradientMomentum = 0.95,
+        nesterov: bool = True,
+        rounds: int = 5,
+        eps: float = 1e-7,
+        precision: str = "bfloat16",
+        adjust_lr_fn: str = "original",
+        fallback: str | StepRule | None = None,
+        fallback_lr: float | None = None,
+        weight_decay: float = 0.0,
+        decoupled: bool = True,
+        maximize: bool = False,
+        exclude: tuple[str, ...] | None = None,
+        params: Iterable[Any] | None = None,
+    ) -> None:
+        check_whole("rounds", rounds)
+        check_number("eps", eps)
+        if rounds < 1 or not eps > 0:
+            raise ValueError(f"rounds must be at least 1 and eps above 0, got rounds={rounds}, eps={eps}")
+        check_one_of("precision", precision, PRECISIONS)
+        check_one_of("adjust_lr_fn", adjust_lr_fn, ADJUSTMENTS)
+        self.rounds, self.eps, self.precision, self.adjust_lr_fn = rounds, eps, precision, adjust_lr_fn
+        super().__init__(
+            model,
+            parametrization,
+            lr,
+            momentum=momentum,
+            nesterov=nesterov and not isinstance(momentum, Momentum) and momentum != 0,
+            weight_decay=weight_decay,
+            decoupled=decoupled,
+            maximize=maximize,
+            fallback_lr=fallback_lr,
+            params=params,
+            options=StepOptions.of(self.method, None, fallback=fallback, exclude=exclude),
+        )
+
+    def momentum_entries(self, momentum: float | Momentum | None, nesterov: bool) -> dict[str, Any]:
+        """What a momentum means, as entries of a parameter group: it is on the gradient.
+
+        Args:
+            momentum: A number, or a ``GradientMomentum``.
+            nesterov: Whether a number means Nesterov's momentum.
+        """
+        if momentum is None or isinstance(momentum, (int, float)):
+            momentum = GradientMomentum(0.95 if momentum is None else momentum, nesterov)
+        if not isinstance(momentum, GradientMomentum):
+            raise TypeError(f"momentum of Muon is on the gradient: a number or GradientMomentum(beta); got {momentum}")
+        return momentum_entries(momentum, False, on_update=False)
+
+    def measure(self, layer: LayerEntry, statistics: Any, step: Transaction) -> Blocks:
+        """Measure nothing: there are no factors.
+
+        Args:
+            layer: The layer and its blocks.
+            statistics: What this batch's passes gave for the layer; None: nothing.
+            step: The step that is being taken; it holds the state as it will be.
+        """
+        return {}
+
+    def preconditioned_together(self, step: Transaction) -> Iterable[Sequence[Place]]:
+        """Yield layers of one shape, here and at the base width, together: they are orthogonalized as one stack.
+
+        Args:
+            step: The step that is being taken.
+        """
+        alike: dict[tuple[Any, ...], list[Place]] = {}
+        for layer in step.ready:
+            weight, known = layer.anchor, layer.layer
+            kind = (known.d_out, known.d_in, *base_sides(layer), weight.dtype, weight.device, known.tf32)
+            alike.setdefault(kind, []).append((layer, WEIGHT))
+        return alike.values()
+
+    def precondition_all(self, places: Sequence[Place], gradients: Sequence[Move], step: Transaction) -> list[Move]:
+        """Orthogonalize the averaged gradients of layers of one shape.
+
+        Args:
+            places: Layers and their blocks.
+            gradients: The gradient of each.
+            step: The step that is being taken; it holds the state as it will be.
+        """
+        if not places:
+            return []
+        matrices, (layer, _) = [dense(G) for G in gradients], places[0]
+        d_out, d_in = base_sides(layer)
+        # gradients shrink like (r_in / r_out)^1/2, and so does what they are compared with
+        eps = self.eps * (layer.layer.d_in / d_in / (layer.layer.d_out / d_out)) ** 0.5
+        size = max(1.0, d_out / d_in) ** 0.5 if self.adjust_lr_fn == "original" else ADAMS_RMS * max(d_out, d_in) ** 0.5
+        stack = torch.cat(matrices) if len(matrices) > 1 else matrices[0]
+        moves = size * orthogonalized(stack, eps, self.rounds, PRECISIONS[self.precision])
+        return list(torch.split(moves, [len(matrix) for matrix in matrices]))
+
+
+def base_sides(layer: LayerEntry) -> tuple[float, float]:
+    """The sizes of a layer's output and input at the base width; its own without a parametrization."""
+    growth = layer.sides[WEIGHT].growth
+    return layer.layer.d_out / growth.get("L", 1.0), layer.layer.d_in / growth.get("R", 1.0)

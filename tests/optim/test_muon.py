@@ -1,0 +1,279 @@
+"""Muon: torch's own steps, a float64 reference, muP's law, and what is left to the fallback rule."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import mukron
+from mukron.exponents import fit_exponent
+from mukron.linalg import orthogonalized
+from mukron.models import CNN, GPT, MLP
+
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+
+
+def reference(G: torch.Tensor, rounds: int = 5) -> torch.Tensor:
+    """The Newton-Schulz iteration on singular values, by a decomposition in float64."""
+    U, s, Vh = torch.linalg.svd(G.double(), full_matrices=False)
+    s = s / s.norm(dim=-1, keepdim=True)
+    a, b, c = COEFFICIENTS
+    for _ in range(rounds):
+        s = a * s + b * s**3 + c * s**5
+    return U @ torch.diag_embed(s) @ Vh
+
+
+def network(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    sizes = [32, 64, 64, 64, 10]
+    layers = [
+        part for d_in, d_out in itertools.pairwise(sizes) for part in (nn.Linear(d_in, d_out, bias=False), nn.Tanh())
+    ]
+    return nn.Sequential(*layers[:-1])
+
+
+def batch(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(96, 32, generator=generator), torch.randint(10, (96,), generator=generator)
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int, dtype: torch.dtype = torch.float32) -> None:
+    for step in range(steps):
+        x, y = batch(step)
+        optimizer.zero_grad()
+        F.cross_entropy(model(x.to(dtype)), y).backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("shape", [(1, 24, 24), (3, 40, 16), (2, 16, 40), (1, 1, 8)])
+@pytest.mark.parametrize("scale", [1e-25, 1.0, 1e25])
+def test_orthogonalized_is_the_iteration_on_singular_values(shape, scale):
+    torch.manual_seed(0)
+    G = torch.randn(shape)
+    made = orthogonalized(G * scale, eps=1e-30, dtype=None)
+    torch.testing.assert_close(made.double(), reference(G), rtol=1e-4, atol=1e-5)
+    values = torch.linalg.svdvals(made)
+    assert 0.65 < values.min() <= values.max() < 1.25
+    assert orthogonalized(torch.zeros(shape), eps=1e-7).eq(0).all()
+
+
+def float32_products(grad: torch.Tensor, coefficients, steps: int, eps: float) -> torch.Tensor:
+    """What torch does in bfloat16, in float64."""
+    assert (coefficients, eps) == (COEFFICIENTS, 1e-7)
+    return reference(grad, steps).to(grad.dtype)
+
+
+@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch has Muon from 2.9 on")
+@pytest.mark.parametrize("nesterov", [True, False])
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+@pytest.mark.parametrize("adjust", ["original", "match_rms_adamw"])
+def test_steps_are_torchs(nesterov, decay, adjust, monkeypatch):
+    """Both with exact products: bfloat16's rounding alone moves directions without signal by several percent."""
+    monkeypatch.setattr("torch.optim._muon._zeropower_via_newtonschulz", float32_products)
+    ours, theirs = network().double(), network().double()
+    options = {"lr": 0.02, "nesterov": nesterov, "weight_decay": decay, "adjust_lr_fn": adjust}
+    train(ours, mukron.Muon(ours, precision="float32", exclude=(), **options), 10, torch.float64)
+    train(theirs, torch.optim.Muon(theirs.parameters(), momentum=0.95, **options), 10, torch.float64)
+    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch has Muon from 2.9 on")
+def test_in_bfloat16_it_is_as_near_to_torch_as_torch_is_to_exact_products():
+    start = [parameter.detach().clone() for parameter in network().parameters()]
+    ends = {}
+    for name in ("ours", "theirs", "exact"):
+        model = network()
+        optimizer: torch.optim.Optimizer = (
+            torch.optim.Muon(model.parameters(), lr=0.02, weight_decay=0.0)
+            if name == "theirs"
+            else mukron.Muon(model, lr=0.02, precision="bfloat16" if name == "ours" else "float32", exclude=())
+        )
+        train(model, optimizer, 5)
+        ends[name] = list(model.parameters())
+    for before, ours, theirs, exact in zip(start, ends["ours"], ends["theirs"], ends["exact"], strict=True):
+        moved = (exact - before).norm()
+        assert (ours - theirs).norm() < 1.5 * (theirs - exact).norm() + 1e-3 * moved
+        assert (ours - exact).norm() < 0.15 * moved
+
+
+def test_layers_of_one_shape_are_one_stack(monkeypatch):
+    sizes = []
+
+    def counted(G, *arguments):
+        sizes.append(tuple(G.shape))
+        return orthogonalized(G, *arguments)
+
+    monkeypatch.setattr("mukron.optim.muon.orthogonalized", counted)
+    model = network()
+    train(model, mukron.Muon(model, lr=0.02), 1)
+    assert sizes == [(1, 64, 32), (2, 64, 64)]  # the last layer is Adam's
+
+
+def test_a_stack_takes_the_steps_of_its_layers():
+    together, alone = network().double(), network().double()
+    train(together, mukron.Muon(together, lr=0.02, precision="float32"), 5, torch.float64)
+    optimizer = mukron.Muon(alone, lr=0.02, precision="float32")
+    optimizer.preconditioned_together = lambda step: [[(layer, "weight")] for layer in step.ready]
+    train(alone, optimizer, 5, torch.float64)
+    for a, b in zip(together.parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
+
+
+def test_what_is_left_to_adam():
+    model = GPT(32, depth=2, vocabulary=20, context=8)
+    plan = mukron.parametrize(model, mukron.base_shapes(lambda w: GPT(w, depth=2, vocabulary=20, context=8), 16))
+    optimizer = mukron.Muon(model, plan)
+    assert {name.split(".")[0] for name in optimizer.layers} == {"blocks"}
+    assert len(optimizer.layers) == 12
+    assert optimizer.param_groups[0]["fallback_lr"] == pytest.approx(0.005)
+    table = plan.explain("muon", whole=True)
+    for row in (dict(zip(table.columns, row, strict=True)) for row in table.rows):
+        entry = optimizer.entries[row["parameter"]]
+        assert row["why"].startswith("not preconditioned") != entry.preconditioned, row
+        assert row["lr x"] == f"{entry.scale:.4g}"
+    assert "singular value" in str(table)
+    assert "tokens.weight" in str(optimizer.plan())
+
+
+def test_biases_and_the_last_layer_are_adams_without_a_plan():
+    optimizer = mukron.Muon(MLP(16, inputs=8))
+    taken = {name for name, entry in optimizer.entries.items() if entry.preconditioned}
+    assert taken == {"fc1.weight", "fc2.weight"}
+    everything = mukron.Muon(MLP(16, inputs=8), exclude=())
+    assert {name for name, entry in everything.entries.items() if entry.preconditioned} == {*taken, "fc3.weight"}
+
+
+@pytest.mark.parametrize("adjust", ["original", "match_rms_adamw"])
+def test_features_move_alike_at_every_width(adjust):
+    """The change of every layer's output by one step, over widths 64 to 1024."""
+    widths, changes = (64, 128, 256, 512, 1024), {}
+    x, y = torch.randn(64, 32, generator=torch.Generator().manual_seed(1)), torch.arange(64) % 10
+    for width in widths:
+        for seed in (0, 1):
+            torch.manual_seed(seed)
+            model = MLP(width, inputs=32)
+            plan = mukron.parametrize(model, mukron.base_shapes(lambda w: MLP(w, inputs=32), 64))
+            optimizer = mukron.Muon(model, plan, lr=0.002, adjust_lr_fn=adjust)
+            before = outputs_of(model, x)
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            for name, after in outputs_of(model, x).items():
+                change = (after - before[name]).square().mean().sqrt().item()
+                changes.setdefault(name, []).append((width, change))
+    for name, pairs in changes.items():
+        if name != "fc3":  # its change has a part that falls with the width
+            assert abs(fit_exponent(*zip(*pairs, strict=True)).slope) < 0.12, name
+
+
+def outputs_of(model: nn.Module, x: torch.Tensor) -> dict[str, torch.Tensor]:
+    found = {}
+    hooks = [
+        module.register_forward_hook(lambda _, __, out, name=name: found.__setitem__(name, out.detach()))
+        for name, module in model.named_children()
+        if isinstance(module, nn.Linear)
+    ]
+    with torch.no_grad():
+        model(x)
+    for hook in hooks:
+        hook.remove()
+    return found
+
+
+def test_a_convolution_is_a_matrix_of_its_channels():
+    torch.manual_seed(0)
+    model = CNN(8)
+    optimizer = mukron.Muon(model, lr=0.1, momentum=0.0, precision="float32")
+    convolution = next(module for module in model.modules() if isinstance(module, nn.Conv2d))
+    before = convolution.weight.detach().clone()
+    model(torch.randn(8, convolution.in_channels, 28, 28)).square().mean().backward()
+    G = convolution.weight.grad.flatten(1)
+    optimizer.step()
+    expected = reference(G) * max(1, G.shape[0] / G.shape[1]) ** 0.5
+    moved = ((before - convolution.weight) / 0.1).flatten(1)
+    torch.testing.assert_close(moved.double(), expected, rtol=1e-2, atol=1e-4)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_bad_batch_leaves_no_trace(bad):
+    model = network()
+    optimizer = mukron.Muon(model, lr=0.02, weight_decay=0.1)
+    train(model, optimizer, 3)
+    state = copy.deepcopy((model.state_dict(), optimizer.state_dict()["state"]))
+    optimizer.zero_grad()
+    x, y = batch(9)
+    F.cross_entropy(model(x * bad), y).backward()
+    optimizer.step()
+    assert optimizer.skipped == 1
+    after = (model.state_dict(), optimizer.state_dict()["state"])
+    for a, b in zip(flat(state), flat(after), strict=True):
+        assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
+
+
+def flat(value):
+    if isinstance(value, dict):
+        return [part for item in value.values() for part in flat(item)]
+    return [part for item in value for part in flat(item)] if isinstance(value, (tuple, list)) else [value]
+
+
+def test_it_resumes_bit_for_bit():
+    whole, half = network(), network()
+    optimizer = mukron.Muon(whole, lr=0.02)
+    train(whole, optimizer, 3)
+    first = mukron.Muon(half, lr=0.02)
+    train(half, first, 3)
+    resumed = network(1)
+    resumed.load_state_dict(half.state_dict())
+    second = mukron.Muon(resumed, lr=0.02)
+    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    train(whole, optimizer, 3)
+    train(resumed, second, 3)
+    for a, b in zip(whole.parameters(), resumed.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"rounds": 0}, ValueError, "rounds must be at least 1"),
+        ({"eps": 0.0}, ValueError, "eps above 0"),
+        ({"precision": "fp8"}, ValueError, "unknown precision 'fp8'"),
+        ({"adjust_lr_fn": "none"}, ValueError, "unknown adjust_lr_fn 'none'"),
+        ({"trust": "spectral"}, TypeError, "trust would have no effect"),
+        ({"damping": 1.0}, TypeError, "damping would have no effect"),
+        ({"momentum": mukron.HeavyBall(0.9)}, TypeError, "momentum of Muon is on the gradient"),
+        ({"momentum": 1.0}, ValueError, r"\[0, 1\)"),
+        ({"ns_steps": 5}, TypeError, "no argument 'ns_steps'"),
+    ],
+)
+def test_misuse(options, error, message):
+    with pytest.raises(error, match=message):
+        mukron.Muon(network(), **options)
+
+
+def test_groups_have_momenta_of_their_own():
+    model = network()
+    layers = [module for module in model if isinstance(module, nn.Linear)]
+    groups = [{"params": layers[0].parameters(), "momentum": 0.5}, {"params": layers[1].parameters()}]
+    optimizer = mukron.Muon(model, params=groups, exclude=())
+    assert [(g["momentum"], g["momentum_on"], g["nesterov"]) for g in optimizer.param_groups] == [
+        (0.5, "gradient", True),
+        (0.95, "gradient", True),
+    ]
+
+
+def test_it_trains_a_gpt_from_a_run_config():
+    from mukron.train import RunConfig
+    from mukron.train import train as train_run
+
+    small = {"model_options": {"depth": 1}, "samples": 64, "epochs": 8, "batch": 16}
+    config = RunConfig(model="gpt", width=32, method="muon", lr=0.05, **small)
+    run = train_run(config)
+    assert run.epochs[-1]["train_loss"] < 0.8 * run.epochs[0]["train_loss"]
+    assert math.isfinite(run.epochs[-1]["test_loss"])
