@@ -71,7 +71,7 @@ def test_embeddings_take_the_fallback_rule_beside_a_trust_alone():
 
 def test_every_optimizer_has_the_usual_trust():
     for spec in SPECS.values():
-        if spec.layerwise:
+        if spec.layerwise and spec.method.damped:  # without factors there is nothing to bound
             assert spec.defaults["trust"] == USUAL
 
 

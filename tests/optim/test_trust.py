@@ -12,8 +12,9 @@ from torch.nn import functional as F
 
 import mukron
 from mukron import FOOF, KFAC, RMS, GaussNewton, GradientMomentum, Graft, KLClip, Shampoo, Spectral
-from mukron.linalg import LowRank, spectral_norm
+from mukron.linalg import LowRank
 from mukron.optim import Trust
+from mukron.optim.direction import spectral_norm
 
 METHODS = {"kfac": KFAC, "foof": FOOF, "shampoo": Shampoo, "gauss-newton": GaussNewton}
 ESTIMATE = 1.25  # the estimate of a norm may be that much too small

@@ -18,19 +18,20 @@ from mukron.linalg.inverses import Factorization as Factorization
 from mukron.linalg.inverses import FactorizationError
 from mukron.linalg.inverses import Inverse as Inverse
 from mukron.linalg.inverses import add_to_diagonal as add_to_diagonal
+from mukron.linalg.inverses import at_least_rounding as at_least_rounding
 from mukron.linalg.inverses import attempt as attempt
 from mukron.linalg.inverses import factorize as factorize
 from mukron.linalg.inverses import invert as invert
+from mukron.linalg.inverses import prepare as prepare
 from mukron.linalg.kernel import JacobianRows as JacobianRows
 from mukron.linalg.kernel import KernelFactor as KernelFactor
+from mukron.linalg.orthogonal import orthogonalized as orthogonalized
 from mukron.linalg.precision import matmul_precision as matmul_precision
 from mukron.linalg.precision import probe as probe
 from mukron.linalg.precision import products_of as products_of
 from mukron.linalg.precision import rounding as rounding
 from mukron.linalg.roots import inverse_root_eigh, inverse_root_newton
 from mukron.linalg.solvers import Cholesky, Eigh, Newton, Solver, Tracked
-from mukron.linalg.spectral import orthogonalized as orthogonalized
-from mukron.linalg.spectral import spectral_norm as spectral_norm
 from mukron.linalg.tracked import KeptFactor as KeptFactor
 from mukron.linalg.tracked import Turned as Turned
 from mukron.linalg.tracked import kept_factor as kept_factor

@@ -8,14 +8,23 @@ are not too large in all are recorded once for given sizes as a CUDA graph, whic
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from mukron.linalg.precision import matmul_precision
+
+if TYPE_CHECKING:
+    from mukron.linalg.factors import Factor, Operator
+    from mukron.linalg.solvers import Solver
+
+    Factors = tuple[Mapping[str, Factor], Mapping[str, Tensor]]  # of one block, and the damping of each
+    Prepared = tuple[dict[str, Operator], dict[str, str]]  # operators, and by factor how it was rescued
 
 STREAMS = 8
 STACKED = 512  # matrices up to this size are stacked
@@ -257,3 +266,78 @@ def _recorded(stacks: Sequence[Damped]) -> list[Damped] | None:
 
 
 _seen: set[object] = set()  # sizes that came once
+
+
+def prepare(
+    blocks: Sequence[Factors], powers: Sequence[Mapping[str, Fraction]], solver: Solver, rescue: bool = True
+) -> tuple[list[Prepared | FactorizationError], list[Tensor]]:
+    """(X + rho_X I)^-e for every factor X of many blocks. Inverses are made for all blocks at once.
+
+    rescue: look at how the inverses came out, and rescue those that failed. Without it nothing is read from the device,
+    and the caller has to see that the numbers returned are finite.
+    """
+    wanted = {
+        (number, name): damped
+        for number, (factors, rho) in enumerate(blocks)
+        for name, factor in factors.items()
+        if (damped := factor.damped(rho[name], powers[number][name], solver)) is not None
+    }
+    numbers: list[Tensor] = []
+    if rescue:
+        made: Sequence[Inverse | FactorizationError] = invert(list(wanted.values()))
+    else:
+        matrices, numbers = attempt(list(wanted.values()))
+        made = [Inverse(matrix, rho) for matrix, (_, rho) in zip(matrices, wanted.values(), strict=True)]
+    inverses = dict(zip(wanted, made, strict=True))
+    prepared: list[Prepared | FactorizationError] = []
+    for number, (factors, rho) in enumerate(blocks):
+        operators, rescues = {}, {}
+        try:
+            for name, factor in factors.items():
+                inverse = inverses.get((number, name))
+                if isinstance(inverse, FactorizationError):
+                    raise inverse
+                if inverse is None:
+                    operators[name], how = factor.prepare(rho[name], powers[number][name], solver)
+                else:
+                    operators[name], how = factor.operator(inverse), inverse.rescue
+                if how:
+                    rescues[name] = how
+        except FactorizationError as error:
+            prepared.append(error)
+        else:
+            prepared.append((operators, rescues))
+    return prepared, numbers
+
+
+def at_least_rounding(blocks: Sequence[Factors]) -> tuple[list[dict[str, Tensor]], list[dict[str, Tensor]]]:
+    """The damping of each factor, at least its own rounding, and 1 for a factor of zeros (no signal yet).
+
+    Damping that is no normal number (signals vanish) counts as zero: its inverse would overflow.
+
+    Returned with it is trace / damping, a bound of the condition number. All factors are handled as one vector: on a
+    GPU each small operation costs a launch.
+    """
+    places = [(number, name) for number, (factors, _) in enumerate(blocks) for name in factors]
+    damping: list[dict[str, Tensor]] = [{} for _ in blocks]
+    conditions: list[dict[str, Tensor]] = [{} for _ in blocks]
+    for dtype in {blocks[number][1][name].dtype for number, name in places}:
+        some = [(number, name) for number, name in places if blocks[number][1][name].dtype == dtype]
+        factors = [blocks[number][0][name] for number, name in some]
+        traces = [factor.trace() for factor in factors]
+        sizes = [len(trace) for trace in traces]
+        trace = torch.cat(traces)
+        rounding = trace * _rounding(dtype, trace.device, *zip(sizes, [factor.d for factor in factors], strict=True))
+        rho = torch.maximum(torch.cat([blocks[number][1][name] for number, name in some]), rounding)
+        rho = rho.where(~(rho < torch.finfo(dtype).tiny), 1.0)
+        parts = zip(some, torch.split(rho, sizes), torch.split(trace / rho, sizes), strict=True)
+        for (number, name), own_rho, condition in parts:
+            damping[number][name], conditions[number][name] = own_rho, condition
+    return damping, conditions
+
+
+@lru_cache(maxsize=64)
+def _rounding(dtype: torch.dtype, device: torch.device, *sizes: tuple[int, int]) -> Tensor:
+    """eps / d for every group of factors with so many groups and d rows."""
+    numbers = [torch.finfo(dtype).eps / d for groups, d in sizes for _ in range(groups)]
+    return torch.tensor(numbers, dtype=dtype, device=device)

@@ -3,14 +3,13 @@
     G    the gradient of one block as matrices [groups, d_out, d_in], or as D^T H
     P    prepared operators, one a side: W <- W - eta P_out G P_in
 
-Tensors may have a leading run dimension in place of groups: a stack of runs uses ``prepare`` and ``apply`` as they are.
+Tensors may have a leading run dimension in place of groups: a stack of runs uses ``apply`` as it is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from fractions import Fraction
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -19,17 +18,10 @@ from torch import Tensor
 
 from mukron.layers import WEIGHT
 from mukron.linalg import (
-    Factor,
-    FactorizationError,
-    Inverse,
     LowRank,
     Operator,
-    Solver,
-    attempt,
-    invert,
     probe,
     products_of,
-    spectral_norm,
 )
 from mukron.optim.options import RMS, AdamStep, Graft, KLClip, Spectral, StepRule
 from mukron.optim.table import LayerEntry, ParameterEntry
@@ -39,24 +31,26 @@ if TYPE_CHECKING:
     from mukron.optim.optimizer import SecondOrder
     from mukron.optim.transaction import Transaction
 
-Factors = tuple[Mapping[str, Factor], Mapping[str, Tensor]]  # of one block, and the damping of each
-Prepared = tuple[dict[str, Operator], dict[str, str]]  # operators, and by factor how it was rescued
+Place = tuple[LayerEntry, str]  # a layer and one of its blocks
+DIRECTIONS = 3  # random directions beside the one of the last step: a new large direction is seen at once
+ROUNDS, FIRST_ROUNDS = 3, 6
 NO_MOVE = 1e-20  # of its bound: what is no longer than that is a move of zeros
 OUT_SIDE, IN_SIDE = ("B", "L"), ("A", "R", "K")  # factors of the layer's output and of its input
 
 
-def directions(optimizer: SecondOrder, step: Transaction) -> dict[str, Move]:
-    """What to subtract from every parameter that has a gradient, by name, before its learning rate."""
+def directions(optimizer: SecondOrder, step: Transaction, places: Iterable[Sequence[Place]]) -> dict[str, Move]:
+    """What to subtract from every parameter that has a gradient, by name, before its learning rate.
+
+    places: the blocks to precondition; those of one list are preconditioned as one stack.
+    """
     moves: dict[str, Move] = {}
     gains: list[Tensor] = []  # eta^2 s <move, gradient>, s the parametrization's multiplier of the learning rate
     options = optimizer.options
     started = optimizer.steps >= options.start
-    for together in optimizer.preconditioned_together(step):
-        with products_of(True) if together[0][0].layer.tf32 else nullcontext():
-            gradients = [_gradient(step, layer, block) for layer, block in together]
-            found = [(*place, *both) for place, both in zip(together, gradients, strict=True) if both is not None]
-            places, preconditioned = [place[:2] for place in found], [G for *_, G in found]
-            made = optimizer.precondition_all(places, preconditioned, step) if started else preconditioned
+    for alike in places:
+        with products_of(True) if alike[0][0].layer.tf32 else nullcontext():
+            found = [(layer, block, *both) for layer, block in alike if (both := _gradient(step, layer, block))]
+            made = _preconditioned(step, found) if started else [G for *_, G in found]
             for (layer, block, raw, G), direction in zip(found, made, strict=True):
                 entry = layer.blocks[block]
                 if step.applied is not None and started:
@@ -83,6 +77,16 @@ def directions(optimizer: SecondOrder, step: Transaction) -> dict[str, Move]:
                 averaged = _averaged(step, entry, G)
             moves[entry.name] = _by_rule(step, options.fallback, entry, G, averaged)
     return moves
+
+
+def _preconditioned(step: Transaction, found: Sequence[tuple[LayerEntry, str, Move, Move]]) -> list[Move]:
+    """The direction of each gradient; several of one shape are one stack, a layer's groups beside the next one's."""
+    optimizer = step.optimizer
+    if len(found) < 2:
+        return [optimizer.precondition(layer, block, G, step) for layer, block, _, G in found]
+    (layer, block, *_), matrices = found[0], [dense(G) for *_, G in found]
+    moved = dense(optimizer.precondition(layer, block, torch.cat(matrices), step))
+    return list(torch.split(moved, [len(matrix) for matrix in matrices]))
 
 
 def _gradient(step: Transaction, layer: LayerEntry, block: str) -> tuple[Move, Move] | None:
@@ -169,6 +173,45 @@ def to_shorten(trust: Spectral, excess: Tensor, first: Tensor | None) -> Tensor:
         return (1 / excess).clamp_max(1.0)
     allowed = (trust.growth * first).where(first > NO_MOVE, 1.0).clamp_max(1.0)
     return (allowed[:, None, None] / excess).clamp_max(1.0)
+
+
+def spectral_norm(U: Move, start: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The largest singular value of U [groups, d_out, d_in] as [groups, 1, 1], and its right vector.
+
+    The value is that of the best of several directions, so never too large. It is some percent too small where many
+    singular values are nearly as large.
+
+    Args:
+        U: A matrix, or D^T H.
+        start: The vector [groups, d_in] of the last step, nearly the same matrix; None: there is none.
+    """
+    reference = U if isinstance(U, Tensor) else U.H
+    groups, d_in = reference.shape[0], reference.shape[-1]
+    V = _directions(d_in, reference.dtype, reference.device).expand(groups, -1, -1)
+    if start is not None:
+        V = torch.cat([start.to(reference.dtype).unsqueeze(-1), V], dim=-1)
+    size = V.new_zeros(groups, V.shape[-1])
+    for _ in range(FIRST_ROUNDS if start is None else ROUNDS):
+        Y = U @ V if isinstance(U, Tensor) else U.D.mT @ (U.H @ V)
+        Y = Y / _length(Y)
+        V = U.mT @ Y if isinstance(U, Tensor) else U.H.mT @ (U.D @ Y)
+        length = _length(V)
+        V, size = V / length, length.squeeze(-2)
+    best = size.argmax(-1, keepdim=True)
+    vector = V.gather(-1, best.unsqueeze(-2).expand(-1, d_in, 1)).squeeze(-1)
+    return size.gather(-1, best).unsqueeze(-1), vector
+
+
+def _length(X: Tensor) -> Tensor:
+    """Of each column, never zero; in float64, since squares of a move that blew up overflow float32."""
+    length: Tensor = torch.linalg.vector_norm(X, dim=-2, keepdim=True, dtype=torch.float64)
+    return length.to(X.dtype).clamp_min(1e-30)
+
+
+@lru_cache(maxsize=256)
+def _directions(d: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    generator = torch.Generator("cpu").manual_seed(d)
+    return torch.randn(d, DIRECTIONS, generator=generator, dtype=torch.float64).to(device, dtype)
 
 
 def base_rate(entry: ParameterEntry) -> float:
@@ -277,82 +320,7 @@ def _by_rule(step: Transaction, rule: StepRule, entry: ParameterEntry, G: Tensor
     return direction
 
 
-# Preconditioning: prepared once, applied often.
-
-
-def prepare(
-    blocks: Sequence[Factors], powers: Sequence[Mapping[str, Fraction]], solver: Solver, rescue: bool = True
-) -> tuple[list[Prepared | FactorizationError], list[Tensor]]:
-    """(X + rho_X I)^-e for every factor X of many blocks. Inverses are made for all blocks at once.
-
-    rescue: look at how the inverses came out, and rescue those that failed. Without it nothing is read from the device,
-    and the caller has to see that the numbers returned are finite.
-    """
-    wanted = {
-        (number, name): damped
-        for number, (factors, rho) in enumerate(blocks)
-        for name, factor in factors.items()
-        if (damped := factor.damped(rho[name], powers[number][name], solver)) is not None
-    }
-    numbers: list[Tensor] = []
-    if rescue:
-        made: Sequence[Inverse | FactorizationError] = invert(list(wanted.values()))
-    else:
-        matrices, numbers = attempt(list(wanted.values()))
-        made = [Inverse(matrix, rho) for matrix, (_, rho) in zip(matrices, wanted.values(), strict=True)]
-    inverses = dict(zip(wanted, made, strict=True))
-    prepared: list[Prepared | FactorizationError] = []
-    for number, (factors, rho) in enumerate(blocks):
-        operators, rescues = {}, {}
-        try:
-            for name, factor in factors.items():
-                inverse = inverses.get((number, name))
-                if isinstance(inverse, FactorizationError):
-                    raise inverse
-                if inverse is None:
-                    operators[name], how = factor.prepare(rho[name], powers[number][name], solver)
-                else:
-                    operators[name], how = factor.operator(inverse), inverse.rescue
-                if how:
-                    rescues[name] = how
-        except FactorizationError as error:
-            prepared.append(error)
-        else:
-            prepared.append((operators, rescues))
-    return prepared, numbers
-
-
-def at_least_rounding(blocks: Sequence[Factors]) -> tuple[list[dict[str, Tensor]], list[dict[str, Tensor]]]:
-    """The damping of each factor, at least its own rounding, and 1 for a factor of zeros (no signal yet).
-
-    Damping that is no normal number (signals vanish) counts as zero: its inverse would overflow.
-
-    Returned with it is trace / damping, a bound of the condition number. All factors are handled as one vector: on a
-    GPU each small operation costs a launch.
-    """
-    places = [(number, name) for number, (factors, _) in enumerate(blocks) for name in factors]
-    damping: list[dict[str, Tensor]] = [{} for _ in blocks]
-    conditions: list[dict[str, Tensor]] = [{} for _ in blocks]
-    for dtype in {blocks[number][1][name].dtype for number, name in places}:
-        some = [(number, name) for number, name in places if blocks[number][1][name].dtype == dtype]
-        factors = [blocks[number][0][name] for number, name in some]
-        traces = [factor.trace() for factor in factors]
-        sizes = [len(trace) for trace in traces]
-        trace = torch.cat(traces)
-        rounding = trace * _rounding(dtype, trace.device, *zip(sizes, [factor.d for factor in factors], strict=True))
-        rho = torch.maximum(torch.cat([blocks[number][1][name] for number, name in some]), rounding)
-        rho = rho.where(~(rho < torch.finfo(dtype).tiny), 1.0)
-        parts = zip(some, torch.split(rho, sizes), torch.split(trace / rho, sizes), strict=True)
-        for (number, name), own_rho, condition in parts:
-            damping[number][name], conditions[number][name] = own_rho, condition
-    return damping, conditions
-
-
-@lru_cache(maxsize=64)
-def _rounding(dtype: torch.dtype, device: torch.device, *sizes: tuple[int, int]) -> Tensor:
-    """eps / d for every group of factors with so many groups and d rows."""
-    numbers = [torch.finfo(dtype).eps / d for groups, d in sizes for _ in range(groups)]
-    return torch.tensor(numbers, dtype=dtype, device=device)
+# Preconditioning: operators are prepared once (``linalg.prepare``) and applied often.
 
 
 def apply(operators: Mapping[str, Operator], G: Move, sides: Collection[str] = IN_SIDE + OUT_SIDE) -> Move:

@@ -14,7 +14,7 @@ from mukron.layers import BIAS
 from mukron.linalg import KernelFactor, LowRank
 from mukron.optim import sizes
 from mukron.optim.docs import describe
-from mukron.optim.momentum import Momentum
+from mukron.optim.momentum import HeavyBall, Momentum
 from mukron.optim.optimizer import SecondOrder
 from mukron.optim.options import StepOptions, StepRule, Trust
 from mukron.optim.run_options import EVERY_LAYER
@@ -61,7 +61,7 @@ class GaussNewton(SecondOrder):
     by_block = True
     uses_products = True
     inverts = True
-    heavy_ball = True  # of other batches' gradients, averages do not fit the kernel of this one
+    momentum_kind = HeavyBall  # of other batches' gradients, averages do not fit the kernel of this one
 
     def __init__(
         self,

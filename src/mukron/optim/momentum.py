@@ -51,20 +51,24 @@ class GradientMomentum:
 Momentum = HeavyBall | GradientMomentum
 
 
-def momentum_entries(momentum: float | Momentum | None, nesterov: bool, on_update: bool) -> dict[str, Any]:
+def momentum_entries(
+    momentum: float | Momentum | None, nesterov: bool, kind: type[Momentum] | None, bounded: bool
+) -> dict[str, Any]:
     """Momentum as entries of a parameter group, where schedulers look for numbers.
 
-    on_update: what a number means, if not nesterov. With a bound it is on the gradient: the bound is on a single move,
-    of which heavy ball would add many up.
+    kind: what a number means. None: with a bound it is on the gradient, since the bound is on a single move, of which
+    heavy ball would add many up; without one, and with nesterov, on the update.
     """
     check_flag("nesterov", nesterov)
-    on_update = on_update or nesterov
+    means = kind or (GradientMomentum if bounded and not nesterov else HeavyBall)
     if isinstance(momentum, Momentum) and nesterov:
         raise ValueError(f"nesterov=True goes with a number as momentum; got {momentum}. Use HeavyBall(nesterov=True)")
     if momentum is None:
-        momentum = 0.0 if on_update else 0.9
+        momentum = 0.0 if means is HeavyBall else 0.9
     if not isinstance(momentum, Momentum):
-        momentum = HeavyBall(momentum, nesterov) if on_update else GradientMomentum(momentum)
+        momentum = means(momentum, nesterov)
+    if kind is GradientMomentum and not isinstance(momentum, GradientMomentum):
+        raise TypeError(f"momentum is on the gradient here: a number, or GradientMomentum(beta); got {momentum}")
     place = "update" if isinstance(momentum, HeavyBall) else "gradient"
     return {"momentum": momentum.beta, "nesterov": momentum.nesterov, "momentum_on": place}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -13,8 +13,8 @@ from mukron.layers import WEIGHT
 from mukron.linalg import orthogonalized
 from mukron.optim.direction import dense
 from mukron.optim.docs import describe
-from mukron.optim.momentum import GradientMomentum, Momentum, momentum_entries
-from mukron.optim.optimizer import Place, SecondOrder
+from mukron.optim.momentum import GradientMomentum, Momentum
+from mukron.optim.optimizer import SecondOrder
 from mukron.optim.options import StepOptions, StepRule, check_one_of
 from mukron.optim.run_options import EVERY_LAYER, Option, without
 from mukron.optim.spec import MethodSpec, register
@@ -79,6 +79,8 @@ class Muon(SecondOrder):
         ['0']
     """
 
+    in_stacks = True
+    momentum_kind = GradientMomentum
     useless = dict.fromkeys(("trust", "damping", "memory", "solver"), "has no factors")
 
     def __init__(
@@ -122,19 +124,6 @@ class Muon(SecondOrder):
             options=StepOptions.of(self.method, None, fallback=fallback, exclude=exclude),
         )
 
-    def momentum_entries(self, momentum: float | Momentum | None, nesterov: bool) -> dict[str, Any]:
-        """What a momentum means, as entries of a parameter group: it is on the gradient.
-
-        Args:
-            momentum: A number, or a ``GradientMomentum``.
-            nesterov: Whether a number means Nesterov's momentum.
-        """
-        if momentum is None or isinstance(momentum, (int, float)):
-            momentum = GradientMomentum(0.95 if momentum is None else momentum, nesterov)
-        if not isinstance(momentum, GradientMomentum):
-            raise TypeError(f"momentum of Muon is on the gradient: a number or GradientMomentum(beta); got {momentum}")
-        return momentum_entries(momentum, False, on_update=False)
-
     def measure(self, layer: LayerEntry, statistics: Any, step: Transaction) -> Blocks:
         """Measure nothing: there are no factors.
 
@@ -145,37 +134,21 @@ class Muon(SecondOrder):
         """
         return {}
 
-    def preconditioned_together(self, step: Transaction) -> Iterable[Sequence[Place]]:
-        """Yield layers of one shape, here and at the base width, together: they are orthogonalized as one stack.
+    def precondition(self, layer: LayerEntry, block: str, G: Move, step: Transaction) -> Move:
+        """Orthogonalize the averaged gradient of a layer, or of several of its shape as one stack.
 
         Args:
-            step: The step that is being taken.
-        """
-        alike: dict[tuple[Any, ...], list[Place]] = {}
-        for layer in step.ready:
-            weight, known = layer.anchor, layer.layer
-            kind = (known.d_out, known.d_in, *base_sides(layer), weight.dtype, weight.device, known.tf32)
-            alike.setdefault(kind, []).append((layer, WEIGHT))
-        return alike.values()
-
-    def precondition_all(self, places: Sequence[Place], gradients: Sequence[Move], step: Transaction) -> list[Move]:
-        """Orthogonalize the averaged gradients of layers of one shape.
-
-        Args:
-            places: Layers and their blocks.
-            gradients: The gradient of each.
+            layer: The layer and its blocks, or the first of them.
+            block: The weight.
+            G: The gradient of the block, or of all of them, [groups, d_out, d_in].
             step: The step that is being taken; it holds the state as it will be.
         """
-        if not places:
-            return []
-        matrices, (layer, _) = [dense(G) for G in gradients], places[0]
         d_out, d_in = base_sides(layer)
         # gradients shrink like (r_in / r_out)^1/2, and so does what they are compared with
         eps = self.eps * (layer.layer.d_in / d_in / (layer.layer.d_out / d_out)) ** 0.5
         size = max(1.0, d_out / d_in) ** 0.5 if self.adjust_lr_fn == "original" else ADAMS_RMS * max(d_out, d_in) ** 0.5
-        stack = torch.cat(matrices) if len(matrices) > 1 else matrices[0]
-        moves = size * orthogonalized(stack, eps, self.rounds, PRECISIONS[self.precision])
-        return list(torch.split(moves, [len(matrix) for matrix in matrices]))
+        moved: Tensor = size * orthogonalized(dense(G), eps, self.rounds, PRECISIONS[self.precision])
+        return moved
 
 
 def base_sides(layer: LayerEntry) -> tuple[float, float]:

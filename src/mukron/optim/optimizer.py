@@ -9,7 +9,7 @@ are applied (``precondition``). Everything else is here.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -22,7 +22,7 @@ from mukron.curvature import Capture, CaptureOptions, LayerStatistics, gather
 from mukron.damping import Adaptive, Rule
 from mukron.layers import BIAS, WEIGHT
 from mukron.linalg import Factor
-from mukron.optim.direction import apply, base_rate, directions
+from mukron.optim.direction import Place, apply, base_rate, directions
 from mukron.optim.docs import describe, refuse_unknown
 from mukron.optim.exchange import Exchange
 from mukron.optim.guards import (
@@ -56,7 +56,6 @@ if TYPE_CHECKING:
     from mukron.optim.spec import MethodSpec
 
 TIED_TO_THE_MODEL = ("_capture", "entries", "layers", "generator", "watchers", "exchange")
-Place = tuple[LayerEntry, str]  # a layer and one of its blocks
 Watcher = Callable[[str, str, Mapping[str, Factor], Mapping[str, Tensor]], None]
 
 
@@ -81,7 +80,8 @@ class SecondOrder(Optimizer):
     useless: ClassVar[Mapping[str, str]] = {}  # arguments of related methods, and why this one has none of them
     uses_products: ClassVar[bool] = False  # gradients may come as D^T H of the batch that the factors were made of
     by_block: ClassVar[bool] = False  # weights and biases have operators of their own
-    heavy_ball: ClassVar[bool] = False  # a number as momentum is on the update, whatever the trust
+    momentum_kind: ClassVar[type[Momentum] | None] = None  # what a number as momentum means, whatever the trust
+    in_stacks: ClassVar[bool] = False  # layers of one shape, here and at the base width, are preconditioned as one
     inverts: ClassVar[bool] = False  # operators are inverses, not roots: small damping needs float64
 
     def __new__(cls, *arguments: Any, **options: Any) -> Any:
@@ -119,7 +119,7 @@ class SecondOrder(Optimizer):
         self.told, self.waiting = set[str](), False  # layers that were looked at; whether one waits for its factors
         self.found_reduction: str | None = None  # of the loss, from the derivative that the first step saw
         self._capture: Capture | None = None
-        groups = self.momentum_entries(momentum, nesterov)
+        groups = momentum_entries(momentum, nesterov, self.momentum_kind, options.trust is not None)
         groups |= {"lr": lr, "fallback_lr": fallback_lr, "damping": damping, "maximize": maximize}
         groups |= {"weight_decay": weight_decay, "decoupled": decoupled}
         super().__init__(checked_params(model, params), groups)
@@ -154,34 +154,6 @@ class SecondOrder(Optimizer):
             step: The step that is being taken; it holds the state as it will be.
         """
         return apply(step.value(layer, "operators")[block], G)
-
-    def preconditioned_together(self, step: Transaction) -> Iterable[Sequence[Place]]:
-        """Yield the layers and blocks of a step, in lists that are preconditioned at once; by default one by one.
-
-        Args:
-            step: The step that is being taken.
-        """
-        return ([(layer, block)] for layer in step.ready for block in layer.blocks)
-
-    def precondition_all(self, places: Sequence[Place], gradients: Sequence[Move], step: Transaction) -> list[Move]:
-        """Compute the directions for the gradients of several blocks; by default one after the other.
-
-        Args:
-            places: Layers and their blocks.
-            gradients: The gradient of each.
-            step: The step that is being taken; it holds the state as it will be.
-        """
-        given = zip(places, gradients, strict=True)
-        return [self.precondition(layer, block, G, step) for (layer, block), G in given]
-
-    def momentum_entries(self, momentum: float | Momentum | None, nesterov: bool) -> dict[str, Any]:
-        """What a momentum means, as entries of a parameter group.
-
-        Args:
-            momentum: A number, or where it is and how much; None: the usual one.
-            nesterov: Whether a number means Nesterov's momentum.
-        """
-        return momentum_entries(momentum, nesterov, self.heavy_ball or self.options.trust is None)
 
     def warn(self) -> None:
         """What a user should know of the model before the first step."""
@@ -364,13 +336,26 @@ def _attempt(
     counts = None
     while counts is None:
         with stage("mukron::apply"):
-            moves = {} if step.operators_failed else directions(optimizer, step)
+            moves = {} if step.operators_failed else directions(optimizer, step, _places(optimizer, step))
         counts = step.decide(moves)
     if counts and not step.double <= optimizer.told:
         check_precision(optimizer, step)
     if counts and ratio is not None and ratio.groups:
         ratio.adapt(step, moves, loss)
     return step, moves if counts else None
+
+
+def _places(optimizer: SecondOrder, step: Transaction) -> Iterable[list[Place]]:
+    """Layers and their blocks: one by one, or those of one shape, here and at the base width, together."""
+    places = [(layer, block) for layer in step.ready for block in layer.blocks]
+    if not optimizer.in_stacks:
+        return ([place] for place in places)
+    alike: dict[tuple[Any, ...], list[Place]] = {}
+    for layer, block in places:
+        known, weight, growth = layer.layer, layer.anchor, layer.sides[block].growth
+        kind = (block, known.d_out, known.d_in, *growth.items(), weight.dtype, weight.device, known.tf32)
+        alike.setdefault(kind, []).append((layer, block))
+    return alike.values()
 
 
 def _completed(optimizer: SecondOrder, param_group: dict[str, Any]) -> dict[str, Any]:
@@ -398,4 +383,5 @@ def _own_momentum(optimizer: SecondOrder, group: Mapping[str, Any]) -> dict[str,
     nesterov = group.get("nesterov", inherited)
     if "momentum" not in group and nesterov == usual["nesterov"]:
         return {}
-    return optimizer.momentum_entries(momentum, nesterov)
+    bounded = optimizer.options.trust is not None
+    return momentum_entries(momentum, nesterov, optimizer.momentum_kind, bounded)

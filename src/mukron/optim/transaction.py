@@ -23,10 +23,9 @@ from torch.nn import Parameter
 from mukron.curvature import LayerStatistics, double
 from mukron.damping import Rule
 from mukron.layers import WEIGHT
-from mukron.linalg import Factor, FactorizationError, LowRank, products_of, rounding
+from mukron.linalg import Factor, FactorizationError, LowRank, at_least_rounding, prepare, products_of, rounding
 from mukron.memory import Window
 from mukron.optim import precision
-from mukron.optim.direction import at_least_rounding, prepare
 from mukron.optim.options import Spectral
 from mukron.optim.precision import EPS
 from mukron.optim.table import LayerEntry

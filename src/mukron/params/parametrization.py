@@ -156,8 +156,8 @@ class Parametrization:
             raise ParametrizationError(f"lr and weight_decay must not be negative, got {lr} and {weight_decay}")
         if get_method(method).layerwise:
             raise ParametrizationError(
-                f"{method!r} takes another rule for some parameters, and what it adds to factors scales too; use "
-                'mukron\'s optimizer, which takes the plan itself. Groups are for "sgd" and "adamw"'
+                f"{method!r} is none of torch's own optimizers that take all parameters; use mukron's, which takes the "
+                'plan itself. Groups are for "sgd" and "adamw"'
             )
         if str(getattr(method, "name", method)).strip().lower() == "adam" and weight_decay:
             raise ParametrizationError(

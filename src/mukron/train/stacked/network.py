@@ -21,9 +21,18 @@ from mukron.curvature import Accumulator, Empirical, Fisher, drawn_targets, keep
 from mukron.damping import EachOwn, Rule, Sides
 from mukron.data import Dataset
 from mukron.layers import WEIGHT
-from mukron.linalg import Cholesky, Factor, FactorizationError, LowRank, Operator, State, spectral_norm
+from mukron.linalg import (
+    Cholesky,
+    Factor,
+    FactorizationError,
+    LowRank,
+    Operator,
+    State,
+    at_least_rounding,
+    prepare,
+)
 from mukron.optim import SecondOrder
-from mukron.optim.direction import NO_MOVE, apply, at_least_rounding, base_rate, prepare, to_shorten
+from mukron.optim.direction import NO_MOVE, apply, base_rate, spectral_norm, to_shorten
 from mukron.optim.options import Spectral, StepOptions
 from mukron.optim.precision import EPS, ILL_CONDITIONED, ILL_CONDITIONED_DENSE, ILL_CONDITIONED_PRODUCT, ill_conditioned
 from mukron.optim.update import Move, Update, times, write
