@@ -76,7 +76,7 @@ def test_torchs_own_attention(weights):
     expected = model(x, x, x, need_weights=weights)[0]
     with AttentionWatch.over(model) as watch:
         torch.testing.assert_close(model(x, x, x, need_weights=weights)[0], expected)
-    (logits,) = watch.logits[""]
+    (logits,) = watch.logits["network"]
     assert logits.numel() == 3 * HEADS * LENGTH**2
     assert F.softmax is softmax  # what was replaced meanwhile is back
 

@@ -199,7 +199,7 @@ def test_a_learning_rate_of_zero_is_no_excuse():
         return torch.optim.SGD(groups)
 
     result = coordinate_check(mlp, lame, data(), base_width=32, widths=(64, 128), seeds=1, steps=1)
-    assert {verdict.layer: verdict.word for verdict in result.failures}["fc2.weight"] == "stands still"
+    assert {verdict.layer: verdict.word for verdict in result.failures}["fc2.weight"] == "not in the optimizer"
 
 
 def test_an_optimizer_that_forgets_the_plan_is_told():

@@ -83,7 +83,7 @@ def test_a_network_that_does_not_take_the_data(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "path", list(sys.path))
     said = refuse("--factory", "others:make", "--method", "sgd")
     assert "could not take samples [32, 1, 8, 8] of digits" in said
-    assert "data='module:function'" in said
+    assert "These are digits, which are taken where no data are named" in said
 
 
 def test_one_batch_says_what_was_checked(tmp_path):

@@ -111,7 +111,6 @@ def train(
         **{"model": model, "width": width, "base_width": base_width, "data": data, "samples": samples, "loss": loss},
         **{
             "output": output,
-            "roles": declared_roles(role),
             "method": method,
             "scheme": scheme,
             "lr": lr,
@@ -127,7 +126,7 @@ def train(
         given["model"] = factory or model
         if factory is not None and base_width is None and config is None:
             given["base_width"] = default_width(import_function(factory, "--factory"))
-        chosen = {name: value for name, value in given.items() if value is not None}
+        chosen = {name: value for name, value in {**given, "roles": declared_roles(role)}.items() if value is not None}
         described = run_config_from_options(config, chosen, settings or [])
         if config is None and lr is None and not any(setting.startswith("lr=") for setting in settings or []):
             described = described.replace(lr=described.spec.usual_lr(described.method_options))

@@ -29,7 +29,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from mukron.curvature.fisher import CaptureOptions, OwnPasses, add_jacobians, send_signals
 from mukron.curvature.forms import replaces_gradient
 from mukron.curvature.passes import LayerPass, LayerStatistics, Pass, gather, precise
-from mukron.curvature.scale import classes_at, weigh
+from mukron.curvature.scale import classes_at, classes_elsewhere, weigh
 from mukron.layers import MatrixLayer
 from mukron.stages import stage
 
@@ -230,6 +230,8 @@ class Capture:
         this.add_errors(errors, class_dim)
         if weighs and this.errors is not None:
             this.weighed = weigh(f, this.errors.reshape(f.shape), class_dim)
+            if f.ndim > 2 and self.options.class_dim is not None:
+                this.classes_elsewhere = classes_elsewhere(this.errors.reshape(f.shape), class_dim)
         if again:
             for name in outputs:
                 this.add_delta(name, errors)
@@ -277,9 +279,11 @@ def output_of(options: CaptureOptions, returned: Any) -> Tensor:
     """The network's output, in what the model returned."""
     f = options.output(returned) if options.output is not None else returned
     if not isinstance(f, Tensor):
+        place = "returned[0]" if isinstance(f, (tuple, list)) else "returned.logits"
+        place = f'returned["{next(iter(f))}"]' if isinstance(f, dict) and f else place
         raise TypeError(
             f"the model returned a {type(f).__name__}, not a tensor; say where its output is: "
-            "output=lambda returned: returned.logits"
+            f"output=lambda returned: {place}"
         )
     if f.ndim == 0:
         raise ValueError("the model returned a single number (its loss?); the optimizer needs its outputs")

@@ -33,6 +33,7 @@ from mukron.curvature.passes import Pass
 OVER_SAMPLES, OVER_POSITIONS, AS_A_SUM = "mean over samples", "mean over positions", "sum"
 SAID = {"mean": OVER_SAMPLES, "positions": OVER_POSITIONS, "sum": AS_A_SUM}  # by the user
 ALIGNED = 0.8  # cosine between e and p - onehot(y), below which the loss is no cross-entropy of the output
+SURELY_NOT_ZERO = 0.1  # of a sum, beside that of its terms' sizes
 AT_MOST = 2.0  # times too large or too small: within that a scale is taken for one of the three
 NUMBERS_AT_ONCE = 2**24  # of the output's, in ``weigh``: a vocabulary makes it large
 
@@ -110,6 +111,20 @@ def classes_at(f: Tensor, errors: Tensor) -> int:
         e, d, along, _, _ = weigh(f, errors, class_dim).tolist()
         alignments.append(along / e if e > 0 and d > 0 else 0.0)
     return 1 if alignments[1] > max(alignments[0], ALIGNED) else -1
+
+
+def classes_elsewhere(errors: Tensor, class_dim: int) -> int | None:
+    """The dimension that the derivative of a cross-entropy sums to zero over, if that is another one than was said.
+
+    It waits for the device.
+    """
+    e = errors.double()
+    sums = (
+        torch.stack([e.sum(dim).abs().sum() for dim in range(1, e.ndim)]) / e.abs().sum().clamp_min(1e-300)
+    ).tolist()
+    parts = dict(enumerate(sums, start=1))
+    best, said = min(parts, key=parts.__getitem__), class_dim % e.ndim
+    return best if parts[said] > SURELY_NOT_ZERO and parts[best] < SURELY_NOT_ZERO / 20 else None
 
 
 def reduction_in_use(found: str | None, said: str | None) -> str:

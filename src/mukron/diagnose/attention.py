@@ -17,7 +17,10 @@ from torch.overrides import TorchFunctionMode
 from mukron.params.inventory import clean_name
 from mukron.train.quantities import first_tensor
 
-PRODUCTS = ("matmul", "__matmul__", "bmm", "baddbmm", "einsum")
+PRODUCTS = ("matmul", "__matmul__", "bmm", "baddbmm", "einsum", "sum")
+MULTIPLICATIONS = ("mul", "__mul__", "__rmul__", "mul_", "__imul__")
+SCALINGS = (*MULTIPLICATIONS, "div", "__truediv__", "true_divide", "div_", "__itruediv__")
+ROOT = "network"  # the name of the network itself, where that calls the attention
 SOFTMAX, DOT_PRODUCT, MULTIHEAD = "softmax", "scaled_dot_product_attention", "multi_head_attention_forward"
 
 
@@ -30,25 +33,34 @@ class AttentionWatch(TorchFunctionMode):
 
     Attributes:
         logits: The logits of each module's calls.
+        products: The same before anything is added to them: products of queries and keys, scaled. Where the product
+            is not seen, the logits themselves.
         head_dims: The sizes of heads, by module.
+        sources: By module, the layers and parameters that queries and keys come from; known where derivatives are.
+        fed: By module, the layers that its attention's output goes into.
 
     Example:
         >>> attention = nn.MultiheadAttention(8, num_heads=2, batch_first=True)
         >>> x = torch.randn(1, 3, 8)
         >>> with AttentionWatch.over(attention) as watch:
         ...     _ = attention(x, x, x)
-        >>> watch.logits[""][0].shape, watch.head_dims
-        (torch.Size([2, 3, 3]), {'': 4})
+        >>> watch.logits["network"][0].shape, watch.head_dims, watch.sources
+        (torch.Size([2, 3, 3]), {'network': 4}, {'network': {'network'}})
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.logits: dict[str, list[Tensor]] = {}
+        self.products: dict[str, list[Tensor]] = {}
         self.head_dims: dict[str, int] = {}
+        self.sources: dict[str, set[str]] = {}
+        self.fed: dict[str, set[str]] = {}
         self.collects = True
         self._names: list[str] = []
         self._inner = 0  # the dimension that the last batched product summed over
+        self._product: Tensor | None = None  # that product, scaled since
         self._layer_output: Tensor | None = None  # what the last layer with weights of its own returned
+        self._origins = Origins()
         self._thread = get_ident()
 
     @classmethod
@@ -63,8 +75,9 @@ class AttentionWatch(TorchFunctionMode):
             The watch, which holds the logits afterwards.
         """
         watch, hooks = cls(), []
+        watch._origins.name_parameters(model)
         for name, module in model.named_modules():
-            hooks.append(module.register_forward_pre_hook(watch._enter(clean_name(name)), prepend=True))
+            hooks.append(module.register_forward_pre_hook(watch._enter(clean_name(name) or ROOT), prepend=True))
             hooks.append(module.register_forward_hook(watch._leave))
         try:
             with watch:
@@ -77,9 +90,14 @@ class AttentionWatch(TorchFunctionMode):
         return lambda *_: self._names.append(name)
 
     def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
-        self._names.pop()
-        if any(True for _ in module.parameters(recurse=False)):
+        name = self._names.pop()
+        own = list(module.parameters(recurse=False))
+        if own:
             self._layer_output = first_tensor(output)
+            is_matrix = any(parameter.ndim > 1 for parameter in own)
+            for attention in self._origins.attentions(first_tensor(args)) if is_matrix and self.collects else ():
+                self.fed.setdefault(attention, set()).add(name)
+            self._origins.note(name, self._layer_output, is_matrix)
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -88,19 +106,30 @@ class AttentionWatch(TorchFunctionMode):
         if name == DOT_PRODUCT:
             return self._attention(func, *args, **keywords)
         if name == MULTIHEAD:  # a function of torch's, which calls others inside
-            self._inner = args[3] // args[4]  # the embedding's size and the number of heads
+            self._inner, self._product = args[3] // args[4], None  # the embedding's size and the number of heads
             attention, softmax = F.scaled_dot_product_attention, F.softmax
             inside: dict[str, Any] = {
                 DOT_PRODUCT: lambda *a, **k: self._attention(attention, *a, **k),
                 SOFTMAX: lambda *a, **k: softmax(*self._seen(a, k), **k),
             }
-            with patch.multiple(F, **inside):
-                return func(*args, **keywords)
-        if name in PRODUCTS:
-            self._inner = _summed(name, args, keywords)
+            self._origins.fused = True  # its projections are parameters of the module itself
+            try:
+                with patch.multiple(F, **inside):
+                    return func(*args, **keywords)
+            finally:
+                self._origins.fused = False
         if name == SOFTMAX:
             self._seen(args, keywords)
-        return func(*args, **keywords)
+        is_product, scales = bool(args) and args[0] is self._product is not None, _scales(name, args)
+        if is_product and not scales and ((name.endswith("_") and not name.endswith("__")) or name.startswith("__i")):
+            self._product = args[0].clone()  # it is written over in place, by a mask or a bias
+        result = func(*args, **keywords)
+        if name in PRODUCTS:
+            self._inner = _summed(name, args, keywords)
+            self._product = _without_addend(name, args, keywords, result) if self._inner else None
+        elif is_product and scales:
+            self._product = result
+        return result
 
     def _seen(self, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> tuple[Any, ...]:
         """Look at the arguments of a softmax, and return them."""
@@ -108,15 +137,20 @@ class AttentionWatch(TorchFunctionMode):
         dim = args[1] if len(args) > 1 else keywords.get("dim")
         if isinstance(logits, Tensor) and logits.ndim >= 3 and isinstance(dim, int):
             if dim % logits.ndim == logits.ndim - 1 and logits is not self._layer_output:
-                self._keep(logits, self._inner)
-            self._inner = 0
+                self._keep(logits, self._product, self._inner)
+            self._inner, self._product = 0, None
         return args
 
-    def _keep(self, logits: Tensor, head_dim: int) -> None:
+    def _keep(self, logits: Tensor, product: Tensor | None, head_dim: int) -> None:
         if self.collects and self._names and get_ident() == self._thread:
-            self.logits.setdefault(self._names[-1], []).append(logits)
+            name = self._names[-1]
+            product = logits if product is None or product.numel() != logits.numel() else product
+            self.logits.setdefault(name, []).append(logits)
+            self.products.setdefault(name, []).append(product)
+            self.sources.setdefault(name, set()).update(self._origins.of(name, product))
+            self._origins.note_logits(name, logits)
             if head_dim:
-                self.head_dims[self._names[-1]] = head_dim
+                self.head_dims[name] = head_dim
 
     def _attention(
         self,
@@ -140,22 +174,98 @@ class AttentionWatch(TorchFunctionMode):
             groups = query.shape[-3] // key.shape[-3]
             key, value = key.repeat_interleave(groups, -3), value.repeat_interleave(groups, -3)
         head_dim = query.shape[-1]
-        logits = query @ key.mT * (1 / math.sqrt(head_dim) if scale is None else scale)
+        logits = product = query @ key.mT * (1 / math.sqrt(head_dim) if scale is None else scale)
         if is_causal:
             attn_mask = torch.ones(logits.shape[-2:], dtype=torch.bool, device=logits.device).tril()
         if attn_mask is not None and attn_mask.dtype == torch.bool:
             logits = logits.masked_fill(~attn_mask, -math.inf)
         elif attn_mask is not None:
             logits = logits + attn_mask
-        self._keep(logits, head_dim)
+        self._keep(logits, product, head_dim)
         unmasked = logits.isfinite().any(-1, keepdim=True)  # what attends to nothing gets zeros
         weights = logits.masked_fill(~unmasked, 0.0).softmax(-1) * unmasked
         return F.dropout(weights, dropout_p) @ value
 
 
+class Origins:
+    """Which layers and parameters a tensor comes from: the nearest ones in the graph of its derivatives."""
+
+    def __init__(self) -> None:
+        self.fused = False
+        self._layers: dict[Any, tuple[str, bool]] = {}  # by node: the layer, and whether it has a matrix
+        self._logits: dict[Any, str] = {}  # by node: the module whose attention logits they are
+        self._parameters: dict[int, str] = {}
+
+    def name_parameters(self, model: nn.Module) -> None:
+        """Learn the names of a network's matrices."""
+        named = model.named_parameters()
+        self._parameters = {id(parameter): clean_name(name) for name, parameter in named if parameter.ndim > 1}
+
+    def note(self, name: str, output: Tensor | None, is_matrix: bool) -> None:
+        """Learn what a layer returned."""
+        if output is not None and output.grad_fn is not None:
+            self._layers[output.grad_fn] = (name, is_matrix)
+
+    def note_logits(self, module: str, logits: Tensor) -> None:
+        """Learn where a module's attention logits are."""
+        if logits.grad_fn is not None:
+            self._logits[logits.grad_fn] = module
+
+    def attentions(self, tensor: Tensor | None) -> set[str]:
+        """Return the modules whose attention a layer's input comes from, without another layer's matrix between."""
+        return set() if tensor is None or not self._logits else self._walk(tensor, through_norms=True)[2]
+
+    def of(self, module: str, tensor: Tensor) -> set[str]:
+        """Return the origins of a module's tensor. The way there leads through norms, unless a bare matrix is on it."""
+        if self.fused:
+            return {module}
+        found, bare, _ = self._walk(tensor, through_norms=True)
+        return self._walk(tensor, through_norms=False)[0] if bare else found
+
+    def _walk(self, tensor: Tensor, through_norms: bool) -> tuple[set[str], bool, set[str]]:
+        """Return layers and parameters, whether there are bare matrices among them, and attentions on the way."""
+        found, bare, attentions, seen = set[str](), False, set[str](), set[Any]()
+        waiting = [] if tensor.grad_fn is None else [tensor.grad_fn]
+        while waiting:
+            node = waiting.pop()
+            if node in seen:
+                continue
+            seen.add(node)
+            if node in self._logits:
+                attentions.add(self._logits[node])
+            name, is_matrix = self._layers.get(node, ("", False))
+            if name:
+                found.add(name)
+            if is_matrix or (name and not through_norms):
+                continue
+            parameter = self._parameters.get(id(getattr(node, "variable", None)))
+            if parameter is not None and not name:
+                found.add(parameter)
+                bare = True
+            waiting += [following for following, _ in node.next_functions if following is not None]
+        return found, bare, attentions
+
+
+def _scales(name: str, args: tuple[Any, ...]) -> bool:
+    """Whether an operation multiplies a tensor by a single number."""
+    if name not in SCALINGS or len(args) < 2:
+        return False
+    return not isinstance(args[1], Tensor) or args[1].numel() == 1
+
+
+def _without_addend(name: str, args: tuple[Any, ...], keywords: Mapping[str, Any], result: Tensor) -> Tensor:
+    """A product without what ``baddbmm`` adds to it."""
+    return result if name != "baddbmm" else result - keywords.get("beta", 1) * args[0]
+
+
 def _summed(name: str, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> int:
     """Return the size of the dimension that a batched product of two tensors sums over; 0: not known."""
     tensors = [value for value in (*args, *keywords.values()) if isinstance(value, Tensor)]
+    if name == "sum":  # of products of entries, over the last dimension
+        dim = args[1] if len(args) > 1 else keywords.get("dim")
+        if not isinstance(dim, int) or not tensors or tensors[0].ndim < 4:
+            return 0
+        return int(tensors[0].shape[-1]) if dim % tensors[0].ndim == tensors[0].ndim - 1 else 0
     if len(tensors) < 2 or tensors[-1].ndim < 3:
         return 0
     if name != "einsum":
@@ -163,4 +273,7 @@ def _summed(name: str, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> in
     terms, _, result = str(args[0]).replace(" ", "").partition("->")
     first = terms.split(",")[0]
     summed = [letter for letter in first if letter not in result and letter.isalpha()]
-    return int(tensors[0].shape[first.index(summed[0])]) if len(summed) == 1 and "." not in first else 0
+    if len(summed) != 1:
+        return 0
+    place = first.index(summed[0])
+    return int(tensors[0].shape[place - len(first) if "." in first[:place] else place])

@@ -23,7 +23,7 @@ from mukron.diagnose.readings import (
     judge_logits,
     table_of,
 )
-from mukron.diagnose.record import Measurement, Record
+from mukron.diagnose.record import FED, SOURCE, Measurement, Record
 from mukron.diagnose.remedies import remedies
 from mukron.exponents import fit_exponent
 from mukron.params.storage import check_stamp, damaged, read_json, stamp, write_json
@@ -234,7 +234,8 @@ class Check:
     def of_verdicts(self) -> Check:
         """Return the check with the numbers that its verdicts are made of alone: those after the last step."""
         used = {*(reading.quantity for reading in (*LEARNING, DAMPING)), "head_dim", "logits", "gradient"}
-        rows = [row for row in self.record.rows if row.step == self.record.steps and row.quantity in used]
+        last = [row for row in self.record.rows if row.step == self.record.steps]
+        rows = [row for row in last if row.quantity in used or row.quantity.startswith((SOURCE, FED))]
         return replace(self, record=replace(self.record, rows=tuple(rows)))
 
     def save(self, folder: str | Path) -> list[Path]:

@@ -13,13 +13,13 @@ from torch import Tensor
 from torch.utils.checkpoint import CheckpointError
 
 from mukron.diagnose.attention import AttentionWatch
-from mukron.diagnose.record import OUTPUT, TrainingSetup
+from mukron.diagnose.record import FED, OUTPUT, SOURCE, TrainingSetup
 from mukron.optim import SecondOrder
 from mukron.params.inventory import unwrap
 from mukron.train.calls import call, untouched
 from mukron.train.quantities import all_tensors, rms_difference
 
-LARGEST_LOGIT = 1e4  # of attention, above which it is a mask
+LARGEST_LOGIT = 1e3  # of attention, above which it is a mask
 
 
 class Descent:
@@ -76,7 +76,9 @@ class Descent:
                 name = key.partition("/")[2]
                 if name in watch.head_dims and key.startswith("attention/"):
                     numbers[f"head_dim/{name}"] = float(watch.head_dims[name])
-                    numbers[f"logits/{name}"] = _size(before)
+                    numbers[f"logits/{name}"] = self.sizes[name]
+                    numbers |= {f"{SOURCE}{name}/{layer}": 1.0 for layer in self.sources.get(name, ())}
+                    numbers |= {f"{FED}{name}/{layer}": 1.0 for layer in self.fed.get(name, ())}
         return numbers
 
     def _derived(self, targets: Any, loss: Callable[[Any, Any], Tensor]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -84,6 +86,8 @@ class Descent:
             output = self._output()
             values = _values(output, watch)
             watch.collects = False
+            self.sources, self.fed = watch.sources, watch.fed
+            self.sizes = {name: _size(products) for name, products in watch.products.items()}
             return values, _derivatives(loss(output, targets), values)
 
     @contextmanager
@@ -145,5 +149,5 @@ def _along(now: Sequence[Tensor], before: Sequence[Tensor], direction: Sequence[
 
 def _size(logits: Sequence[Tensor]) -> float:
     """Return the root mean square of the logits that no mask leaves out, of which additive ones are very large."""
-    seen = [part[part.abs() < LARGEST_LOGIT].double() for part in logits]
+    seen = [part.detach()[part.detach().abs() < LARGEST_LOGIT].double() for part in logits]
     return math.sqrt(sum(float(part.square().sum()) for part in seen) / max(sum(part.numel() for part in seen), 1))

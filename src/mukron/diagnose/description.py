@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from mukron.damping import Rule
-from mukron.diagnose.record import FROZEN, OUTPUT, UNUSED, TrainingSetup
+from mukron.diagnose.record import FROZEN, LEFT_OUT, OUTPUT, UNUSED, TrainingSetup
 from mukron.optim import SecondOrder
 from mukron.params import Parametrization
 from mukron.params.inventory import clean_name, unwrap
@@ -30,7 +30,7 @@ def describe_run(setup: TrainingSetup, readers: Sequence[Probe]) -> dict[str, An
         damping = Rule.from_plain(rule).text() if rule else ""
         fallback, exclude = optimizer.options.fallback.name, optimizer.options.exclude
     about: dict[str, Any] = {"method": method, "scheme": "sp", "damping": damping, "roles": {}, "predicted": {}}
-    about |= {"idle": _idle(setup.model), "planned": _uses_plan(optimizer)}
+    about |= {"idle": _idle(setup.model, optimizer), "planned": _uses_plan(optimizer)}
     if plan is None:
         return about
     known = method and plan.output_exponent is None
@@ -59,10 +59,13 @@ def _uses_plan(optimizer: Optimizer) -> bool:
     return any("role" in group for group in optimizer.param_groups)
 
 
-def _idle(model: nn.Module) -> dict[str, str]:
+def _idle(model: nn.Module, optimizer: Optimizer) -> dict[str, str]:
     """Return the parameters that are not trained, and the layers that have no other parameters."""
     parameters = {clean_name(name): value for name, value in unwrap(model).named_parameters()}
-    idle = {name: FROZEN for name, value in parameters.items() if not value.requires_grad}
+    groups = [group for group in optimizer.param_groups if float(group.get("lr", 1.0)) > 0]
+    trained = {id(value) for group in groups for value in group["params"]}
+    idle = {name: LEFT_OUT for name, value in parameters.items() if id(value) not in trained}
+    idle |= {name: FROZEN for name, value in parameters.items() if not value.requires_grad}
     idle |= {name: UNUSED for name, value in parameters.items() if value.requires_grad and value.grad is None}
     for layer in {name.rpartition(".")[0] for name in idle}:
         states = {idle.get(name) for name in parameters if name.rpartition(".")[0] == layer}

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from mukron.diagnose.record import FROZEN, UNUSED, Measurement, Record
+from mukron.diagnose.record import FED, FROZEN, SOURCE, UNUSED, Measurement, Record
 from mukron.exponents import Exponent, fit_exponent
 from mukron.table import Table
 from mukron.theory import Role
@@ -14,6 +14,7 @@ from mukron.theory import Role
 EXPONENT_TOLERANCE = 0.25  # half of 1/2, the smallest exponent that a wrong scheme or a wrong damping gives
 UNCLEAR = "unclear"
 STILL = "stands still"
+ROUNDED = "rounded away"  # steps are too small for the dtype of the parameter: --set dtype=float64 shows them
 EARLY = "not judged"  # the first steps do not follow the law yet: see ``_is_early``
 SCALE_FREE = ("adam", "shampoo")  # methods whose steps do not depend on the size of the gradient
 NO_PART = "no part"  # its gradient is only rounding errors, as that of a bias before a batch norm
@@ -89,11 +90,13 @@ def judge(record: Record, reading: Reading, tolerance: float = EXPONENT_TOLERANC
         measured, word = _judge_layer(reading, rows, tolerance, may_fall and role == Role.OUTPUT.value)
         if layer in record.idle and (word == STILL or record.idle[layer] == UNUSED):
             word = record.idle[layer]
+        elif reading is UPDATE and word == STILL and _has_gradient(record, layer):
+            word = ROUNDED
         elif reading is UPDATE and (_is_rounding(rows, largest) or _has_no_gradient(record, layer)):
             measured, word = None, NO_PART
-        elif word != reading.fine and _is_early(record, layer, tolerance):
+        elif word != reading.fine and _is_early(record, reading, layer, tolerance):
             word = EARLY
-        ok = word in (reading.fine, NO_PART, FROZEN, UNUSED, EARLY)
+        ok = word in (reading.fine, NO_PART, FROZEN, UNUSED, EARLY, ROUNDED)
         verdicts.append(Verdict(reading.title, layer, role, measured, predicted, word, ok))
     return verdicts
 
@@ -120,8 +123,8 @@ def head_grows(record: Record, layer: str) -> bool:
     return sizes.get(record.widths[-1], 0.0) > sizes.get(record.widths[0], math.inf)
 
 
-def _is_early(record: Record, layer: str, tolerance: float) -> bool:
-    """Return whether a layer belongs to an attention whose first steps follow no law with this method.
+def _is_early(record: Record, reading: Reading, layer: str, tolerance: float) -> bool:
+    """Return whether a layer makes queries or keys whose first steps follow no law with this method.
 
     Where the size of heads grows, the derivative of the loss by a logit is a sum of d products of a value and of the
     derivative by what is made of it. These are independent at first, so the sum is too small by the root of d until
@@ -130,7 +133,11 @@ def _is_early(record: Record, layer: str, tolerance: float) -> bool:
     if record.method in SCALE_FREE:
         return False
     early = [verdict.layer for verdict in judge_logits(record, tolerance) if verdict.ok]
-    return any(layer == name or layer.startswith(f"{name}.") for name in early)
+    if reading is ATTENTION:
+        return layer in early
+    kinds = (SOURCE, FED) if reading is FEATURES else (SOURCE,)  # what attention goes into changes with it
+    early_layers = {found for name in early for kind in kinds for found in record.layers(f"{kind}{name}")}
+    return bool(early_layers & {layer, layer.rpartition(".")[0] if reading is UPDATE else layer})
 
 
 def _is_rounding(rows: Sequence[Measurement], largest: Mapping[tuple[float, int], float]) -> bool:
@@ -138,6 +145,12 @@ def _is_rounding(rows: Sequence[Measurement], largest: Mapping[tuple[float, int]
     return any(row.value for row in rows) and all(
         row.value < ROUNDING_ERROR * largest.get((row.width, row.seed), 0) for row in rows
     )
+
+
+def _has_gradient(record: Record, parameter: str) -> bool:
+    """Return whether a parameter has a gradient in every run: if it stands still, its steps are too small for it."""
+    rows = record.select("gradient", parameter)
+    return bool(rows) and all(row.value > 0 for row in rows)
 
 
 def _has_no_gradient(record: Record, parameter: str) -> bool:

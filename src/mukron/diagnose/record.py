@@ -12,8 +12,9 @@ from torch.optim import Optimizer
 
 from mukron.params import Parametrization
 
+SOURCE, FED = "source of ", "fed by "  # quantities: what a module's queries and keys come from, and go into
 OUTPUT = "output"
-FROZEN, UNUSED = "frozen", "unused"
+FROZEN, UNUSED, LEFT_OUT = "frozen", "unused", "not in the optimizer"
 
 
 class Measurement(NamedTuple):
@@ -81,7 +82,8 @@ class Record:
         damping: The damping rule; empty if there is none.
         roles: The roles by parameter and by layer.
         predicted: The exponents that theory predicts, by ``"quantity/layer"``.
-        idle: The parameters and layers that are not trained, each with the reason: frozen or unused.
+        idle: The parameters and layers that are not trained, each with the reason: frozen, unused, or not
+            in the optimizer.
         planned: Whether the optimizer uses the parametrization.
         setting: An addition to the title.
         about: The configuration and the versions of packages.

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -38,16 +38,13 @@ NO_MOVE = 1e-20  # of its bound: what is no longer than that is a move of zeros
 OUT_SIDE, IN_SIDE = ("B", "L"), ("A", "R", "K")  # factors of the layer's output and of its input
 
 
-def directions(optimizer: SecondOrder, step: Transaction, places: Iterable[Sequence[Place]]) -> dict[str, Move]:
-    """What to subtract from every parameter that has a gradient, by name, before its learning rate.
-
-    places: the blocks to precondition; those of one list are preconditioned as one stack.
-    """
+def directions(optimizer: SecondOrder, step: Transaction) -> dict[str, Move]:
+    """What to subtract from every parameter that has a gradient, by name, before its learning rate."""
     moves: dict[str, Move] = {}
     gains: list[Tensor] = []  # eta^2 s <move, gradient>, s the parametrization's multiplier of the learning rate
     options = optimizer.options
     started = optimizer.steps >= options.start
-    for alike in places:
+    for alike in _places(optimizer, step):
         with products_of(True) if alike[0][0].layer.tf32 else nullcontext():
             found = [(layer, block, *both) for layer, block in alike if (both := _gradient(step, layer, block))]
             made = _preconditioned(step, found) if started else [G for *_, G in found]
@@ -77,6 +74,19 @@ def directions(optimizer: SecondOrder, step: Transaction, places: Iterable[Seque
                 averaged = _averaged(step, entry, G)
             moves[entry.name] = _by_rule(step, options.fallback, entry, G, averaged)
     return moves
+
+
+def _places(optimizer: SecondOrder, step: Transaction) -> Iterable[list[Place]]:
+    """Layers and their blocks: one by one, or those of one shape, here and at the base width, together."""
+    places = [(layer, block) for layer in step.ready for block in layer.blocks]
+    if not optimizer.in_stacks:
+        return [[place] for place in places]
+    alike: dict[tuple[Any, ...], list[Place]] = {}
+    for layer, block in places:
+        known, weight, growth = layer.layer, layer.anchor, layer.sides[block].growth
+        kind = (block, known.d_out, known.d_in, *growth.items(), weight.dtype, weight.device, known.tf32)
+        alike.setdefault(kind, []).append((layer, block))
+    return alike.values()
 
 
 def _preconditioned(step: Transaction, found: Sequence[tuple[LayerEntry, str, Move, Move]]) -> list[Move]:

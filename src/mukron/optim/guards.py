@@ -238,6 +238,13 @@ def _find_reduction(optimizer: SecondOrder, step: Transaction, factors: Sequence
             'likelihood="gaussian"; for any other loss fisher="empirical" uses its own derivatives'
         )
         return
+    elsewhere = [one.classes_elsewhere for one in optimizer.capture.passes if one.classes_elsewhere is not None]
+    if elsewhere:
+        step.remarks.append(
+            f"class_dim={options.class_dim} was given, but the derivative of the loss sums to zero over dimension "
+            f"{elsewhere[0]} of the output: the classes are there. Pass class_dim={elsewhere[0]}"
+        )
+        return
     scale = LossScale.of(optimizer.capture.passes)
     if scale is None:
         return

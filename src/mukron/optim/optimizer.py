@@ -22,7 +22,7 @@ from mukron.curvature import Capture, CaptureOptions, LayerStatistics, gather
 from mukron.damping import Adaptive, Rule
 from mukron.layers import BIAS, WEIGHT
 from mukron.linalg import Factor
-from mukron.optim.direction import Place, apply, base_rate, directions
+from mukron.optim.direction import apply, base_rate, directions
 from mukron.optim.docs import describe, refuse_unknown
 from mukron.optim.exchange import Exchange
 from mukron.optim.guards import (
@@ -125,8 +125,7 @@ class SecondOrder(Optimizer):
         super().__init__(checked_params(model, params), groups)
         self.register_state_dict_post_hook(complete_state)  # type: ignore[arg-type]  # first, so that hooks of the user's own see it all
         first = next(parameter for group in self.param_groups for parameter in group["params"])
-        self.generator = torch.Generator(first.device).manual_seed(options.seed)
-        self._ready = True
+        self.generator, self._ready = torch.Generator(first.device).manual_seed(options.seed), True
         self._listen()
         check_layers(self)
         check_dtypes(self)
@@ -336,26 +335,13 @@ def _attempt(
     counts = None
     while counts is None:
         with stage("mukron::apply"):
-            moves = {} if step.operators_failed else directions(optimizer, step, _places(optimizer, step))
+            moves = {} if step.operators_failed else directions(optimizer, step)
         counts = step.decide(moves)
     if counts and not step.double <= optimizer.told:
         check_precision(optimizer, step)
     if counts and ratio is not None and ratio.groups:
         ratio.adapt(step, moves, loss)
     return step, moves if counts else None
-
-
-def _places(optimizer: SecondOrder, step: Transaction) -> Iterable[list[Place]]:
-    """Layers and their blocks: one by one, or those of one shape, here and at the base width, together."""
-    places = [(layer, block) for layer in step.ready for block in layer.blocks]
-    if not optimizer.in_stacks:
-        return ([place] for place in places)
-    alike: dict[tuple[Any, ...], list[Place]] = {}
-    for layer, block in places:
-        known, weight, growth = layer.layer, layer.anchor, layer.sides[block].growth
-        kind = (block, known.d_out, known.d_in, *growth.items(), weight.dtype, weight.device, known.tf32)
-        alike.setdefault(kind, []).append((layer, block))
-    return alike.values()
 
 
 def _completed(optimizer: SecondOrder, param_group: dict[str, Any]) -> dict[str, Any]:

@@ -43,6 +43,7 @@ from mukron.train.randomness import own_random_numbers
 SMALL_LR = 1e-6  # the weights must stay finite; their values do not matter
 TRIED = 8  # samples of a test run through the network
 WARM_UP = 2  # steps at the start that refresh: the first is slower than others, the second is timed
+LEAST_SECONDS, MOST_STEPS = 2.0, 30  # more steps are measured up to this time or number: a median of few is noisy
 ENOUGH_SECONDS = 20.0  # no further steps are measured after this time
 TIME_LIMIT = 300.0  # seconds for the process that measures one method
 UNITS = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"))
@@ -250,7 +251,9 @@ def make_steps(config: RunConfig, dataset: Dataset, steps: int) -> tuple[list[Ti
     count = steps + (1 if options.inverse_every == 1 else WARM_UP)
     if 1 < options.factor_every < options.inverse_every:
         count = max(count, options.factor_every + 1)  # the first step that measures factors without inverting them
-    while len(timed) < count and sum(step.seconds for step in timed) < ENOUGH_SECONDS:
+    while (spent := sum(step.seconds for step in timed)) < ENOUGH_SECONDS:
+        if len(timed) >= count and (spent > LEAST_SECONDS or len(timed) >= MOST_STEPS):
+            break
         work = _work(built.optimizer)
         start = time.perf_counter()
         built.optimizer.zero_grad()

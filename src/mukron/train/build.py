@@ -27,7 +27,7 @@ from mukron.params.inventory import clean_name
 from mukron.params.shapes import Factory
 from mukron.params.shapes import build as build_at
 from mukron.train.calls import untouched
-from mukron.train.config import RunConfig
+from mukron.train.config import USUAL_DATA, RunConfig
 from mukron.train.errors import RunError
 from mukron.train.factories import base_width_of, factory_of, network_options
 from mukron.train.losses import Loss, loss_of
@@ -107,10 +107,18 @@ def _tried(config: RunConfig, model: nn.Module, inputs: Tensor) -> Any:
     except Exception as error:
         raise RunError(
             f"model={config.model!r} could not take samples {list(inputs.shape)} of {config.data}: "
-            f"{' '.join(str(error).split())}. Give data that fits it (data='module:function' is your own), or other "
-            "model_options"
+            f"{' '.join(str(error).split())}.{_hint(config, inputs)} Give data that fits it (your own are a function "
+            "module:function), or other model_options"
         ) from error
     return output_of(config, returned)
+
+
+def _hint(config: RunConfig, inputs: Tensor) -> str:
+    """What often is the cause: tokens that a network does not have, or data that nobody asked for."""
+    if not inputs.is_floating_point() and inputs.numel():
+        return f" These are token numbers up to {int(inputs.max())}; a text file has one of 256 for every byte."
+    usual = config.data == USUAL_DATA and ":" in config.model
+    return f" These are {USUAL_DATA}, which are taken where no data are named." if usual else ""
 
 
 def build(config: RunConfig, dataset: Dataset) -> Built:
