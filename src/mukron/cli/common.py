@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import sys
 import traceback
@@ -67,6 +68,13 @@ class Group(_ListsMethods, TyperGroup):
     pass
 
 
+IN_PYTHON = {  # what errors of the library advise, and how it is written on the command line
+    r'base_shapes\(\.\.\., roles=\{"([^"]+)": "(\w+)"\}\)': r"--role \1=\2",
+    r"\bloss='([\w:]+)'": r"--loss \1",
+    r"\bdata='([\w:]+)'": r"--data \1",
+}
+
+
 @contextmanager
 def errors(*, continues: bool = False) -> Iterator[None]:
     """Turns errors into exit codes: 2 with a one-line message for an invalid request, 3 with a traceback for a bug.
@@ -80,9 +88,10 @@ def errors(*, continues: bool = False) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        Console(stderr=True, soft_wrap=True).print(
-            f"[bold red]error:[/] {escape(str(error))}", highlight=False, emoji=False
-        )
+        said = str(error)
+        for in_python, here in IN_PYTHON.items():
+            said = re.sub(in_python, here, said)
+        Console(stderr=True, soft_wrap=True).print(f"[bold red]error:[/] {escape(said)}", highlight=False, emoji=False)
         raise typer.Exit(WRONG_REQUEST) from None
     except KeyboardInterrupt:
         say("interrupted; the same command continues" if continues else "interrupted")

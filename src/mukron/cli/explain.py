@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mukron.cli.common import ALL_METHODS_PLACEHOLDER, BUILT_IN, errors, show, split, value_of
+from mukron.cli.train import default_width
 from mukron.imports import import_function
 from mukron.theory import METHODS, comparison_table, get_method, get_scheme, method_table
 
@@ -94,6 +95,7 @@ def _plan(
     else:
         assert factory is not None
         make = import_function(factory, "--factory")
+        base_width = default_width(make) if base_width is None else base_width
         if base_width is None:
             raise ValueError("--factory needs --base-width, the width that settings are tuned at")
     make = _with_options(make, settings)

@@ -31,6 +31,7 @@ STUDY_BATCH = 128  # of a network of one's own
 USUAL_DAMPING = "2^-4:2^4"  # factors on the scheme's damping, in a grid
 SEARCHED_DAMPING = "2^-8:2^4"  # the same in a search
 EDGE = 0.05  # share of a logarithmic range next to its ends; an optimum there may lie beyond
+FEW_STEPS = 50  # of a run, below which a note says so
 
 ModelOption = Annotated[str | None, typer.Option(help=f"A built-in network: {BUILT_IN} (default: mlp).")]
 FactoryOption = Annotated[str | None, typer.Option(help="Your own network: MODULE:FUNCTION, called with its width.")]
@@ -312,10 +313,21 @@ def _run(study: TransferStudy, workers: int) -> StudyRecord:
     command = shlex.join(["mukron", *map(_without_password, sys.argv[1:])])
     try:
         with study_progress() as progress:
-            return study.run(workers, progress, command)
+            record = study.run(workers, progress, command)
+        _tell_steps(record)
+        return record
     except KeyboardInterrupt:
         _print_note(f"stopped; what was done is kept in {study.folder}, and the same command goes on")
         raise typer.Exit(STOPPED) from None
+
+
+def _tell_steps(record: StudyRecord) -> None:
+    """Says how long runs were; a few steps tell little about a learning rate."""
+    steps = max((int(row.get("step") or 0) for result in record.results for row in result.rows), default=0)
+    if steps > 0:
+        few = ", which is few: give more --epochs or --samples, or a smaller --batch" if steps < FEW_STEPS else ""
+        batch = "" if record.config.batch is None else f" of {record.config.batch} samples"
+        _print_note(f"a run took {steps} steps{batch}{few}")
 
 
 def _warn_of_edges(study: TransferStudy, record: StudyRecord) -> None:

@@ -27,6 +27,8 @@ import torch
 from torch import Generator, Tensor
 from torch.autograd.graph import GradientEdge
 
+from mukron.readers import check_flag, check_whole
+
 if TYPE_CHECKING:
     from mukron.curvature.passes import Pass
 
@@ -193,6 +195,13 @@ class CaptureOptions:
     weighs_loss: bool = field(init=False)
 
     def __post_init__(self) -> None:
+        if self.class_dim is not None:
+            check_whole("class_dim", self.class_dim)
+        check_flag("fused", self.fused)
+        if self.output is not None and not callable(self.output):
+            raise TypeError(f"output must be a function of what the model returns, got {self.output!r:.80}")
+        if self.grad_scaler is not None and not hasattr(self.grad_scaler, "get_scale"):
+            raise TypeError(f"grad_scaler must be a torch.amp.GradScaler, got {self.grad_scaler!r:.80}")
         object.__setattr__(self, "empirical", self.signals and isinstance(self.fisher, Empirical))
         object.__setattr__(self, "weighs_loss", self.measures and self.likelihood == "categorical")
 

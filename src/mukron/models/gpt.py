@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import sqrt
+from math import isfinite, sqrt
 
 import torch
 from torch import Tensor, nn
@@ -166,6 +166,15 @@ class GPT(nn.Module):
         _known("mlp", mlp, MLPS)
         divisor = attention or ("d" if heads else "sqrt(d)")
         _known("attention", divisor, ("sqrt(d)", "d"))
+        for name, number in {"depth": depth, "heads": heads, "head_dim": head_dim}.items():
+            if number is not None and (not isinstance(number, int) or isinstance(number, bool)):
+                raise ValueError(f"{name}={number!r}: expected a whole number")
+        for name, number in {"vocabulary": vocabulary, "context": context}.items():
+            if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+                raise ValueError(f"{name}={number!r}: expected a whole number of at least 1")
+        for name, factor in {"multiplier": multiplier, "head_scale": head_scale}.items():
+            if factor is not None and not (isinstance(factor, (int, float)) and isfinite(factor)):
+                raise ValueError(f"{name}={factor!r}: expected a number")
         if not isinstance(tied, bool):
             raise ValueError(f"tied={tied!r}: expected True or False")
         if depth < 1:

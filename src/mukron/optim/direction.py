@@ -169,8 +169,7 @@ def _within_spectral_norm(step: Transaction, trust: Spectral, layer: LayerEntry,
     if first is None:
         step.stage(entry.parameter, first_excess=excess.amax((-1, -2)))
     shortening = to_shorten(trust, excess, first)
-    if shortening.shape[-1] == 1:  # not one number a token
-        step.shortenings[layer.name, block] = shortening.flatten()
+    step.shortenings[layer.name, block] = shortening.amin((-1, -2))  # the least over an embedding's tokens
     return times(move, shortening)
 
 

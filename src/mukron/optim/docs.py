@@ -10,7 +10,7 @@ from typing import TypeVar
 Class = TypeVar("Class", bound=type)
 
 ARGUMENTS = {
-    "model": "Any module. Its Linear, Conv and Embedding layers are preconditioned, all else takes the ``fallback`` "
+    "model": "Any module. Its Linear and Conv layers are preconditioned, all else takes the ``fallback`` "
     "rule. Call the model itself in your loop: forward, ``loss.backward()``, ``step()``.",
     "parametrization": "From ``mukron.parametrize``: learning rates and damping then follow the width. None: the "
     "standard parametrization.",

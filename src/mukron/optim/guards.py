@@ -19,7 +19,7 @@ from mukron.curvature import (
     Pass,
     reduction_in_use,
 )
-from mukron.damping import Adaptive, Rule
+from mukron.damping import Adaptive, Heuristic, Rule
 from mukron.layers import WEIGHT
 from mukron.linalg import probe
 from mukron.optim.momentum import check_momentum
@@ -113,7 +113,9 @@ def damping_rule(optimizer: SecondOrder, damping: float | Rule | Adaptive | None
             raise ValueError(f"{type(optimizer).__name__} has no damping, got damping={damping}")
         return optimizer.spec.damping
     if isinstance(damping, str):
-        return Rule.parse(damping)
+        damping = Rule.parse(damping)
+    if isinstance(damping, Heuristic) and {factor.name for factor in optimizer.method.damped} != {"A", "B"}:
+        raise ValueError(f"Heuristic damping balances A against B, which {type(optimizer).__name__} does not have")
     if not isinstance(damping, Rule):
         check_number("damping", damping)
     return damping if isinstance(damping, Rule) else optimizer.rule(float(damping))  # type: ignore[call-arg]
@@ -160,7 +162,8 @@ def check_uses(optimizer: SecondOrder, step: Transaction) -> None:
 
     A weight that is also used behind its layer's back (``F.linear(h, embedding.weight)``) shows in this alone.
     """
-    capture, first, step.checks_uses = optimizer.capture, optimizer.capture.checks_uses, False
+    capture, first = optimizer.capture, optimizer.capture.checks_uses
+    step.checks_uses = optimizer.capture_options.measures and not capture.passes  # nothing to look at yet
     factors: dict[str, float] = {}
     for layer in step.active:
         entry = layer.blocks.get(WEIGHT)
@@ -219,6 +222,7 @@ def _unscaled_by(factors: Sequence[float]) -> int | None:
     return None
 
 
+NONE_OF_THEM = ""  # a reduction that was looked for
 MEANT = {"mean": (OVER_SAMPLES, OVER_POSITIONS), "positions": (OVER_POSITIONS,), "sum": (AS_A_SUM,)}
 
 
@@ -238,12 +242,9 @@ def _find_reduction(optimizer: SecondOrder, step: Transaction, factors: Sequence
             'likelihood="gaussian"; for any other loss fisher="empirical" uses its own derivatives'
         )
         return
-    elsewhere = [one.classes_elsewhere for one in optimizer.capture.passes if one.classes_elsewhere is not None]
-    if elsewhere:
-        step.remarks.append(
-            f"class_dim={options.class_dim} was given, but the derivative of the loss sums to zero over dimension "
-            f"{elsewhere[0]} of the output: the classes are there. Pass class_dim={elsewhere[0]}"
-        )
+    if places := [dim for one in optimizer.capture.passes if (dim := one.classes_elsewhere) is not None]:
+        given = f"class_dim={options.class_dim} was given, but the derivative of the loss sums to zero over dimension "
+        step.remarks.append(f"{given}{places[0]} of the output: the classes are there. Pass class_dim={places[0]}")
         return
     scale = LossScale.of(optimizer.capture.passes)
     if scale is None:
@@ -261,7 +262,7 @@ def _find_reduction(optimizer: SecondOrder, step: Transaction, factors: Sequence
     step.asks_reduction = found is not None and _looks_alike(scale, found, optimizer.capture.passes)
     if step.asks_reduction:
         return  # what the user says counts until a batch decides; for this one it makes no difference
-    step.found_reduction = found
+    step.found_reduction = found if clipped else found or NONE_OF_THEM
     if clipped:
         return
     name, said = type(optimizer).__name__, options.reduction

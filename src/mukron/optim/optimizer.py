@@ -117,7 +117,8 @@ class SecondOrder(Optimizer):
         self.watchers: list[Watcher] = []
         self.rescues: Counter[str] = Counter()  # "layer factor: how" -> how often
         self.told, self.waiting = set[str](), False  # layers that were looked at; whether one waits for its factors
-        self.found_reduction: str | None = None  # of the loss, from the derivative that the first step saw
+        self.found_reduction: str | None = None  # of the loss, from the derivative that the first step saw; "": none
+        self.found_class_dim = capture_options.class_dim  # of an output with positions
         self._capture: Capture | None = None
         groups = momentum_entries(momentum, nesterov, self.momentum_kind, options.trust is not None)
         groups |= {"lr": lr, "fallback_lr": fallback_lr, "damping": damping, "maximize": maximize}
@@ -194,6 +195,7 @@ class SecondOrder(Optimizer):
             self._capture.close()
         heard = {name: entry.layer for name, entry in self.layers.items()} if self.capture_options.anything else {}
         self._capture = Capture(unwrap(self.model), heard, self.capture_options, self.generator)
+        self._capture.class_dim = self.found_class_dim
         self.capture.due, self.capture.double = wants(self)
 
     @property
@@ -252,7 +254,6 @@ class SecondOrder(Optimizer):
         return loss
 
     # What a user may call beside ``step``.
-
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients; the statistics of their passes go with them.
 
@@ -289,7 +290,6 @@ class SecondOrder(Optimizer):
         return plan_table(self)
 
     # Saving, loading, copying.
-
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue from a saved state, bit for bit; refuses one that does not fit and then changes nothing.
 

@@ -15,7 +15,7 @@ from mukron.linalg import Operator
 if TYPE_CHECKING:
     from mukron.optim.optimizer import SecondOrder
 
-FORMAT = 4  # of saved states
+FORMAT = 5  # of saved states
 
 
 def complete_state(optimizer: SecondOrder, state_dict: dict[str, Any]) -> dict[str, Any]:
@@ -30,6 +30,7 @@ def complete_state(optimizer: SecondOrder, state_dict: dict[str, Any]) -> dict[s
         "rescues": dict(optimizer.rescues),
         "waiting": optimizer.waiting,
         "reduction": optimizer.found_reduction if optimizer.steps else None,
+        "class_dim": optimizer.found_class_dim,
         "generator": optimizer.generator.get_state(),
         "parametrization": None if optimizer.parametrization is None else optimizer.parametrization.to_dict(),
         "dtypes": [str(p.dtype) for group in optimizer.param_groups for p in group["params"]],
@@ -66,6 +67,7 @@ def load_state(optimizer: SecondOrder, state_dict: Mapping[str, Any]) -> None:
     torch.optim.Optimizer.__setstate__(optimizer, {"state": defaultdict(dict, state), "param_groups": groups})
     optimizer.steps, optimizer.skipped, optimizer.rescues = own["steps"], own["skipped"], Counter(own["rescues"])
     optimizer.waiting, optimizer.found_reduction, optimizer.told = own["waiting"], own["reduction"], set(own["told"])
+    optimizer.found_class_dim = own["class_dim"]
     _restore_generator(optimizer.generator, own["generator"])
     for post_hook in optimizer._optimizer_load_state_dict_post_hooks.values():
         post_hook(optimizer)

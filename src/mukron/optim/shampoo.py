@@ -30,7 +30,7 @@ from mukron.linalg import (
 )
 from mukron.memory import EMA, Batch, Memory, Sum, Window
 from mukron.optim import sizes
-from mukron.optim.direction import apply, momentum_on_gradient
+from mukron.optim.direction import apply, dense, momentum_on_gradient, whole_gradient
 from mukron.optim.docs import describe
 from mukron.optim.momentum import Momentum
 from mukron.optim.optimizer import SecondOrder
@@ -42,8 +42,10 @@ from mukron.optim.transaction import Blocks, Transaction, measures
 from mukron.optim.units import gradients_to_square, unit_of
 from mukron.optim.update import Move, times
 from mukron.params import Parametrization
+from mukron.readers import check_whole
 from mukron.theory import FAMILIES, METHODS, shampoo
 
+LEAST_SIGNAL = 1e-4  # of a bias's gradient, beside its weight's for one input: below that it may be rounding
 ROOT_SOLVERS = ("eigh", "newton", "tracked")
 
 
@@ -139,6 +141,9 @@ class Shampoo(SecondOrder):
             if not isinstance(solver, Tracked):
                 raise ValueError(f'tolerance={tolerance} is for solver="tracked"; {solver} has none')
             solver = Tracked(tolerance)
+        check_whole("max_size", max_size)
+        if max_size < 1:
+            raise ValueError(f"max_size must be at least 1, got {max_size}")
         self.max_size = max_size
         bound = Trust.of(trust)
         options = StepOptions.of(
@@ -229,7 +234,8 @@ class Shampoo(SecondOrder):
             step: The step that is being taken; it holds the state as it will be.
         """
         unit, e = unit_of(step, layer, block), float(self.method.e_A)
-        return times(self._precondition(layer, block, times(G, 1 / unit), step), unit ** (1 - 2 * e))
+        move = times(self._precondition(layer, block, times(G, 1 / unit), step), unit ** (1 - 2 * e))
+        return times(move, _share_of_signal(step, layer)) if block == BIAS and self.options.trust is not None else move
 
     def _precondition(self, layer: LayerEntry, block: str, G: Move, step: Transaction) -> Move:
         sides = step.value(layer, "operators")[block]
@@ -254,6 +260,21 @@ class Shampoo(SecondOrder):
             for name, kept in sides.items()
             if "renewals" in kept
         }
+
+
+def _share_of_signal(step: Transaction, layer: LayerEntry) -> Tensor | float:
+    """How much of a bias's move counts: less than all of it where its gradient is rounding beside its weight's.
+
+    A bias before a norm has no gradient but rounding. Shampoo divides it by its own size, which makes full moves of it.
+    """
+    weight, bias = layer.blocks.get(WEIGHT), layer.blocks[BIAS]
+    raw = None if weight is None else whole_gradient(step, layer, WEIGHT, weight)
+    if raw is None or bias.parameter.grad is None:
+        return 1.0
+    G, g = (torch.linalg.vector_norm(x, dtype=torch.float64) for x in (dense(raw), bias.parameter.grad))
+    least = max(LEAST_SIGNAL, torch.finfo(bias.parameter.dtype).eps) * G / layer.layer.d_in**0.5
+    share: Tensor = (g / least).where(least > 0, 1.0).clamp_max(1.0).to(bias.parameter.grad.dtype)
+    return share
 
 
 def _usual_damping(options: StepOptions) -> float:

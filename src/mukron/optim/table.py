@@ -174,11 +174,12 @@ def _is_matrix(module: nn.Module) -> bool:
 
 
 def _natural(layer: MatrixLayer, block: str) -> float:
-    """The Frobenius norm of matrices whose singular values are all (d_out / d_in)^1/2; none of an embedding's."""
+    """The Frobenius norm of matrices whose singular values are all (d_out / d_in)^1/2, or of ones in an embedding."""
     if block == BIAS:
         return math.sqrt(layer.groups * layer.d_out)
-    many = layer.groups * min(layer.d_out, layer.d_in)
-    return math.inf if layer.one_hot else math.sqrt(many * layer.d_out / layer.d_in)
+    if layer.one_hot:
+        return math.sqrt(layer.d_out * layer.d_in)
+    return math.sqrt(layer.groups * min(layer.d_out, layer.d_in) * layer.d_out / layer.d_in)
 
 
 def full_name(layer: str, block: str) -> str:

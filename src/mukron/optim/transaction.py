@@ -112,6 +112,7 @@ class Transaction:
         """Write what was staged into the state."""
         self.optimizer.found_reduction, capture = self.found_reduction, self.optimizer.capture
         capture.asks_reduction, capture.checks_uses = self.asks_reduction, self.checks_uses
+        self.optimizer.found_class_dim = capture.class_dim
         for parameter, values in self._staged.items():
             self.optimizer.state[parameter].update(values)
         for group, values in self._staged_of_groups:

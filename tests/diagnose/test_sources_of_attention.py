@@ -1,0 +1,172 @@
+"""Where queries and keys come from, what their products are, and which verdicts follow."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import mukron
+from mukron.diagnose import Check, Measurement, Record, coordinate_check
+from mukron.diagnose.attention import AttentionWatch
+from mukron.diagnose.record import LEFT_OUT
+
+HEADS, TOKENS = 2, 6
+
+
+def product(q, k, scale, style):
+    if style == "einsum":
+        return torch.einsum("...id,...jd->...ij", q, k) * scale
+    if style == "sum":
+        return (q[..., :, None, :] * k[..., None, :, :]).sum(-1) * scale
+    if style == "baddbmm":
+        bias = torch.full((len(q) * HEADS, TOKENS, TOKENS), 7.0)
+        return torch.baddbmm(bias, q.flatten(0, 1), k.flatten(0, 1).mT, alpha=scale).unflatten(0, (-1, HEADS))
+    return q @ k.mT * scale
+
+
+class Attention(nn.Module):
+    """Attention with growing heads, and what people add to its logits."""
+
+    def __init__(self, width, style="matmul", added="mask", fused=False, normed=False, root=False):
+        super().__init__()
+        self.style, self.added, self.root = style, added, root
+        self.scale = math.sqrt(8) * HEADS / width
+        self.qkv = nn.Linear(width, 3 * width, bias=False) if fused else None
+        if not fused:
+            self.query, self.key, self.value = (nn.Linear(width, width, bias=False) for _ in range(3))
+        self.norms = nn.ModuleList([nn.LayerNorm(width // HEADS) for _ in range(2)]) if normed else None
+        self.out = nn.Linear(width, width, bias=False)
+
+    def forward(self, x):
+        parts = self.qkv(x).chunk(3, -1) if self.qkv is not None else (self.query(x), self.key(x), self.value(x))
+        q, k, v = (part.unflatten(-1, (HEADS, -1)).transpose(1, 2) for part in parts)
+        if self.norms is not None:
+            q, k = self.norms[0](q), self.norms[1](k)
+        logits = product(q, k, self.scale, self.style)
+        later = torch.ones(TOKENS, TOKENS, dtype=torch.bool).triu(1)
+        if self.added == "alibi":
+            logits = logits - 3.0 * (torch.arange(TOKENS)[:, None] - torch.arange(TOKENS)).abs()
+        if self.added == "in place":
+            logits += 5.0
+        logits = logits + later * -10000.0 if self.added == "-10000" else logits.masked_fill(later, -math.inf)
+        return self.out((logits.softmax(-1) @ v).transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize("style", ["matmul", "einsum", "sum", "baddbmm"])
+@pytest.mark.parametrize("added", ["mask", "alibi", "in place", "-10000"])
+def test_products_are_what_they_are_before_anything_is_added(style, added):
+    torch.manual_seed(0)
+    model = Attention(16, style, added)
+    x = torch.randn(3, TOKENS, 16)
+    with AttentionWatch.over(model) as watch:
+        model(x)
+    q, k = (layer(x).unflatten(-1, (HEADS, -1)).transpose(1, 2) for layer in (model.query, model.key))
+    (seen,) = watch.products["network"]
+    torch.testing.assert_close(seen.reshape(3, HEADS, TOKENS, TOKENS), q @ k.mT * model.scale, rtol=1e-4, atol=1e-4)
+    assert watch.head_dims == {"network": 8}
+
+
+@pytest.mark.parametrize(
+    ("options", "sources"),
+    [
+        ({}, {"query", "key"}),
+        ({"fused": True}, {"qkv"}),
+        ({"normed": True}, {"query", "key", "norms.0", "norms.1"}),
+        ({"added": "alibi"}, {"query", "key"}),
+    ],
+)
+def test_sources_are_the_nearest_layers(options, sources):
+    model = nn.Sequential(nn.Linear(16, 16), nn.LayerNorm(16), Attention(16, **options))
+    with AttentionWatch.over(model) as watch:
+        model(torch.randn(3, TOKENS, 16))
+    assert watch.sources == {"2": {f"2.{name}" for name in sources}}
+    assert watch.fed == {"2": {"2.out"}}
+
+
+def test_bare_matrices_are_sources_by_their_own_names():
+    class Bare(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.before, self.norm = nn.Linear(8, 8), nn.LayerNorm(8)
+            self.wq, self.wk = nn.Parameter(torch.randn(8, 8)), nn.Parameter(torch.randn(8, 8))
+
+        def forward(self, x):
+            h = self.norm(self.before(x))
+            return ((h @ self.wq) @ (h @ self.wk).mT).softmax(-1) @ h
+
+    model = Bare()
+    with AttentionWatch.over(model) as watch:
+        model(torch.randn(2, 5, 8))
+    assert watch.sources == {"network": {"wq", "wk", "norm"}}
+
+
+class Block(Attention):
+    """Attention written in the block itself, beside an MLP that may be wrong."""
+
+    def __init__(self, width, wrong=False, **options):
+        super().__init__(width, **options)
+        self.factor = (width / 16) ** 0.5 if wrong else 1.0
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.up, self.down = nn.Linear(width, 2 * width, bias=False), nn.Linear(2 * width, width, bias=False)
+        for layer in (self.query, self.key, self.value, self.out, self.up, self.down):
+            nn.init.normal_(layer.weight, std=layer.in_features**-0.5)
+
+    def forward(self, x):
+        x = x + super().forward(self.norm1(x))
+        return x + self.down(self.factor * F.gelu(self.up(self.norm2(x))))
+
+
+def network(wrong):
+    def make(width):
+        head = nn.Linear(width, 10, bias=False)
+        nn.init.normal_(head.weight, std=0.2 * width**-0.5)
+        return nn.Sequential(nn.Embedding(10, width), Block(width, wrong), nn.LayerNorm(width), head)
+
+    return make
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wrong", [False, True])
+def test_only_queries_and_keys_are_excused(wrong):
+    tokens = torch.randint(10, (2, TOKENS), generator=torch.Generator().manual_seed(0))
+
+    def loss(f, y):
+        return F.cross_entropy(f.flatten(0, 1), y.flatten())
+
+    def foof(model, plan):
+        return mukron.FOOF(model, plan, lr=0.01, trust=None, class_dim=-1)
+
+    batch, widths = (tokens, tokens.roll(-1, 1)), (64, 128, 256, 512)
+    check = coordinate_check(network(wrong), foof, batch, loss=loss, base_width=32, widths=widths, seeds=3, steps=2)
+    words = {(verdict.reading, verdict.layer): verdict.word for verdict in check.features}
+    assert words["attention", "1"] == "not judged"
+    assert words["features", "1.down"] == ("explodes" if wrong else "learns"), str(check.table())
+    assert check.ok != wrong
+
+
+def test_what_rounding_hides_does_not_count_but_what_the_optimizer_forgot_does():
+    rows = [
+        Measurement(width, seed, 1, quantity, name, value)
+        for width in (64, 128)
+        for seed in (0, 1)
+        for quantity, name, value in (
+            ("update", "gain", 0.0),
+            ("gradient", "gain", 0.1),
+            ("update", "forgotten", 0.0),
+            ("gradient", "forgotten", 0.1),
+            ("update", "weight", 0.5),
+            ("gradient", "weight", 0.1),
+        )
+    ]
+    about = {"method": "kfac", "scheme": "mup", "damping": "", "roles": {}, "predicted": {}}
+    check = Check(Record(tuple(rows), (64, 128), 1, idle={"forgotten": LEFT_OUT}, **about))
+    words = {verdict.layer: (verdict.word, verdict.ok) for verdict in check.features}
+    assert words == {
+        "gain": ("rounded away", True),
+        "forgotten": ("not in the optimizer", False),
+        "weight": ("learns", True),
+    }
