@@ -374,7 +374,7 @@ def test_a_factor_that_is_no_reduction_is_told_once(factor):
     told, optimizer = messages(lambda f, y: factor * LOSSES[OVER_SAMPLES](f, y))
     assert len(told) == 1
     assert "Take the factor out of the loss" in told[0]
-    assert optimizer.found_reduction is None
+    assert optimizer.found_reduction == ""
     ours, _ = messages_ignored(lambda f, y: factor * LOSSES[OVER_SAMPLES](f, y))
     plain, _ = step(16, LOSSES[OVER_SAMPLES])
     assert_close({name: move / factor for name, move in ours.items()}, plain)

@@ -76,7 +76,7 @@ def test_adaptive_damping_is_not_loaded_where_the_constructor_refuses_it():
 def test_an_older_format_is_refused_in_one_line():
     state = trained(KFAC).state_dict()
     state["mukron"] = {key: value for key, value in state["mukron"].items() if key != "kinds"} | {"format": 3}
-    with pytest.raises(ValueError, match=r"format 3, and this version of mukron reads 4") as caught:
+    with pytest.raises(ValueError, match=r"format 3, and this version of mukron reads 5") as caught:
         trained(KFAC, 0).load_state_dict(state)
     assert "\n" not in str(caught.value)
 

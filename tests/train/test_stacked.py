@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from mukron.data import load
-from mukron.optim import direction
+from mukron.linalg import inverses
 from mukron.train import RunConfig, RunError, stack_size, stackable, train, train_stack
 from mukron.train.stacked import choice, loop
 
@@ -127,7 +127,7 @@ def test_a_run_that_is_not_finite_from_the_start_says_so():
 
 def test_a_factorization_that_needs_more_than_the_first_rung_is_left_to_train(monkeypatch, left_alone):
     """The second run's, at its second step: it comes to the same end as if nobody had stacked it."""
-    plain, calls = direction.attempt, []
+    plain, calls = inverses.attempt, []
 
     def sometimes(damped):
         inverses, numbers = plain(damped)
@@ -138,7 +138,7 @@ def test_a_factorization_that_needs_more_than_the_first_rung_is_left_to_train(mo
             numbers = [number.where(torch.arange(3) != 1, torch.nan) for number in numbers]
         return inverses, numbers
 
-    monkeypatch.setattr(direction, "attempt", sometimes)
+    monkeypatch.setattr(inverses, "attempt", sometimes)
     plainly = {"trust": "none"}
     configs = [SMALL.replace(width=128, batch=16, lr=0.003, seed=seed, method_options=plainly) for seed in range(3)]
     ours, theirs = both(configs)
