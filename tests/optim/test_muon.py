@@ -85,6 +85,51 @@ def test_steps_are_torchs(nesterov, decay, adjust, monkeypatch):
 
 
 @pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch has Muon from 2.9 on")
+@pytest.mark.parametrize("adjust", ["original", "match_rms_adamw"])
+def test_groups_for_torchs_muon_correct_for_what_it_scales_itself(adjust, monkeypatch):
+    """At four times the base width, torch's own Muon with our groups takes our Muon's steps."""
+    monkeypatch.setattr("torch.optim._muon._zeropower_via_newtonschulz", float32_products)
+
+    def make(width: int) -> nn.Module:
+        sizes = ((32, width), (width, 2 * width), (2 * width, width), (width, 10))
+        layers = [part for sides in sizes for part in (nn.Linear(*sides), nn.Tanh())]
+        return nn.Sequential(*layers[:-1]).double()
+
+    models, options = [], {"weight_decay": 0.1, "adjust_lr_fn": adjust}
+    for _ in range(2):
+        torch.manual_seed(0)
+        models.append(make(32))
+    ours, theirs = models
+    plans = [mukron.parametrize(model, mukron.base_shapes(make, width=8)) for model in models]
+    muon = mukron.Muon(ours, plans[0], lr=0.02, fallback_lr=0.001, precision="float32", **options)
+    groups = plans[1].param_groups("muon", lr=0.02, **options)
+    others = plans[1].param_groups("adamw", lr=0.001, weight_decay=0.1, beside="muon")
+    listed = [parameter for group in groups + others for parameter in group["params"]]
+    assert {id(p) for p in listed} == {id(p) for p in theirs.parameters()}
+    assert len(listed) == len(list(theirs.parameters()))
+    optimizers = [torch.optim.Muon(groups, adjust_lr_fn=adjust), torch.optim.AdamW(others)]
+    train(ours, muon, 6, torch.float64)
+    for step in range(6):
+        x, y = batch(step)
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        F.cross_entropy(theirs(x.double()), y).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+    for (name, a), b in zip(ours.named_parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-9, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def test_groups_that_do_not_exist_are_refused():
+    model = MLP(32, inputs=8)
+    plan = mukron.parametrize(model, mukron.base_shapes(lambda width: MLP(width, inputs=8), width=16))
+    with pytest.raises(ValueError, match="unknown adjust_lr_fn 'none'"):
+        plan.param_groups("muon", lr=0.1, adjust_lr_fn="none")
+    with pytest.raises(ValueError, match="beside='adamw'"):
+        plan.param_groups("adamw", lr=0.1, beside="adamw")
+
+
+@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch has Muon from 2.9 on")
 def test_in_bfloat16_it_is_as_near_to_torch_as_torch_is_to_exact_products():
     start = [parameter.detach().clone() for parameter in network().parameters()]
     ends = {}

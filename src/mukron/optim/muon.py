@@ -22,12 +22,11 @@ from mukron.optim.table import LayerEntry
 from mukron.optim.transaction import Blocks, Transaction
 from mukron.optim.update import Move
 from mukron.params import Parametrization
+from mukron.params.shape_factor import ADJUSTMENTS, shape_factor
 from mukron.readers import check_number, check_whole
 from mukron.theory import METHODS
 
-ADJUSTMENTS = ("original", "match_rms_adamw")
 PRECISIONS: dict[str, torch.dtype | None] = {"bfloat16": torch.bfloat16, "float32": None}
-ADAMS_RMS = 0.2
 
 
 @register(
@@ -146,9 +145,8 @@ class Muon(SecondOrder):
         d_out, d_in = base_sides(layer)
         # gradients shrink like (r_in / r_out)^1/2, and so does what they are compared with
         eps = self.eps * (layer.layer.d_in / d_in / (layer.layer.d_out / d_out)) ** 0.5
-        size = max(1.0, d_out / d_in) ** 0.5 if self.adjust_lr_fn == "original" else ADAMS_RMS * max(d_out, d_in) ** 0.5
-        moved: Tensor = size * orthogonalized(dense(G), eps, self.rounds, PRECISIONS[self.precision])
-        return moved
+        moved: Tensor = orthogonalized(dense(G), eps, self.rounds, PRECISIONS[self.precision])
+        return moved * shape_factor((d_out, d_in), self.adjust_lr_fn)
 
 
 def base_sides(layer: LayerEntry) -> tuple[float, float]:

@@ -18,6 +18,7 @@ from mukron.params.errors import ParametrizationError
 from mukron.params.explanation import explanation
 from mukron.params.inventory import inventory, unwrap
 from mukron.params.resolve import Growth, check_names
+from mukron.params.shape_factor import shape_factor
 from mukron.params.storage import Data, check_stamp, damaged, read_json, stamp, write_json
 from mukron.table import Table
 from mukron.theory import Method, Role, Scheme, get_method, get_scheme, initial_exponent, solve
@@ -138,7 +139,14 @@ class Parametrization:
         return scales
 
     def param_groups(
-        self, method: Method | str, lr: float, *, weight_decay: float = 0.0, model: nn.Module | None = None
+        self,
+        method: Method | str,
+        lr: float,
+        *,
+        weight_decay: float = 0.0,
+        model: nn.Module | None = None,
+        beside: str | None = None,
+        adjust_lr_fn: str = "original",
     ) -> list[dict[str, Any]]:
         """Parameter groups for an optimizer of torch: ``torch.optim.AdamW(p.param_groups("adamw", lr=1e-3))``.
 
@@ -146,28 +154,44 @@ class Parametrization:
         weight_decay``, by which a step shrinks the weights, is kept the same in every layer at every width. Each group
         also says the ``role`` of its parameters.
 
+        torch's Muon takes the matrices inside the network, and another optimizer all else::
+
+            torch.optim.Muon(p.param_groups("muon", lr=0.02))
+            torch.optim.AdamW(p.param_groups("adamw", lr=1e-3, beside="muon"))
+
         Args:
-            method: A method or its name.
+            method: "sgd", "adamw" or "muon".
             lr: The learning rate at the base width.
             weight_decay: A step shrinks each weight by the learning rate ``lr`` times this.
             model: The model, if it is another copy than the one that was parametrized.
+            beside: "muon": only those parameters that torch's Muon does not take.
+            adjust_lr_fn: What torch's Muon is given. It multiplies learning rates by a function of a matrix's sizes;
+                the groups correct for what of that comes from the growth of the network.
         """
         if not (lr >= 0 and weight_decay >= 0):
             raise ParametrizationError(f"lr and weight_decay must not be negative, got {lr} and {weight_decay}")
-        if get_method(method).layerwise:
+        if get_method(method).damped:
             raise ParametrizationError(
-                f"{method!r} is none of torch's own optimizers that take all parameters; use mukron's, which takes the "
-                'plan itself. Groups are for "sgd" and "adamw"'
+                f"{method!r} is none of torch's own optimizers, and its damping scales too; use mukron's, which takes "
+                'the plan itself. Groups are for "sgd", "adamw" and "muon"'
             )
         if str(getattr(method, "name", method)).strip().lower() == "adam" and weight_decay:
             raise ParametrizationError(
                 "Adam mixes weight decay into its normalized gradient, where no width-independent scale exists; "
                 'use param_groups("adamw", ...) with torch.optim.AdamW'
             )
-        found = inventory(self._checked(model))
+        if beside not in (None, "muon"):
+            raise ParametrizationError(f'beside={beside!r}: expected "muon", or nothing')
+        found, inner = inventory(self._checked(model)), get_method(method).matrices_only
         members = defaultdict(list)
         for name, scale in self.scales(method).items():
-            members[self.parameters[name].role, scale.lr].append(found[name].parameter)
+            plan = self.parameters[name]
+            muons = len(plan.shape) == 2 and not self.falls_back(name, None, "muon")
+            if muons if inner else not muons or beside is None:
+                own = (
+                    shape_factor(plan.base_shape, adjust_lr_fn) / shape_factor(plan.shape, adjust_lr_fn) if inner else 1
+                )
+                members[plan.role, scale.lr * own].append(found[name].parameter)
         return [
             {"params": parameters, "lr": lr * scale, "weight_decay": weight_decay / scale, "role": role.value}
             for (role, scale), parameters in members.items()
