@@ -186,12 +186,12 @@ class Parametrization:
         members = defaultdict(list)
         for name, scale in self.scales(method).items():
             plan = self.parameters[name]
-            muons = len(plan.shape) == 2 and not self.falls_back(name, None, "muon")
-            if muons if inner else not muons or beside is None:
-                own = (
-                    shape_factor(plan.base_shape, adjust_lr_fn) / shape_factor(plan.shape, adjust_lr_fn) if inner else 1
-                )
-                members[plan.role, scale.lr * own].append(found[name].parameter)
+            of_muon = len(plan.shape) == 2 and not self.falls_back(name, None, "muon")
+            if of_muon if inner else beside is None or not of_muon:
+                multiplier = scale.lr
+                if inner:  # torch's Muon multiplies it by a function of the sizes at hand
+                    multiplier *= shape_factor(plan.base_shape, adjust_lr_fn) / shape_factor(plan.shape, adjust_lr_fn)
+                members[plan.role, multiplier].append(found[name].parameter)
         return [
             {"params": parameters, "lr": lr * scale, "weight_decay": weight_decay / scale, "role": role.value}
             for (role, scale), parameters in members.items()
