@@ -70,6 +70,60 @@ def test_products_are_what_they_are_before_anything_is_added(style, added):
     assert watch.head_dims == {"network": 8}
 
 
+def by_view(q, k, d):
+    return (q.flatten(0, 1) @ k.flatten(0, 1).mT).view(*q.shape[:2], TOKENS, TOKENS) / d
+
+
+def by_bias_first(q, k, d):
+    return (q @ k.mT + 5.0) / d
+
+
+def by_heads(q, k, d):
+    return (q @ k.mT) * torch.full((HEADS, 1, 1), 1 / d)
+
+
+def by_keywords(q, k, d):
+    return torch.mul(input=torch.matmul(input=q, other=k.mT), other=1 / d)
+
+
+def by_alpha(q, k, d):
+    return torch.add(torch.ones(TOKENS, TOKENS), q @ k.mT, alpha=1 / d)
+
+
+def by_two_products(q, k, d):
+    return q @ k.mT / d + torch.einsum("bhqd,kd->bhqk", q, torch.ones(TOKENS, d)) / d
+
+
+def by_index(q, k, d):
+    logits = q @ k.mT / d
+    logits[..., torch.ones(TOKENS, TOKENS, dtype=torch.bool).triu(1)] = -500.0
+    return logits
+
+
+def by_mask_of_products(q, k, d):
+    logits = q @ k.mT / d
+    mask = torch.ones(3, TOKENS, 1) @ torch.ones(3, 1, TOKENS)
+    return logits + mask.unsqueeze(1)
+
+
+WAYS = (by_view, by_bias_first, by_heads, by_keywords, by_alpha, by_two_products, by_index, by_mask_of_products)
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+def test_the_scale_is_found_wherever_it_stands(way):
+    class Model(nn.Module):
+        def forward(self, q, k):
+            return way(q, k, 8).softmax(-1)
+
+    torch.manual_seed(0)
+    q, k = torch.randn(3, HEADS, TOKENS, 8), torch.randn(3, HEADS, TOKENS, 8)
+    with AttentionWatch.over(model := Model()) as watch:
+        model(q, k)
+    (seen,) = watch.products["network"]
+    torch.testing.assert_close(seen.reshape(3, HEADS, TOKENS, TOKENS), q @ k.mT / 8, rtol=1e-4, atol=1e-5)
+    assert watch.head_dims == {"network": 8}
+
+
 @pytest.mark.parametrize(
     ("options", "sources"),
     [
@@ -156,6 +210,10 @@ def test_what_rounding_hides_does_not_count_but_what_the_optimizer_forgot_does()
         for quantity, name, value in (
             ("update", "gain", 0.0),
             ("gradient", "gain", 0.1),
+            ("evenness", "gain", 1.0),
+            ("update", "matrix", 0.0),
+            ("gradient", "matrix", 0.1),
+            ("evenness", "matrix", 1e-4),
             ("update", "forgotten", 0.0),
             ("gradient", "forgotten", 0.1),
             ("update", "weight", 0.5),
@@ -167,6 +225,55 @@ def test_what_rounding_hides_does_not_count_but_what_the_optimizer_forgot_does()
     words = {verdict.layer: (verdict.word, verdict.ok) for verdict in check.features}
     assert words == {
         "gain": ("rounded away", True),
+        "matrix": ("stands still", False),
         "forgotten": ("not in the optimizer", False),
         "weight": ("learns", True),
     }
+
+
+def test_growing_queries_are_not_excused_where_only_falling_ones_can_be():
+    rows = [
+        Measurement(width, seed, 1, quantity, name, value)
+        for width in (64, 128, 256)
+        for seed in (0, 1)
+        for quantity, name, value in (
+            ("head_dim", "a", width / 2),
+            ("logits", "a", width**-0.5),
+            ("attention", "a", width / 64),
+            ("source of a", "a.query", 1.0),
+            ("update", "a.query.weight", width / 64),
+        )
+    ]
+    about = {"scheme": "mup", "damping": "", "roles": {}, "predicted": {}}
+    for method, word in (("sgd", "explodes"), ("foof", "explodes"), ("muon", "explodes"), ("kfac", "not judged")):
+        check = Check(Record(tuple(rows), (64, 128, 256), 1, method=method, **about))
+        words = {(verdict.reading, verdict.layer): verdict.word for verdict in check.features}
+        assert words["attention", "a"] == words["own update", "a.query.weight"] == word
+        assert check.ok == (method == "kfac")
+
+
+def test_attention_that_cannot_be_looked_at_is_said():
+    from torch.utils.checkpoint import checkpoint
+
+    class Model(nn.Module):
+        def __init__(self, width):
+            super().__init__()
+            self.tokens, self.layer = nn.Embedding(9, width), nn.TransformerEncoderLayer(width, 2, 2 * width, 0.0)
+            self.head = nn.Linear(width, 9, bias=False)
+
+        def forward(self, tokens):
+            return self.head(checkpoint(self.layer, self.tokens(tokens), use_reentrant=False))
+
+    def adamw(model, plan):
+        return torch.optim.AdamW(plan.param_groups("adamw", lr=1e-4))
+
+    def loss(f, y):
+        return F.cross_entropy(f.flatten(0, 1), y.flatten())
+
+    tokens = torch.randint(9, (2, 5), generator=torch.Generator().manual_seed(0))
+    check = coordinate_check(
+        Model, adamw, (tokens, tokens), loss=loss, base_width=16, widths=(32, 64), seeds=1, steps=1
+    )
+    assert not check.record.layers("attention")
+    assert not check.ok or "Attention logits were not looked at" in check.verdict()
+    assert check.record.layers("unseen") == ["attention"]

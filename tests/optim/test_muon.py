@@ -125,8 +125,9 @@ def test_groups_that_do_not_exist_are_refused():
     plan = mukron.parametrize(model, mukron.base_shapes(lambda width: MLP(width, inputs=8), width=16))
     with pytest.raises(ValueError, match="unknown adjust_lr_fn 'none'"):
         plan.param_groups("muon", lr=0.1, adjust_lr_fn="none")
-    with pytest.raises(ValueError, match="beside='adamw'"):
-        plan.param_groups("adamw", lr=0.1, beside="adamw")
+    for method, beside in (("adamw", "adamw"), ("muon", "muon")):
+        with pytest.raises(ValueError, match=f"beside='{beside}'"):
+            plan.param_groups(method, lr=0.1, beside=beside)
 
 
 @pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch has Muon from 2.9 on")
@@ -300,6 +301,32 @@ def test_it_resumes_bit_for_bit():
 def test_misuse(options, error, message):
     with pytest.raises(error, match=message):
         mukron.Muon(network(), **options)
+
+
+def test_a_gradient_of_zeros_is_a_gradient():
+    """Momentum and decay go on, as they do in torch's."""
+    ours = network()
+    optimizer = mukron.Muon(ours, lr=0.02, weight_decay=0.1, exclude=())
+    train(ours, optimizer, 2)
+    before = [parameter.detach().clone() for parameter in ours.parameters()]
+    optimizer.zero_grad(set_to_none=False)
+    optimizer.step()
+    for parameter, old in zip(ours.parameters(), before, strict=True):
+        assert (parameter - old).norm() > 0.01
+    assert "no factors" in str(optimizer.plan())
+
+
+def test_what_has_only_an_output_layer_is_told_so():
+    with pytest.raises(ValueError, match=r"output layers are left to the fallback rule; exclude=\(\) includes them"):
+        mukron.Muon(nn.Linear(8, 3))
+
+
+def test_scales_of_biases_are_the_fallback_rules():
+    model = MLP(32, inputs=8)
+    plan = mukron.parametrize(model, mukron.base_shapes(lambda width: MLP(width, inputs=8), width=16))
+    optimizer = mukron.Muon(model, plan)
+    scales = plan.scales("muon")
+    assert all(scales[name].lr == entry.scale for name, entry in optimizer.entries.items() if name != "fc3.weight")
 
 
 def test_groups_have_momenta_of_their_own():

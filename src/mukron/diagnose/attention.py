@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from threading import get_ident
-from typing import Any
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import torch
@@ -18,8 +18,11 @@ from mukron.params.inventory import clean_name
 from mukron.train.quantities import first_tensor
 
 PRODUCTS = ("matmul", "__matmul__", "bmm", "baddbmm", "einsum", "sum")
-MULTIPLICATIONS = ("mul", "__mul__", "__rmul__", "mul_", "__imul__")
-SCALINGS = (*MULTIPLICATIONS, "div", "__truediv__", "true_divide", "div_", "__itruediv__")
+MULTIPLICATIONS = ("mul", "__mul__", "__rmul__", "mul_", "__imul__", "multiply")
+DIVISIONS = ("div", "__truediv__", "true_divide", "div_", "__itruediv__", "divide")
+SHAPES = ("view", "reshape", "transpose", "permute", "unflatten", "flatten", "squeeze", "unsqueeze", "contiguous", "to")
+CARRIED = (*MULTIPLICATIONS, *DIVISIONS, *SHAPES, "float", "double", "half", "bfloat16", "type_as", "movedim")
+SUMS = ("add", "__add__", "__radd__", "sub", "__sub__", "add_", "__iadd__")
 ROOT = "network"  # the name of the network itself, where that calls the attention
 SOFTMAX, DOT_PRODUCT, MULTIHEAD = "softmax", "scaled_dot_product_attention", "multi_head_attention_forward"
 
@@ -58,7 +61,7 @@ class AttentionWatch(TorchFunctionMode):
         self.collects = True
         self._names: list[str] = []
         self._inner = 0  # the dimension that the last batched product summed over
-        self._product: Tensor | None = None  # that product, scaled since
+        self._chains: dict[int, Chain] = {}  # what has become of such products since, by the identity of a tensor
         self._layer_output: Tensor | None = None  # what the last layer with weights of its own returned
         self._origins = Origins()
         self._thread = get_ident()
@@ -106,7 +109,7 @@ class AttentionWatch(TorchFunctionMode):
         if name == DOT_PRODUCT:
             return self._attention(func, *args, **keywords)
         if name == MULTIHEAD:  # a function of torch's, which calls others inside
-            self._inner, self._product = args[3] // args[4], None  # the embedding's size and the number of heads
+            self._inner, self._chains = args[3] // args[4], {}  # the embedding's size and the number of heads
             attention, softmax = F.scaled_dot_product_attention, F.softmax
             inside: dict[str, Any] = {
                 DOT_PRODUCT: lambda *a, **k: self._attention(attention, *a, **k),
@@ -120,16 +123,25 @@ class AttentionWatch(TorchFunctionMode):
                 self._origins.fused = False
         if name == SOFTMAX:
             self._seen(args, keywords)
-        is_product, scales = bool(args) and args[0] is self._product is not None, _scales(name, args)
-        if is_product and not scales and ((name.endswith("_") and not name.endswith("__")) or name.startswith("__i")):
-            self._product = args[0].clone()  # it is written over in place, by a mask or a bias
+        chain = next((self._chains[id(x)] for x in (*args, *keywords.values()) if self._is_chained(x)), None)
+        if chain is not None and _writes_over(name) and chain.product is chain.tensor:
+            chain = chain._replace(product=chain.product.clone())
         result = func(*args, **keywords)
-        if name in PRODUCTS:
-            self._inner = _summed(name, args, keywords)
-            self._product = _without_addend(name, args, keywords, result) if self._inner else None
-        elif is_product and scales:
-            self._product = result
+        if name in PRODUCTS and (inner := _summed(name, args, keywords)):
+            self._inner = inner
+            self._follow(Chain(result, _without_addend(name, args, keywords, result), inner))
+        elif chain is not None:
+            made = result if isinstance(result, Tensor) else chain.tensor  # written over by an index
+            if made.numel() == chain.tensor.numel():
+                self._follow(Chain(made, chain.after(func, name, args, keywords, made), chain.inner))
         return result
+
+    def _is_chained(self, value: Any) -> bool:
+        return isinstance(value, Tensor) and id(value) in self._chains and self._chains[id(value)].tensor is value
+
+    def _follow(self, chain: Chain) -> None:
+        if self.collects and get_ident() == self._thread:
+            self._chains[id(chain.tensor)] = chain
 
     def _seen(self, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> tuple[Any, ...]:
         """Look at the arguments of a softmax, and return them."""
@@ -137,14 +149,14 @@ class AttentionWatch(TorchFunctionMode):
         dim = args[1] if len(args) > 1 else keywords.get("dim")
         if isinstance(logits, Tensor) and logits.ndim >= 3 and isinstance(dim, int):
             if dim % logits.ndim == logits.ndim - 1 and logits is not self._layer_output:
-                self._keep(logits, self._product, self._inner)
-            self._inner, self._product = 0, None
+                chain = self._chains[id(logits)] if self._is_chained(logits) else Chain(logits, logits, self._inner)
+                self._keep(logits, chain.product, chain.inner)
+            self._inner, self._chains = 0, {}
         return args
 
-    def _keep(self, logits: Tensor, product: Tensor | None, head_dim: int) -> None:
+    def _keep(self, logits: Tensor, product: Tensor, head_dim: int) -> None:
         if self.collects and self._names and get_ident() == self._thread:
             name = self._names[-1]
-            product = logits if product is None or product.numel() != logits.numel() else product
             self.logits.setdefault(name, []).append(logits)
             self.products.setdefault(name, []).append(product)
             self.sources.setdefault(name, set()).update(self._origins.of(name, product))
@@ -246,11 +258,39 @@ class Origins:
         return found, bare, attentions
 
 
-def _scales(name: str, args: tuple[Any, ...]) -> bool:
-    """Whether an operation multiplies a tensor by a single number."""
-    if name not in SCALINGS or len(args) < 2:
-        return False
-    return not isinstance(args[1], Tensor) or args[1].numel() == 1
+class Chain(NamedTuple):
+    """What has become of a product of queries and keys.
+
+    Attributes:
+        tensor: What it is now, with all that was added to it.
+        product: The product itself, with the scales and shapes that ``tensor`` got since.
+        inner: The size of the dimension that it summed over.
+    """
+
+    tensor: Tensor
+    product: Tensor
+    inner: int
+
+    def after(
+        self, function: Any, name: str, args: tuple[Any, ...], keywords: Mapping[str, Any], result: Tensor
+    ) -> Tensor:
+        """Return the product after an operation on the tensor: scaled and shaped alike, without what is added."""
+        if self.product is self.tensor and (name in CARRIED or result is self.tensor):
+            return result if name in CARRIED else self.product
+        if name in CARRIED:
+            product = self.product.clone() if _writes_over(name) else self.product
+            changed: Tensor = function(
+                *(product if x is self.tensor else x for x in args),
+                **{key: product if x is self.tensor else x for key, x in keywords.items()},
+            )
+            return changed
+        factor = keywords.get("alpha", 1) if name in SUMS and args and args[0] is not self.tensor else 1
+        return self.product if factor == 1 else self.product * factor
+
+
+def _writes_over(name: str) -> bool:
+    """Whether an operation changes its tensor in place."""
+    return (name.endswith("_") and not name.endswith("__")) or name.startswith("__i") or name == "__setitem__"
 
 
 def _without_addend(name: str, args: tuple[Any, ...], keywords: Mapping[str, Any], result: Tensor) -> Tensor:

@@ -17,13 +17,14 @@ from mukron.diagnose.readings import (
     EARLY,
     EXPONENT_TOLERANCE,
     LEARNING,
+    ROUNDED,
     UNCLEAR,
     Verdict,
     judge,
     judge_logits,
     table_of,
 )
-from mukron.diagnose.record import FED, SOURCE, Measurement, Record
+from mukron.diagnose.record import FED, SOURCE, UNSEEN, Measurement, Record
 from mukron.diagnose.remedies import remedies
 from mukron.exponents import fit_exponent
 from mukron.params.storage import check_stamp, damaged, read_json, stamp, write_json
@@ -48,6 +49,14 @@ DAMPING_MEANING = (
 EARLY_MEANING = (
     " Where the size of heads grows, the first steps of this method do not follow the law of queries and keys yet, "
     "so these are not judged; check them with AdamW or Shampoo."
+)
+NOTES = {
+    EARLY: EARLY_MEANING,
+    ROUNDED: " Steps that are rounded away are too small to be seen; --set dtype=float64 shows them.",
+}
+UNSEEN_MEANING = (
+    " Attention logits were not looked at: the loss has no derivative by them, as under activation checkpointing or "
+    "where what comes after them starts at zero. Check without it."
 )
 SPECTRA = {"largest": "-", "mean": "--", "damping": ":"}
 NAMES = {"largest": "largest eigenvalue", "mean": "mean eigenvalue", "damping": "damping", "distance": "|dW| / |W|"}
@@ -131,8 +140,10 @@ class Check:
     def verdict(self) -> str:
         """Return the verdict in words, with suggestions if the check is not passed."""
         if self.ok:
-            early = any(verdict.word == EARLY for verdict in self.features)
-            return "OK: every layer learns alike at every width." + (EARLY_MEANING if early else "")
+            words = {verdict.word for verdict in self.features}
+            notes = [meaning for word, meaning in NOTES.items() if word in words]
+            notes += [UNSEEN_MEANING] if self.record.layers(UNSEEN) else []
+            return "OK: every layer learns alike at every width." + "".join(notes)
         broken = list(self.record.broken.items())
         sentences = [f"{len(broken)} of the runs broke ({broken[0][0]}: {broken[0][1]})."] if broken else []
         for word in dict.fromkeys(verdict.word for verdict in self.failures):
@@ -233,9 +244,11 @@ class Check:
 
     def of_verdicts(self) -> Check:
         """Return the check with the numbers that its verdicts are made of alone: those after the last step."""
-        used = {*(reading.quantity for reading in (*LEARNING, DAMPING)), "head_dim", "logits", "gradient"}
+        used = {*(reading.quantity for reading in (*LEARNING, DAMPING)), "head_dim", "logits", "gradient", "evenness"}
         last = [row for row in self.record.rows if row.step == self.record.steps]
-        rows = [row for row in last if row.quantity in used or row.quantity.startswith((SOURCE, FED))]
+        rows = [
+            row for row in last if row.quantity in used or row.quantity.startswith((SOURCE, FED, UNSEEN, "evenness"))
+        ]
         return replace(self, record=replace(self.record, rows=tuple(rows)))
 
     def save(self, folder: str | Path) -> list[Path]:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.checkpoint import CheckpointError
 
 from mukron.diagnose.attention import AttentionWatch
-from mukron.diagnose.record import FED, OUTPUT, SOURCE, TrainingSetup
+from mukron.diagnose.record import FED, OUTPUT, SOURCE, UNSEEN, TrainingSetup
 from mukron.optim import SecondOrder
 from mukron.params.inventory import unwrap
 from mukron.train.calls import call, untouched
@@ -65,6 +65,9 @@ class Descent:
         with self._watched(gradients=False) as watch:
             values = _values(self._output(), watch)
         numbers: dict[str, float] = {}
+        attention = [key for key in values if key.startswith("attention/")]
+        if not self.sees_attention or (attention and not any(self.directions.get(key) for key in attention)):
+            numbers[f"{UNSEEN}/attention"] = 1.0
         for key, now in values.items():
             before, direction = self.before.get(key, []), self.directions.get(key)
             if [tensor.shape for tensor in now] != [tensor.shape for tensor in before]:

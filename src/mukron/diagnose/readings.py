@@ -9,15 +9,16 @@ from dataclasses import dataclass
 from mukron.diagnose.record import FED, FROZEN, SOURCE, UNUSED, Measurement, Record
 from mukron.exponents import Exponent, fit_exponent
 from mukron.table import Table
-from mukron.theory import Role
+from mukron.theory import Role, get_method
 
 EXPONENT_TOLERANCE = 0.25  # half of 1/2, the smallest exponent that a wrong scheme or a wrong damping gives
 UNCLEAR = "unclear"
 STILL = "stands still"
 ROUNDED = "rounded away"  # steps are too small for the dtype of the parameter: --set dtype=float64 shows them
 EARLY = "not judged"  # the first steps do not follow the law yet: see ``_is_early``
-SCALE_FREE = ("adam", "shampoo")  # methods whose steps do not depend on the size of the gradient
+SCALE_FREE = ("adam", "shampoo", "muon")  # methods whose steps do not depend on the size of the gradient
 NO_PART = "no part"  # its gradient is only rounding errors, as that of a bias before a batch norm
+EVEN = 0.1  # the smallest entry of a parameter over their root mean square, above which none of them is small
 ROUNDING_ERROR = 1e-5  # relative to the largest update in the same run
 LONG_TABLE = 24  # the number of rows above which rows without a failure are summed up
 
@@ -90,11 +91,11 @@ def judge(record: Record, reading: Reading, tolerance: float = EXPONENT_TOLERANC
         measured, word = _judge_layer(reading, rows, tolerance, may_fall and role == Role.OUTPUT.value)
         if layer in record.idle and (word == STILL or record.idle[layer] == UNUSED):
             word = record.idle[layer]
-        elif reading is UPDATE and word == STILL and _has_gradient(record, layer):
+        elif reading is UPDATE and word == STILL and _rounds(record, layer):
             word = ROUNDED
         elif reading is UPDATE and (_is_rounding(rows, largest) or _has_no_gradient(record, layer)):
             measured, word = None, NO_PART
-        elif word != reading.fine and _is_early(record, reading, layer, tolerance):
+        elif word != reading.fine and _is_early(record, reading, layer, tolerance, word == reading.high):
             word = EARLY
         ok = word in (reading.fine, NO_PART, FROZEN, UNUSED, EARLY, ROUNDED)
         verdicts.append(Verdict(reading.title, layer, role, measured, predicted, word, ok))
@@ -123,15 +124,15 @@ def head_grows(record: Record, layer: str) -> bool:
     return sizes.get(record.widths[-1], 0.0) > sizes.get(record.widths[0], math.inf)
 
 
-def _is_early(record: Record, reading: Reading, layer: str, tolerance: float) -> bool:
+def _is_early(record: Record, reading: Reading, layer: str, tolerance: float, grows: bool) -> bool:
     """Return whether a layer makes queries or keys whose first steps follow no law with this method.
 
     Where the size of heads grows, the derivative of the loss by a logit is a sum of d products of a value and of the
     derivative by what is made of it. These are independent at first, so the sum is too small by the root of d until
     training has aligned them. That shows in steps whose size depends on that of the gradient.
     """
-    if record.method in SCALE_FREE:
-        return False
+    if record.method in SCALE_FREE or (grows and not (record.method and get_method(record.method).e_B)):
+        return False  # too small a derivative lets steps fall; those that divide by its square may grow
     early = [verdict.layer for verdict in judge_logits(record, tolerance) if verdict.ok]
     if reading is ATTENTION:
         return layer in early
@@ -147,10 +148,14 @@ def _is_rounding(rows: Sequence[Measurement], largest: Mapping[tuple[float, int]
     )
 
 
-def _has_gradient(record: Record, parameter: str) -> bool:
-    """Return whether a parameter has a gradient in every run: if it stands still, its steps are too small for it."""
-    rows = record.select("gradient", parameter)
-    return bool(rows) and all(row.value > 0 for row in rows)
+def _rounds(record: Record, parameter: str) -> bool:
+    """Return whether a parameter may stand still since its steps are too small for its dtype.
+
+    It has a gradient in every run, and no small entries, which would show even the smallest step: a norm's gain.
+    """
+    gradients, evenness = record.select("gradient", parameter), record.select("evenness", parameter)
+    moving = bool(gradients) and all(row.value > 0 for row in gradients)
+    return moving and bool(evenness) and all(row.value > EVEN for row in evenness)
 
 
 def _has_no_gradient(record: Record, parameter: str) -> bool:

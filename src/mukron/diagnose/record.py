@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from mukron.params import Parametrization
 
+UNSEEN = "unseen"  # a quantity: what could not be looked at
 SOURCE, FED = "source of ", "fed by "  # quantities: what a module's queries and keys come from, and go into
 OUTPUT = "output"
 FROZEN, UNUSED, LEFT_OUT = "frozen", "unused", "not in the optimizer"

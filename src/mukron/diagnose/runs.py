@@ -235,13 +235,18 @@ def _train(
 
 
 def _gradients(model: nn.Module) -> dict[str, float]:
-    """Return the root mean square of every parameter's gradient."""
-    gradients = {clean_name(name): value.grad for name, value in unwrap(model).named_parameters()}
-    return {
-        f"gradient/{name}": float(gradient.double().square().mean().sqrt())
-        for name, gradient in gradients.items()
-        if gradient is not None and gradient.numel()
-    }
+    """Return the root mean square of every parameter's gradient, and its smallest entry over that of all entries."""
+    parameters = {clean_name(name): value for name, value in unwrap(model).named_parameters()}
+    numbers = {}
+    for name, value in parameters.items():
+        if value.grad is not None and value.numel():
+            numbers[f"gradient/{name}"] = _rms(value.grad)
+            numbers[f"evenness/{name}"] = float(value.detach().abs().min()) / max(_rms(value.detach()), 1e-300)
+    return numbers
+
+
+def _rms(tensor: Tensor) -> float:
+    return float(tensor.double().square().mean().sqrt())
 
 
 def _read(setup: TrainingSetup, readers: Sequence[Probe]) -> dict[str, float]:

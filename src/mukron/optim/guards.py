@@ -94,11 +94,12 @@ def check_layers(optimizer: SecondOrder) -> None:
     if optimizer.parametrization is None:
         note_optimizer(optimizer.model, optimizer)
     if not optimizer.layers:
-        exclude = optimizer.options.exclude
+        exclude, inner = optimizer.options.exclude, optimizer.method.matrices_only
+        kept = "Embeddings and output layers" if inner else "With a trust, embeddings"
         raise ValueError(
             "there is nothing to precondition: no Linear, Conv or Embedding layer among the parameters given"
             + (f" that is not in exclude={exclude}" if exclude else "")
-            + (". With a trust, embeddings are left to the fallback rule; exclude=() includes them" * (exclude is None))
+            + (f". {kept} are left to the fallback rule; exclude=() includes them" * (exclude is None))
             + (". So are layers that use a tied parameter" * optimizer.options.leaves_tied)
         )
 

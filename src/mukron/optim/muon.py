@@ -22,7 +22,7 @@ from mukron.optim.table import LayerEntry
 from mukron.optim.transaction import Blocks, Transaction
 from mukron.optim.update import Move
 from mukron.params import Parametrization
-from mukron.params.shape_factor import ADJUSTMENTS, shape_factor
+from mukron.params.shape_factor import ADJUSTMENTS, check_adjustment, shape_factor
 from mukron.readers import check_number, check_whole
 from mukron.theory import METHODS
 
@@ -107,7 +107,7 @@ class Muon(SecondOrder):
         if rounds < 1 or not eps > 0:
             raise ValueError(f"rounds must be at least 1 and eps above 0, got rounds={rounds}, eps={eps}")
         check_one_of("precision", precision, PRECISIONS)
-        check_one_of("adjust_lr_fn", adjust_lr_fn, ADJUSTMENTS)
+        check_adjustment(adjust_lr_fn)
         self.rounds, self.eps, self.precision, self.adjust_lr_fn = rounds, eps, precision, adjust_lr_fn
         super().__init__(
             model,

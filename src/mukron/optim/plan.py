@@ -42,7 +42,8 @@ def _rows(optimizer: SecondOrder, entry: LayerEntry) -> list[tuple[str, ...]]:
     operators = optimizer.state.get(entry.anchor, {}).get("operators", {})
     groups = "" if layer.groups == 1 else f" ({layer.groups} groups)"
     if not operators:
-        return [(entry.name, f"{layer.d_out} x {layer.d_in}{groups}", "after the first step", "", "")]
+        form = "after the first step" if optimizer.method.damped else "no factors"
+        return [(entry.name, f"{layer.d_out} x {layer.d_in}{groups}", form, "", "")]
     rows: list[tuple[str, ...]] = []
     for block, sides in operators.items():
         d_in = layer.d_in if block == "weight" else 1

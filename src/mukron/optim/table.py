@@ -191,9 +191,9 @@ def _refuse_growing_groups(name: str, layer: MatrixLayer, growth: Growth, method
     out_side = any(statistic.delta for statistic, _ in method.factors)
     if layer.groups > 1 and growth.r_in == 1 and growth.r_out > 1 and out_side:
         raise ValueError(
-            f'layer "{name}" has {layer.groups} groups, and their number grows with the width; the factors of '
-            f"{method.title} are those of one group, for which muP has no exponents. Leave it to the fallback rule: "
-            f'exclude=("{name}",)'
+            f'layer "{name}" has {layer.groups} groups, and their number grows with the width; {method.title} takes '
+            "each group by itself, for which muP has no exponents. Leave it to the fallback rule: "
+            f'exclude=("{name}",)' + (", which then has to name output layers too" * method.matrices_only)
         )
 
 

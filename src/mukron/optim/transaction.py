@@ -145,7 +145,7 @@ class Transaction:
         new = "operators" not in state
         if not due and not (new and optimizer.capture.due and statistics is not None and statistics.samples > 0):
             return  # a layer that was not there at the last refresh is measured in the next step
-        if statistics is None and not layer.has_gradient_values():
+        if statistics is None and optimizer.method.damped and not layer.has_gradient_values():
             return  # a gradient of zeros, for a layer that did not run
         kept, peaks = copied(state.get("memory", {})), copied(state.get("peaks", {}))
         if layer.name in self.units:

@@ -18,7 +18,7 @@ from mukron.params.errors import ParametrizationError
 from mukron.params.explanation import explanation
 from mukron.params.inventory import inventory, unwrap
 from mukron.params.resolve import Growth, check_names
-from mukron.params.shape_factor import shape_factor
+from mukron.params.shape_factor import check_adjustment, shape_factor
 from mukron.params.storage import Data, check_stamp, damaged, read_json, stamp, write_json
 from mukron.table import Table
 from mukron.theory import Method, Role, Scheme, get_method, get_scheme, initial_exponent, solve
@@ -131,7 +131,8 @@ class Parametrization:
         rows = {False: solve(method, self.scheme), True: solve(fallback if method.layerwise else method, self.scheme)}
         scales = {}
         for name, plan in self.parameters.items():
-            own, growth = rows[plan.fallback][plan.role], plan.growth
+            falls_back = plan.fallback or (method.matrices_only and len(plan.shape) < 2)
+            own, growth = rows[falls_back][plan.role], plan.growth
             scales[name] = Scales(
                 lr=(-own.c).of(growth.r_in, growth.r_out),
                 damping={factor: (-d).of(growth.r_in, growth.r_out) for factor, d in own.d.items()},
@@ -180,9 +181,10 @@ class Parametrization:
                 "Adam mixes weight decay into its normalized gradient, where no width-independent scale exists; "
                 'use param_groups("adamw", ...) with torch.optim.AdamW'
             )
-        if beside not in (None, "muon"):
-            raise ParametrizationError(f'beside={beside!r}: expected "muon", or nothing')
         found, inner = inventory(self._checked(model)), get_method(method).matrices_only
+        if beside is not None and (beside != "muon" or inner):
+            raise ParametrizationError(f'beside={beside!r}: expected "muon", beside groups for "sgd" or "adamw"')
+        check_adjustment(adjust_lr_fn)
         members = defaultdict(list)
         for name, scale in self.scales(method).items():
             plan = self.parameters[name]

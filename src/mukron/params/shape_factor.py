@@ -25,7 +25,19 @@ def shape_factor(shape: Sequence[float], adjust_lr_fn: str) -> float:
         >>> shape_factor((256, 64), "original")
         2.0
     """
-    if adjust_lr_fn not in ADJUSTMENTS:
-        raise ValueError(f"unknown adjust_lr_fn {adjust_lr_fn!r}; known: {', '.join(map(repr, ADJUSTMENTS))}")
+    check_adjustment(adjust_lr_fn)
     d_out, d_in = shape
     return float(max(1.0, d_out / d_in) ** 0.5 if adjust_lr_fn == "original" else ADAMS_RMS * max(d_out, d_in) ** 0.5)
+
+
+def check_adjustment(adjust_lr_fn: str) -> None:
+    """Refuse a name that torch does not have.
+
+    Args:
+        adjust_lr_fn: The name.
+
+    Raises:
+        ValueError: There is no such name.
+    """
+    if adjust_lr_fn not in ADJUSTMENTS:
+        raise ValueError(f"unknown adjust_lr_fn {adjust_lr_fn!r}; known: {', '.join(map(repr, ADJUSTMENTS))}")
