@@ -155,17 +155,12 @@ class Parametrization:
         weight_decay``, by which a step shrinks the weights, is kept the same in every layer at every width. Each group
         also says the ``role`` of its parameters.
 
-        torch's Muon takes the matrices inside the network, and another optimizer all else::
-
-            torch.optim.Muon(p.param_groups("muon", lr=0.02))
-            torch.optim.AdamW(p.param_groups("adamw", lr=1e-3, beside="muon"))
-
         Args:
             method: "sgd", "adamw" or "muon".
             lr: The learning rate at the base width.
             weight_decay: A step shrinks each weight by the learning rate ``lr`` times this.
             model: The model, if it is another copy than the one that was parametrized.
-            beside: "muon": only those parameters that torch's Muon does not take.
+            beside: "muon": only those parameters that torch's Muon does not take, which is for inner matrices alone.
             adjust_lr_fn: What torch's Muon is given. It multiplies learning rates by a function of a matrix's sizes;
                 the groups correct for what of that comes from the growth of the network.
         """
