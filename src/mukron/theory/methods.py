@@ -12,7 +12,12 @@ Every method here divides by powers of statistics whose eigenvalues have a size 
     L = E[G G^T]          R = E[G^T G]             both ~ |h|^2 |delta|^2  Shampoo
     K = (delta^T delta) o (h^T h)                       ~ |h|^2 |delta|^2  layer-wise Gauss-Newton (the layer's NTK)
     S = G G^T, of one step                             ~ |h|^2 |delta|^2  Muon
-    V = E[G_ij^2]                                  ~ one entry's square    Adam
+    Q = the square of an entry of G in the eigenbasis of L and R
+                                                       ~ |h|^2 |delta|^2  SOAP
+    V = E[G_ij^2]                                  ~ one entry's square    Adam, and Lion, whose step is a sign
+
+Damping is added to a statistic, and so scales as the statistic does. Adam, Muon and SOAP have an eps instead, which
+guards the division by a root: added to V^1/2 and Q^1/2, and the least norm S^1/2 in Muon. It scales as that root.
 
 A method that has an optimizer is added by its record, ``mukron.optim.spec.register``; others are rows of ``METHODS``.
 """
@@ -32,10 +37,11 @@ class Statistic:
     """A statistic of a layer that a method divides by, such as the curvature factor A of K-FAC.
 
     Attributes:
-        name: The symbol: A, B, L, R, K, S or V.
+        name: The symbol: A, B, L, R, K, S, Q or V.
         h: 1 if the statistic contains |h|^2, else 0.
         delta: 1 if the statistic contains |delta|^2, else 0.
         damped: Whether damping is added to it.
+        guarded: Whether an eps guards the division by a power of it.
 
     Example:
         >>> from mukron.theory import MUP, Role, get_method
@@ -48,6 +54,7 @@ class Statistic:
     h: int = 0
     delta: int = 0
     damped: bool = True
+    guarded: bool = False
 
     def size(self, role: Role, s: Fraction) -> Power:
         """Return the power p such that the eigenvalues of the statistic are Theta(M^p).
@@ -77,8 +84,9 @@ B = Statistic("B", delta=1)
 L = Statistic("L", h=1, delta=1)
 R = Statistic("R", h=1, delta=1)
 K = Statistic("K", h=1, delta=1)
-S = Statistic("S", h=1, delta=1, damped=False)
-V = EntrySquare("V")
+S = Statistic("S", h=1, delta=1, damped=False, guarded=True)
+Q = Statistic("Q", h=1, delta=1, damped=False, guarded=True)
+V = EntrySquare("V", guarded=True)
 
 
 @dataclass(frozen=True)
@@ -130,6 +138,11 @@ class Method:
         return tuple(statistic for statistic, _ in self.factors if statistic.damped)
 
     @property
+    def has_eps(self) -> bool:
+        """Whether an eps guards its division, as in Adam. Methods with damping have none, nor has Lion."""
+        return any(statistic.guarded for statistic, _ in self.factors)
+
+    @property
     def shift(self) -> int:
         """The number such that c changes by ``-shift * k`` when a changes by k.
 
@@ -153,9 +166,19 @@ class Method:
         """
         # G h = delta diag(chi) (h^T h) = Theta(M^(fan-in - s)); each statistic divides by its size to its exponent
         change = Power(Fraction(role.fan_in), -s * role.fan_out)
-        for statistic, e in self.factors:
-            change = change + -e * statistic.size(role, s)
-        return change
+        return change + -self.divisor(role, s)
+
+    def divisor(self, role: Role, s: Fraction) -> Power:
+        """Return the power p such that the method divides the gradient by Theta(M^p); an eps must scale alike.
+
+        Args:
+            role: The role of the layer's weight.
+            s: The exponent of the output weights' size, ``scheme.s``.
+
+        Returns:
+            The power, by the two sides of the layer.
+        """
+        return sum((e * statistic.size(role, s) for statistic, e in self.factors), start=Power())
 
 
 def kronecker(e_A: Number, e_B: Number) -> Method:
@@ -252,11 +275,13 @@ METHODS: dict[str, Method] = {
     for method in (
         Method("sgd", "SGD"),
         Method("adam", "Adam", ((V, ONE / 2),)),
+        Method("lion", "Lion", ((EntrySquare("V"), ONE / 2),)),  # a sign is an entry over its size, without an eps
         Method("kfac", "K-FAC", ((A, ONE), (B, ONE))),
         Method("foof", "FOOF", ((A, ONE),)),
         Method("foof-mirror", "FOOF's mirror", ((B, ONE),)),
         shampoo(),
         Method("muon", "Muon", ((S, ONE / 2),), matrices_only=True),
+        Method("soap", "SOAP", ((Q, ONE / 2),), matrices_only=True),  # both sides; Shampoo's exponents
         Method("gauss-newton", "Gauss-Newton", ((K, ONE),)),
     )
 }

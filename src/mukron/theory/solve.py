@@ -12,6 +12,7 @@ The conditions, for a uniform parametrization with 0 <= r <= 1/2 (r = 0 is muP, 
     r_l = r for l < L,  r_L = 0              Condition A.1: every layer's update is maximal (or M^-r of that)
     s = 1 - r                                Condition A.2: the changed features change the output by Theta(1)
     rho_X = Theta(|X|)                       Definition A.6: damping stays proportional to its statistic
+    eps   = Theta(what G is divided by)      likewise, for Adam, Muon and SOAP (not in the paper)
 
 For Kronecker exponents (e_A, e_B), with i and o equal to 1 where the fan-in and the fan-out grow and 0 elsewhere, all
 rows of the paper are one line:
@@ -55,6 +56,7 @@ class Exponents:
         b: The exponent of the initial standard deviation.
         c: The exponent of the learning rate.
         d: The exponents of the damping, by the name of the statistic that it is added to.
+        eps: The exponent of a method's eps, which is multiplied by M^-eps; None: the method has none.
 
     Example:
         >>> from mukron.theory import Role, solve
@@ -67,6 +69,7 @@ class Exponents:
     b: Fraction
     c: Power
     d: DampingExponents
+    eps: Power | None = None
 
 
 def solve(
@@ -105,8 +108,11 @@ def _solve_role(method: Method, scheme: Scheme, role: Role, a: Fraction) -> Expo
         # r_l = shift a + c - response = r below the output, 0 at it
         c = Power(fan_out=r * role.fan_out) + method.response(role, s)
         d = {statistic.name: -statistic.size(role, s) for statistic in method.damped}
-    shift = Power(fan_in=-method.shift * a) if role.fan_in else Power(fan_out=-method.shift * a)
-    return Exponents(a=a, b=initial_exponent(role, s) - a, c=c + shift, d=d)
+    side = Power(fan_in=a) if role.fan_in else Power(fan_out=a)
+    eps = (Power() if r is None else -method.divisor(role, s)) if method.has_eps else None
+    if eps is not None and method.entrywise:
+        eps = eps + side  # of the gradient of w, which is that of W over M^a
+    return Exponents(a=a, b=initial_exponent(role, s) - a, c=c + -method.shift * side, d=d, eps=eps)
 
 
 def initial_exponent(role: Role, s: Fraction) -> Fraction:

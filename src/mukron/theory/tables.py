@@ -47,10 +47,13 @@ def method_table(method: Method | str, scheme: Scheme | str = MUP) -> Table:
         std = Power(fan_in=-exponents.b)
         numbers = [exponents.b, exponents.c.total, *(exponents.d[name].total for name in statistics)]
         multipliers = [std, -exponents.c, *(-exponents.d[name] for name in statistics)]
+        multipliers += [] if exponents.eps is None else [-exponents.eps]
         rows.append((str(role), *map(str, numbers), *map(str, multipliers), ROLE_MEANINGS[role]))
     columns = (
         *("role", "b", "c", *(f"d_{name}" for name in statistics)),
-        *("initial std x", "learning rate x", *(f"rho_{name} x" for name in statistics), "what it is"),
+        *("initial std x", "learning rate x", *(f"rho_{name} x" for name in statistics)),
+        *(("eps x",) if method.has_eps else ()),
+        "what it is",
     )
     return Table(f"{method.title}, {scheme}", columns, tuple(rows), LEGEND)
 
