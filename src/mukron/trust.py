@@ -41,7 +41,7 @@ class AdamStep:
 
     Attributes:
         betas: Decays of the averages of the gradient and of its square.
-        eps: Added to the root of the averaged square.
+        eps: Added to the root of the averaged square, at the base width; a ``Parametrization`` scales it.
 
     Example:
         >>> AdamStep(betas=(0.9, 0.95))
@@ -63,19 +63,20 @@ class AdamStep:
         if not self.eps >= 0:
             raise ValueError(f"eps must not be negative, got {self.eps}")
 
-    def direction(self, state: dict[str, Any], G: Tensor) -> tuple[Tensor, dict[str, Any]]:
+    def direction(self, state: dict[str, Any], G: Tensor, eps_scale: float = 1.0) -> tuple[Tensor, dict[str, Any]]:
         """m^ / (sqrt(v^) + eps), and the moments that the state will hold if the step counts.
 
         Args:
             state: The parameter's state: the moments of earlier steps.
             G: The gradient.
+            eps_scale: What the parametrization multiplies eps by.
         """
         beta1, beta2 = self.betas
         t = state.get("adam_step", 0) + 1
         m, v = (state[name].to(G.dtype) if t > 1 else torch.zeros_like(G) for name in ("exp_avg", "exp_avg_sq"))
         m = m.lerp(G, 1 - beta1)
         v = (v * beta2).addcmul_(G, G, value=1 - beta2)
-        direction = (m / (1 - beta1**t)) / ((v / (1 - beta2**t)).sqrt() + self.eps)
+        direction = (m / (1 - beta1**t)) / ((v / (1 - beta2**t)).sqrt() + self.eps * eps_scale)
         return direction, {"adam_step": t, "exp_avg": m, "exp_avg_sq": v}
 
 
@@ -339,10 +340,10 @@ def usual_exclude(method: Method, trust: Trust | None) -> tuple[str, ...] | None
 def law_of(trust: Trust | None, method: Method) -> str:
     """Which bound is in force and which learning-rate law follows, as a sentence for people."""
     if method.matrices_only:
-        return (
-            "Every singular value of a layer's move is near 1, times the learning rate and its multiplier, which is "
-            f"{method.title}'s own."
-        )
+        sized = "Every singular value of a layer's move"
+        if method.name == "soap":
+            sized = "Every entry of a layer's move, in the eigenbasis of L and R,"
+        return f"{sized} is near 1, times the learning rate and its multiplier, which is {method.title}'s own."
     if trust is None:
         return (
             "trust none: steps are the paper's, of any length; learning-rate multipliers are those of "

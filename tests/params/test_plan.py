@@ -27,6 +27,7 @@ def test_groups_hold_every_parameter_once():
     [
         ("sgd", {"input": 8, "hidden": 1, "output": 1 / 8, "vector": 8, "scalar": 1}),
         ("adamw", {"input": 1, "hidden": 1 / 8, "output": 1 / 8, "vector": 1, "scalar": 1}),
+        ("lion", {"input": 1, "hidden": 1 / 8, "output": 1 / 8, "vector": 1, "scalar": 1}),
         ("kfac", {"input": 1, "hidden": 1, "output": 1, "vector": 1, "scalar": 1}),
         ("foof", {"input": 8, "hidden": 8, "output": 1, "vector": 8, "scalar": 1}),
         ("shampoo", {"input": 8**0.5, "hidden": 1, "output": 8**-0.5, "vector": 8**0.5, "scalar": 1}),
@@ -36,11 +37,13 @@ def test_groups_hold_every_parameter_once():
 def test_learning_rates(method, expected):
     scales = {name: scale for name, scale in PLAN.scales(method).items() if not name.startswith("norm")}
     assert {PLAN.parameters[name].role.value: scale.lr for name, scale in scales.items()} == pytest.approx(expected)
-    if method in ("sgd", "adamw"):
+    if method in ("sgd", "adamw", "lion"):
         groups = PLAN.param_groups(method, lr=0.3)
         assert {group["role"]: group["lr"] / 0.3 for group in groups} == pytest.approx(expected)
-    else:
-        with pytest.raises(ParametrizationError, match="none of torch's own optimizers"):
+    elif method != "shampoo":
+        with pytest.raises(
+            ParametrizationError, match="there are no groups for .* Groups are for 'sgd', 'adam', 'lion'"
+        ):
             PLAN.param_groups(method, lr=0.3)
 
 
@@ -177,8 +180,8 @@ def test_a_loaded_plan_must_fit_the_model(tmp_path):
         ("", "not a JSON file"),
         ("[]", "expected format 'mukron.parametrization', found 'list'"),
         ('{"format": "mukron.base_shapes"}', "expected format 'mukron.parametrization', found 'mukron.base_shapes'"),
-        ('{"format": "mukron.parametrization", "version": 1}', "damaged, KeyError 'parameters'"),
-        ('{"format": "mukron.parametrization", "version": 99}', "format version 99, this mukron reads version 1"),
+        ('{"format": "mukron.parametrization", "version": 2}', "damaged, KeyError 'parameters'"),
+        ('{"format": "mukron.parametrization", "version": 99}', "format version 99, this mukron reads version 2"),
     ],
 )
 def test_files_of_another_kind(tmp_path, content, message):
@@ -191,7 +194,7 @@ def test_files_of_another_kind(tmp_path, content, message):
 def test_files_say_their_format(tmp_path):
     PLAN.save(tmp_path / "plan.json")
     data = json.loads((tmp_path / "plan.json").read_text())
-    assert (data["format"], data["version"]) == ("mukron.parametrization", 1)
+    assert (data["format"], data["version"]) == ("mukron.parametrization", 2)
     assert data["parameters"]["hidden.weight"]["r_in"] == "8"
 
 

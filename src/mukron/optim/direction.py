@@ -324,7 +324,7 @@ def _by_rule(step: Transaction, rule: StepRule, entry: ParameterEntry, G: Tensor
     """The step of a fallback rule, or of the rule that sets a grafted step's length. Adam averages for itself."""
     if not isinstance(rule, AdamStep):
         return averaged
-    direction, moments = rule.direction(step.state_of(entry.parameter), G)
+    direction, moments = rule.direction(step.state_of(entry.parameter), G, entry.adams_eps)
     step.stage(entry.parameter, **moments)
     return direction
 

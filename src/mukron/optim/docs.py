@@ -58,7 +58,8 @@ ARGUMENTS = {
     "nesterov": "Look one step ahead along the momentum buffer; the same as ``HeavyBall(beta, nesterov=True)``.",
     "options": "What is the same for all parameter groups.",
     "capture_options": "What is measured in forward and backward passes. None: nothing.",
-    "weight_decay": "A step shrinks each weight by the learning rate times this.",
+    "weight_decay": "A step shrinks each weight by the learning rate times this; at other widths than the base by the "
+    "law that ``parametrize(decay=...)`` chose.",
     "decoupled": "False: weight decay is added to the gradient, and preconditioned with it.",
     "maximize": "Ascend instead of descend.",
     "params": "Parameters or parameter groups to train, as torch's optimizers take them. None: all of the model's.",

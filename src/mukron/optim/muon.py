@@ -22,7 +22,7 @@ from mukron.optim.table import LayerEntry
 from mukron.optim.transaction import Blocks, Transaction
 from mukron.optim.update import Move
 from mukron.params import Parametrization
-from mukron.params.shape_factor import ADJUSTMENTS, check_adjustment, shape_factor
+from mukron.params.shape_factor import ADJUSTMENTS, check_scaling, shape_factor
 from mukron.readers import check_number, check_whole
 from mukron.theory import METHODS
 
@@ -107,7 +107,7 @@ class Muon(SecondOrder):
         if rounds < 1 or not eps > 0:
             raise ValueError(f"rounds must be at least 1 and eps above 0, got rounds={rounds}, eps={eps}")
         check_one_of("precision", precision, PRECISIONS)
-        check_adjustment(adjust_lr_fn)
+        check_scaling("adjust_lr_fn", adjust_lr_fn, ADJUSTMENTS)
         self.rounds, self.eps, self.precision, self.adjust_lr_fn = rounds, eps, precision, adjust_lr_fn
         super().__init__(
             model,
@@ -142,11 +142,9 @@ class Muon(SecondOrder):
             G: The gradient of the block, or of all of them, [groups, d_out, d_in].
             step: The step that is being taken; it holds the state as it will be.
         """
-        d_out, d_in = base_sides(layer)
-        # gradients shrink like (r_in / r_out)^1/2, and so does what they are compared with
-        eps = self.eps * (layer.layer.d_in / d_in / (layer.layer.d_out / d_out)) ** 0.5
+        eps = self.eps * layer.blocks[block].eps
         moved: Tensor = orthogonalized(dense(G), eps, self.rounds, PRECISIONS[self.precision])
-        return moved * shape_factor((d_out, d_in), self.adjust_lr_fn)
+        return moved * shape_factor(base_sides(layer), self.adjust_lr_fn)
 
 
 def base_sides(layer: LayerEntry) -> tuple[float, float]:

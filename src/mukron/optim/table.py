@@ -13,10 +13,12 @@ from torch.nn import Parameter
 from mukron.damping import Sides
 from mukron.layers import BIAS, WEIGHT, MatrixLayer, layer_of
 from mukron.optim.options import StepOptions
-from mukron.params import Parametrization
+from mukron.params import Parametrization, Scales
 from mukron.params.inventory import clean_name, inventory, unwrap
 from mukron.params.resolve import Growth
 from mukron.theory import Method, Role
+
+UNSCALED = Scales(lr=1.0, damping={})  # without a plan
 
 
 def blocks_of(method: Method) -> tuple[str, ...]:
@@ -33,6 +35,9 @@ class ParameterEntry:
         parameter: The parameter itself.
         group: Its parameter group, as torch holds it.
         scale: The parametrization's multiplier of its learning rate.
+        decay: That of learning rate times weight decay.
+        eps: That of the eps of its method, if it has one.
+        adams_eps: That of Adam's eps, where Adam is the fallback rule or is grafted.
         preconditioned: Whether it belongs to a layer that is preconditioned.
         natural: The Frobenius norm of a move whose singular values are all (d_out / d_in)^1/2, the usual size of a
             weight, before that multiplier; of a preconditioned matrix or bias.
@@ -44,6 +49,9 @@ class ParameterEntry:
     scale: float
     preconditioned: bool
     natural: float = math.inf
+    decay: float = 1.0
+    eps: float = 1.0
+    adams_eps: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -86,13 +94,16 @@ def build_tables(
     layers = dict(layers_of(model, owned, options, method, plan))
     naturals = {full_name(name, block): _natural(layer, block) for name, layer in layers.items() for block in known}
     taken = set(naturals)
-    scales = {True: plan.scales(rules[0]), False: plan.scales(rules[1])} if plan is not None else {}
+    laws = {law: plan.scales(law) for law in {*rules, method, "adamw"}} if plan is not None else {}
     entries = {}
     for name, (parameter, group) in owned.items():
-        scale = scales[name in taken][name].lr if plan is not None else 1.0
-        natural = naturals.get(name, math.inf) / scale if scale > 0 else math.inf
-        entries[name] = ParameterEntry(name, parameter, group, scale, name in taken, natural)
-    damping = plan.scales(method) if plan is not None else {}
+        of_law = {law: scales[name] for law, scales in laws.items()}
+        own = of_law.get(rules[0] if name in taken else rules[1], UNSCALED)
+        natural = naturals.get(name, math.inf) / own.lr if own.lr > 0 else math.inf
+        eps = [of_law.get(law, UNSCALED).eps for law in (method, "adamw")]
+        entries[name] = ParameterEntry(name, parameter, group, own.lr, name in taken, natural, own.decay, *eps)
+    _refuse_coupled_decay(groups, plan)
+    damping = laws.get(method, {})
     table = {}
     for name, layer in layers.items():
         blocks = {block: entries[full] for block in known if (full := full_name(name, block)) in entries}
@@ -102,6 +113,14 @@ def build_tables(
         sides = {WEIGHT: next(iter(sides.values())), **sides}
         table[name] = LayerEntry(name, layer, blocks, sides, next(iter(blocks.values())).parameter)
     return entries, table
+
+
+def _refuse_coupled_decay(groups: Sequence[dict[str, Any]], plan: Parametrization | None) -> None:
+    if plan is not None and plan.decay and any(group["weight_decay"] and not group["decoupled"] for group in groups):
+        raise ValueError(
+            f"decoupled=False: decay that is preconditioned with the gradient has no law, but the plan has decay="
+            f'{plan.decay}. Leave decoupled=True, or parametrize with decay="constant"'
+        )
 
 
 def _owned(model: nn.Module, groups: Sequence[dict[str, Any]]) -> dict[str, tuple[Parameter, dict[str, Any]]]:

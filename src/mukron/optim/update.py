@@ -66,7 +66,8 @@ def updates_of(optimizer: SecondOrder, moves: Mapping[str, Move], rates: Mapping
             of_layer, _, block = name.rpartition(".")
             layer = optimizer.layers[of_layer].layer
             weight, buffer = layer.block(block, weight), None if buffer is None else layer.block(block, buffer)
-        decay = rate / entry.scale * group["weight_decay"] if group["decoupled"] and group["weight_decay"] else 0.0
+        decays = group["decoupled"] and group["weight_decay"]
+        decay = rate / entry.scale * group["weight_decay"] * entry.decay if decays else 0.0
         updates.append(Update(weight, move, rate, decay, buffer, group["momentum"], group["nesterov"]))
     return updates
 

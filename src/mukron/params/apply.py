@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from fractions import Fraction
 
@@ -38,6 +38,8 @@ def parametrize(
     scheme: Scheme | str = MUP,
     *,
     output_exponent: float | Fraction | str | None = None,
+    decay: float | Fraction | str = "constant",
+    embedding_lr: float | Fraction | str = 0,
 ) -> Parametrization:
     """Rescale a freshly built model's initial weights for its width, in place, and return the plan.
 
@@ -51,6 +53,10 @@ def parametrize(
             between them; or "sp", the standard parametrization, which leaves every weight as drawn and scales nothing.
         output_exponent: Exponent b of the output weights instead of the scheme's, or "zero" to start them at zero.
             Learning rates and damping remain the scheme's.
+        decay: How the part of a weight that a step takes off, learning rate times weight decay, follows the width:
+            "constant"; "1/width", in proportion to 1 / r_in, where r_in is the fan-in over that at the base width (1
+            for embeddings and vectors); or an exponent k, r_in^-k.
+        embedding_lr: An exponent k: embeddings' learning rates are multiplied by r_out^k beside the scheme's factor.
 
     Returns:
         The plan, bound to the model: for each parameter its role, growth and initial std, from which optimizers derive
@@ -75,6 +81,7 @@ def parametrize(
     if not isinstance(shapes, BaseShapes):
         raise ParametrizationError(f"expected the network's base shapes, mukron.base_shapes(...), got {shapes!r:.80}")
     scheme, exponent = get_scheme(scheme), _exact(output_exponent)
+    k_decay, k_embedding = _decay_exponent(decay), _exponent_of("embedding_lr", embedding_lr)
     if scheme == SP and exponent is not None:
         raise ParametrizationError(
             'scheme="sp" leaves the initial weights as drawn; for another output exponent use scheme="mup" or "ntk"'
@@ -83,6 +90,7 @@ def parametrize(
     if not found:
         raise ParametrizationError(f"{type(model).__name__} has no parameters")
     plan = _plan(found, _growths(model, found, shapes), shapes, scheme, exponent)
+    plan = replace(plan, decay=k_decay, embedding_lr=k_embedding)
     if (applied := plan_of(model)) is not None:
         return _again(applied, plan).bind(model)
     _refuse_parametrized_parts(model)
@@ -307,3 +315,19 @@ def _exact(exponent: float | Fraction | str | None) -> Fraction | str | None:
     if exact is None or exact < 0:
         raise ParametrizationError(f'output_exponent must be a number not below 0, or "zero", got {exponent!r}')
     return exact
+
+
+DECAYS = {"constant": Fraction(0), "1/width": Fraction(1)}  # laws of weight decay that have a name
+
+
+def _decay_exponent(decay: float | Fraction | str) -> Fraction:
+    named = DECAYS.get(decay) if isinstance(decay, str) else None
+    return _exponent_of("decay", decay, DECAYS) if named is None else named
+
+
+def _exponent_of(name: str, value: float | Fraction | str, named: Iterable[str] = ()) -> Fraction:
+    try:
+        return Fraction(str(value))
+    except (ValueError, ZeroDivisionError):
+        expected = ", ".join([*(f'"{text}"' for text in named), "an exponent as a number or exact text (1/2)"])
+        raise ParametrizationError(f"{name} must be {expected}; got {value!r}") from None

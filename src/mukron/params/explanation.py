@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from mukron.layers import Shape
 from mukron.params.merging import ParameterRow, merged
 from mukron.table import Table
-from mukron.theory import Method, Role, Scheme, get_method
+from mukron.theory import Method, Role, get_method
 from mukron.trust import FALLBACKS, StepRule, Trust, law_of, step_rule, usual_exclude, usual_fallback
 
 if TYPE_CHECKING:
@@ -28,24 +28,30 @@ def explanation(
     rule = usual_fallback(method, trust) if fallback is None else step_rule("fallback", fallback, FALLBACKS)
     left = usual_exclude(method, trust) if exclude is None else exclude
     bound = get_method(trust.rates) if method.damped and trust is not None and trust.rates else method
-    damping, others = plan.scales(method), get_method(rule.name)
+    others = get_method(rule.name)
+    scales = {law: plan.scales(law) for law in (method, bound, others)}
     factors = [factor.name for factor in method.damped]
+    fallen = {name for name in plan.parameters if preconditions and plan.falls_back(name, left, method)}
+    has_eps = any((others if name in fallen else bound).has_eps for name in plan.parameters)
     rows = []
     for name, entry in plan.parameters.items():
-        falls_back = preconditions and plan.falls_back(name, left, method)
-        row = others if falls_back else bound
-        rho = {} if falls_back else damping[name].damping
-        lr = plan.scales(row)[name].lr
+        falls_back, row = name in fallen, others if name in fallen else bound
+        rho, scale = {} if falls_back else scales[method][name].damping, scales[row][name]
         cells = (
             *(str(entry.role), _sizes(entry.shape), _sizes(entry.base_shape)),
             *(_short(float(ratio)) for ratio in (entry.growth.r_in, entry.growth.r_out)),
-            *(_short(lr), *(_short(rho[x]) if x in rho else "-" for x in factors)),
-            (f"not preconditioned, {row.title}'s row: " if falls_back else "") + _reason(row, plan.scheme, entry),
+            _short(scale.lr),
+            *((_short(scale.eps) if row.has_eps else "-",) if has_eps else ()),
+            *(_short(rho[x]) if x in rho else "-" for x in factors),
+            *((_short(scale.decay),) if plan.decay else ()),
+            (f"not preconditioned, {row.title}'s row: " if falls_back else "") + _reason(row, plan, entry),
         )
         rows.append(ParameterRow(name, cells, entry.std, prod(entry.base_shape), digits=4 if whole else 3))
     columns = (
         *("parameter", "role", "shape", "base shape", "r_in", "r_out", "initial std", "lr x"),
+        *(("eps x",) if has_eps else ()),
         *(f"rho_{factor} x" for factor in factors),
+        *(("decay x",) if plan.decay else ()),
         "why",
     )
     law = (law_of(trust, method),) if preconditions else ()
@@ -58,6 +64,8 @@ def _notes(plan: Parametrization) -> tuple[str, ...]:
     notes += [f"{name} is also {', '.join(entry.tied)}" for name, entry in plan.parameters.items() if entry.tied]
     if plan.output_exponent is not None:
         notes.append(f"b of the output weights is {plan.output_exponent} by request.")
+    if plan.decay:
+        notes.append(f"decay: learning rate times weight decay is multiplied by r_in^{-plan.decay} by request.")
     return tuple(notes)
 
 
@@ -70,8 +78,8 @@ REASONS = {
 }
 
 
-def _reason(method: Method, scheme: Scheme, plan: ParameterPlan) -> str:
-    role = plan.role
+def _reason(method: Method, whole: Parametrization, plan: ParameterPlan) -> str:
+    role, scheme = plan.role, whole.scheme
     if role is Role.SCALAR:
         return REASONS[role]
     move = method.response(role, scheme.s).total
@@ -81,6 +89,8 @@ def _reason(method: Method, scheme: Scheme, plan: ParameterPlan) -> str:
         step = "its step needs no scaling"
     else:
         step = f"unscaled, it would move like M^{move}"
+    if plan.embedding and whole.embedding_lr:
+        step += f", and r_out^{whole.embedding_lr} was chosen for embeddings"
     return f"{REASONS[role]}; {step}"
 
 

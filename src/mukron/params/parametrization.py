@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -16,15 +15,15 @@ from torch import nn
 from mukron.layers import Shape
 from mukron.params.errors import ParametrizationError
 from mukron.params.explanation import explanation
+from mukron.params.groups import GroupRequest, groups_of
 from mukron.params.inventory import inventory, unwrap
 from mukron.params.resolve import Growth, check_names
-from mukron.params.shape_factor import check_adjustment, shape_factor
 from mukron.params.storage import Data, check_stamp, damaged, read_json, stamp, write_json
 from mukron.table import Table
-from mukron.theory import Method, Role, Scheme, get_method, get_scheme, initial_exponent, solve
+from mukron.theory import Method, Power, Role, Scheme, get_method, get_scheme, initial_exponent, solve
 from mukron.trust import USUAL, StepRule, Trust
 
-KIND, VERSION = "parametrization", 1
+KIND, VERSION = "parametrization", 2
 ZERO = "zero"
 
 
@@ -74,6 +73,8 @@ class Scales:
     Attributes:
         lr: Multiplies the learning rate.
         damping: Multiplies the damping of each factor, by its name: {"A": ..., "B": ...} for K-FAC.
+        eps: Multiplies the method's eps, as Adam has one; 1 if it has none.
+        decay: Multiplies learning rate times weight decay, the part of a weight that a step takes off.
 
     Example:
         >>> Scales(lr=1.0, damping={"A": 4.0, "B": 0.25}).damping["A"]
@@ -82,6 +83,8 @@ class Scales:
 
     lr: float
     damping: Mapping[str, float]
+    eps: float = 1.0
+    decay: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -96,6 +99,8 @@ class Parametrization:
         parameters: The plan of every parameter, by name.
         output_exponent: Replaces the exponent b of the output weights; "zero": they start at zero. None: the scheme's.
         base_width: The width that settings are tuned at; None if it is not known.
+        decay: The exponent k of weight decay: learning rate times weight decay is multiplied by r_in^-k.
+        embedding_lr: The exponent k of embeddings' learning rates, which are multiplied by r_out^k.
 
     Example:
         >>> from mukron import base_shapes, models, parametrize
@@ -108,6 +113,8 @@ class Parametrization:
     parameters: Mapping[str, ParameterPlan]
     output_exponent: Fraction | str | None = None
     base_width: float | None = None
+    decay: Fraction = Fraction(0)
+    embedding_lr: Fraction = Fraction(0)
     _model: weakref.ref[nn.Module] | None = field(default=None, compare=False, repr=False)
 
     def initial_exponent(self, role: Role) -> Fraction | None:
@@ -121,7 +128,7 @@ class Parametrization:
         return initial_exponent(role, self.scheme.s)
 
     def scales(self, method: Method | str, fallback: str = "adamw") -> dict[str, Scales]:
-        """The method's own multipliers of the learning rate and of each damping term, for every parameter.
+        """The method's own multipliers of learning rate, damping, eps and weight decay, for every parameter.
 
         Args:
             method: A method or its name.
@@ -133,9 +140,12 @@ class Parametrization:
         for name, plan in self.parameters.items():
             falls_back = plan.fallback or (method.matrices_only and len(plan.shape) < 2)
             own, growth = rows[falls_back][plan.role], plan.growth
+            chosen = Power(fan_out=self.embedding_lr) if plan.embedding else Power()
             scales[name] = Scales(
-                lr=(-own.c).of(growth.r_in, growth.r_out),
+                lr=(chosen + -own.c).of(growth.r_in, growth.r_out),
                 damping={factor: (-d).of(growth.r_in, growth.r_out) for factor, d in own.d.items()},
+                eps=1.0 if own.eps is None else (-own.eps).of(growth.r_in, growth.r_out),
+                decay=Power(fan_in=-self.decay).of(growth.r_in, growth.r_out),
             )
         return scales
 
@@ -145,54 +155,36 @@ class Parametrization:
         lr: float,
         *,
         weight_decay: float = 0.0,
+        eps: float | None = None,
         model: nn.Module | None = None,
         beside: str | None = None,
-        adjust_lr_fn: str = "original",
+        scaling: str | None = None,
+        max_precondition_dim: int | None = None,
     ) -> list[dict[str, Any]]:
-        """Parameter groups for an optimizer of torch: ``torch.optim.AdamW(p.param_groups("adamw", lr=1e-3))``.
+        """Parameter groups for other people's optimizers: ``torch.optim.AdamW(p.param_groups("adamw", lr=1e-3))``.
 
-        Weight decay goes here: the groups carry it, so what the optimizer itself is given is not used. ``lr *
-        weight_decay``, by which a step shrinks the weights, is kept the same in every layer at every width. Each group
-        also says the ``role`` of its parameters.
+        The groups carry learning rate, weight decay and eps, so give them here: what the optimizer itself is given is
+        not used. Each group also says the ``role`` of its parameters. What is assumed of each optimizer stands in
+        docs/optimizers.md, "Other people's optimizers".
 
         Args:
-            method: "sgd", "adamw" or "muon".
+            method: "sgd", "adamw" or "lion", which take all parameters; "muon", "soap" or "shampoo", which take
+                matrices inside the network alone.
             lr: The learning rate at the base width.
-            weight_decay: A step shrinks each weight by the learning rate ``lr`` times this.
+            weight_decay: A step shrinks a weight by ``lr`` times this at the base width, and by the plan's law of
+                ``decay`` at others.
+            eps: The optimizer's eps at the base width. None: its usual one, 1e-8 for AdamW and SOAP, 1e-7 for Muon,
+                1e-6 for Shampoo.
             model: The model, if it is another copy than the one that was parametrized.
-            beside: "muon": only those parameters that torch's Muon does not take, which is for inner matrices alone.
-            adjust_lr_fn: What torch's Muon is given. It multiplies learning rates by a function of a matrix's sizes;
-                the groups correct for what of that comes from the growth of the network.
+            beside: "muon", "soap" or "shampoo": only those parameters that its groups do not hold.
+            scaling: What a Muon itself multiplies learning rates by: "original", max(1, out / in)^1/2, the default of
+                torch's, Keller Jordan's and pytorch_optimizer's; "match_rms_adamw" or "rms_norm", 0.2 max(out, in)^1/2;
+                "spectral_norm", (out / in)^1/2, dion's default; "none". The groups correct for what of it comes from
+                the growth of the network. None: "original".
+            max_precondition_dim: SOAP's, beyond which it leaves a side of a matrix as it is. None: 10000.
         """
-        if not (lr >= 0 and weight_decay >= 0):
-            raise ParametrizationError(f"lr and weight_decay must not be negative, got {lr} and {weight_decay}")
-        if get_method(method).damped:
-            raise ParametrizationError(
-                f"{method!r} is none of torch's own optimizers, and its damping scales too; use mukron's, which takes "
-                'the plan itself. Groups are for "sgd", "adamw" and "muon"'
-            )
-        if str(getattr(method, "name", method)).strip().lower() == "adam" and weight_decay:
-            raise ParametrizationError(
-                "Adam mixes weight decay into its normalized gradient, where no width-independent scale exists; "
-                'use param_groups("adamw", ...) with torch.optim.AdamW'
-            )
-        found, inner = inventory(self._checked(model)), get_method(method).matrices_only
-        if beside is not None and (beside != "muon" or inner):
-            raise ParametrizationError(f'beside={beside!r}: expected "muon", beside groups for "sgd" or "adamw"')
-        check_adjustment(adjust_lr_fn)
-        members = defaultdict(list)
-        for name, scale in self.scales(method).items():
-            plan = self.parameters[name]
-            of_muon = len(plan.shape) == 2 and not self.falls_back(name, None, "muon")
-            if of_muon if inner else beside is None or not of_muon:
-                multiplier = scale.lr
-                if inner:  # torch's Muon multiplies it by a function of the sizes at hand
-                    multiplier *= shape_factor(plan.base_shape, adjust_lr_fn) / shape_factor(plan.shape, adjust_lr_fn)
-                members[plan.role, multiplier].append(found[name].parameter)
-        return [
-            {"params": parameters, "lr": lr * scale, "weight_decay": weight_decay / scale, "role": role.value}
-            for (role, scale), parameters in members.items()
-        ]
+        request = GroupRequest(method, lr, weight_decay, eps, beside, scaling, max_precondition_dim)
+        return groups_of(self, inventory(self._checked(model)), request)
 
     def falls_back(self, name: str, exclude: tuple[str, ...] | None, method: Method | str) -> bool:
         """Whether a method that works layer by layer leaves a parameter to its fallback rule.
@@ -217,7 +209,9 @@ class Parametrization:
         *,
         whole: bool = False,
     ) -> Table:
-        """For every parameter: role, sizes, initial std, learning-rate and damping multipliers, and why.
+        """For every parameter: role, sizes, initial std, multipliers of learning rate, eps and damping, and why.
+
+        The multipliers of weight decay are shown if the plan has another law than "constant" for it.
 
         ``fallback``, ``trust`` and ``exclude`` are the optimizers' arguments, with the same defaults.
 
@@ -239,7 +233,7 @@ class Parametrization:
             saved: A plan, or the plain data of one.
         """
         other = saved if isinstance(saved, Parametrization) else Parametrization.from_dict(saved)
-        for what in ("scheme", "output_exponent"):
+        for what in ("scheme", "output_exponent", "decay", "embedding_lr"):
             theirs, ours = getattr(other, what), getattr(self, what)
             if theirs != ours:
                 raise ParametrizationError(f"the saved plan has {what} {theirs}, this one {ours}")
@@ -301,7 +295,8 @@ class Parametrization:
         parameters = {name: _parameter_to_dict(plan) for name, plan in self.parameters.items()}
         exponent = None if self.output_exponent is None else str(self.output_exponent)
         content = {"scheme": self.scheme.name, "output_exponent": exponent, "base_width": self.base_width}
-        return stamp(KIND, VERSION, {**content, "parameters": parameters})
+        chosen = {"decay": str(self.decay), "embedding_lr": str(self.embedding_lr)}
+        return stamp(KIND, VERSION, {**content, **chosen, "parameters": parameters})
 
     @classmethod
     def from_dict(cls, data: object, source: str = "parametrization") -> Parametrization:
@@ -317,7 +312,9 @@ class Parametrization:
             exponent = content["output_exponent"]
             if exponent not in (None, ZERO):
                 exponent = Fraction(exponent)
-            return cls(get_scheme(content["scheme"]), parameters, exponent, content["base_width"])
+            decay, embedding_lr = Fraction(content["decay"]), Fraction(content["embedding_lr"])
+            scheme, width = get_scheme(content["scheme"]), content["base_width"]
+            return cls(scheme, parameters, exponent, width, decay, embedding_lr)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_model": None}  # plain data travels; the model goes its own way

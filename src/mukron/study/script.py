@@ -197,7 +197,8 @@ def _optimizer(config: RunConfig, targets: str) -> str:
     }
     decay = {"weight_decay": config.weight_decay} if config.weight_decay else {}
     if not spec.layerwise:
-        groups = f"p.param_groups({', '.join([_literal(config.method), *_keywords({'lr': config.lr, **decay})])})"
+        of_groups = {"lr": config.lr, **decay, **({"eps": keywords.pop("eps")} if "eps" in keywords else {})}
+        groups = f"p.param_groups({', '.join([_literal(config.method), *_keywords(of_groups)])})"
         return _call(f"optimizer = torch.optim.{spec.optimizer.__name__}", [groups, *_keywords(keywords)])
     given = {} if config.damping is None else {"damping": config.damping}
     class_dim = _class_dim(config)

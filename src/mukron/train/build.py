@@ -274,8 +274,8 @@ def optimizer_of(
     keywords = {**spec.keywords(config), **_of_the_output(config, model, dataset)}
     make: Callable[..., Optimizer] = spec.optimizer
     if not spec.layerwise:
-        groups = plan.param_groups(config.method, config.lr, weight_decay=config.weight_decay, model=model)
-        return make(groups, **keywords)
+        of_groups = {"weight_decay": config.weight_decay, "eps": keywords.pop("eps", None)}
+        return make(plan.param_groups(config.method, config.lr, model=model, **of_groups), **keywords)
     _check_exclude(keywords.get("exclude", ()), model)
     keywords |= {} if config.damping is None else {"damping": config.damping}
     return make(model, plan, config.lr, weight_decay=config.weight_decay, **keywords)

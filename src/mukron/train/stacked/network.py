@@ -166,7 +166,8 @@ class RunLayer(NamedTuple):
         entry, rule = layer.blocks[WEIGHT], optimizer.rule_of(layer, WEIGHT)
         rate = base_rate(entry)
         double = ill_conditioned(optimizer, layer)
-        return cls(weight.detach(), rate * entry.scale, rate * decay, rule, layer.sides[WEIGHT], double, entry.scale)
+        decay *= rate * entry.decay
+        return cls(weight.detach(), rate * entry.scale, decay, rule, layer.sides[WEIGHT], double, entry.scale)
 
 
 @dataclass

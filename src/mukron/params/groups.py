@@ -1,0 +1,164 @@
+"""Parameter groups for other people's optimizers: learning rates, eps and weight decay that follow the width.
+
+    lr            <- lr m,  m the method's multiplier, corrected for what the optimizer scales by itself
+    weight_decay  <- weight_decay r_in^-k / m,  so that a step takes lr weight_decay r_in^-k off; k is the plan's decay
+    eps           <- eps times the growth of what it is added to
+
+docs/optimizers.md, "Other people's optimizers", says what each optimizer is taken to do by itself.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from mukron.params.errors import ParametrizationError
+from mukron.params.inventory import Found
+from mukron.params.shape_factor import SCALINGS, check_scaling, shape_factor
+from mukron.readers import check_number
+from mukron.theory import Method, get_method
+
+if TYPE_CHECKING:
+    from mukron.params.parametrization import ParameterPlan, Parametrization
+
+LARGEST_SIDE = 10_000  # that pytorch_optimizer's SOAP preconditions by default
+
+
+@dataclass(frozen=True)
+class GroupFormat:
+    """What the optimizers of a method take, and what they call it.
+
+    Attributes:
+        eps_key: The entry of a group that is their eps; None: they have none.
+        eps: Their usual eps.
+        matrices: Whether they are for matrices inside a network alone.
+        kernels: Whether these may have more than two dimensions, as kernels of convolutions.
+        entries: What else their groups must say.
+        entries_beside: What groups of all other parameters must say.
+    """
+
+    eps_key: str | None = None
+    eps: float = 0.0
+    matrices: bool = False
+    kernels: bool = True
+    entries: Mapping[str, Any] = field(default_factory=dict)
+    entries_beside: Mapping[str, Any] = field(default_factory=dict)
+
+
+FORMATS = {
+    "sgd": GroupFormat(),
+    "adam": GroupFormat("eps", 1e-8),
+    "lion": GroupFormat(),
+    # pytorch_optimizer's Muon, which trains all parameters, asks in which way; torch's takes two dimensions alone
+    "muon": GroupFormat("eps", 1e-7, True, False, {"use_muon": True}, {"use_muon": False}),
+    "soap": GroupFormat("eps", 1e-8, True),
+    # added to its factors once, at the start; decay would be a part of the gradient otherwise
+    "shampoo": GroupFormat("matrix_eps", 1e-6, True, entries={"weight_decouple": True}),
+}
+MATRIX_METHODS = tuple(name for name, known in FORMATS.items() if known.matrices)
+
+
+@dataclass(frozen=True)
+class GroupRequest:
+    """What groups are asked for; ``Parametrization.param_groups`` describes it."""
+
+    method: Method | str
+    lr: float
+    weight_decay: float
+    eps: float | None
+    beside: str | None
+    scaling: str | None
+    max_precondition_dim: int | None
+
+    def __post_init__(self) -> None:
+        if not (self.lr >= 0 and self.weight_decay >= 0):
+            raise ParametrizationError(
+                f"lr and weight_decay must not be negative, got {self.lr} and {self.weight_decay}"
+            )
+        if str(getattr(self.method, "name", self.method)).strip().lower() == "adam" and self.weight_decay:
+            raise ParametrizationError(
+                "Adam mixes weight decay into its normalized gradient, where no width-independent scale exists; "
+                'use param_groups("adamw", ...) with torch.optim.AdamW'
+            )
+        if self.beside is not None and (self.beside not in MATRIX_METHODS or self.format.matrices):
+            expected = " or ".join(f'"{name}"' for name in MATRIX_METHODS)
+            raise ParametrizationError(
+                f"beside={self.beside!r}: expected {expected}, beside groups for a method that takes all parameters"
+            )
+        for argument, method in (("scaling", "muon"), ("max_precondition_dim", "soap")):
+            if (value := getattr(self, argument)) is not None and self.law.name != method:
+                raise ParametrizationError(f'{argument}={value!r} is for "{method}" alone, not for {self.law.title}')
+        if self.scaling is not None:
+            check_scaling("scaling", self.scaling, SCALINGS)
+        if self.eps is not None:
+            check_number("eps", self.eps)
+            if self.format.eps_key is None:
+                raise ParametrizationError(f"eps={self.eps!r}: {self.law.title} has no eps; leave it out")
+            if not self.eps >= 0:
+                raise ParametrizationError(f"eps must not be negative, got {self.eps}")
+
+    @property
+    def law(self) -> Method:
+        """The method whose multipliers apply."""
+        return get_method(self.method)
+
+    @property
+    def format(self) -> GroupFormat:
+        """That of a method above, or of one that users have added: with an eps it is taken for an Adam."""
+        law = self.law
+        if law.name not in FORMATS and law.layerwise:
+            raise ParametrizationError(
+                f"there are no groups for {law.title}: its damping scales too. Use mukron's own optimizer, which takes "
+                f"the plan itself. Groups are for {', '.join(map(repr, FORMATS))}"
+            )
+        return FORMATS.get(law.name) or FORMATS["adam" if law.has_eps else "sgd"]
+
+
+def groups_of(plan: Parametrization, found: Mapping[str, Found], request: GroupRequest) -> list[dict[str, Any]]:
+    """The groups, one for each role and set of multipliers. found: the model's parameters by name."""
+    law, own = request.law, request.format
+    other = None if request.beside is None else FORMATS[request.beside]
+    members = defaultdict(list)
+    for name, scale in plan.scales(law).items():
+        entry = plan.parameters[name]
+        if (own.matrices and not _takes(own, plan, name)) or (other is not None and _takes(other, plan, name)):
+            continue
+        if law.name == "soap":
+            _check_sides(name, entry, request.max_precondition_dim or LARGEST_SIDE)
+        lr_scale = scale.lr
+        if law.name == "muon":  # it multiplies by a function of the sizes at hand
+            scaling = request.scaling or "original"
+            lr_scale *= shape_factor(entry.base_shape, scaling) / shape_factor(entry.shape, scaling)
+        eps_scale = scale.eps if law.has_eps else scale.damping.get("L", 1.0)  # Shampoo's is damping
+        members[entry.role, lr_scale, eps_scale, scale.decay].append(found[name].parameter)
+    said = {**own.entries, **({} if other is None else other.entries_beside)}
+    eps = own.eps if request.eps is None else request.eps
+    return [
+        {
+            "params": parameters,
+            "lr": request.lr * lr_scale,
+            "weight_decay": request.weight_decay * decay / lr_scale,
+            **({} if own.eps_key is None else {own.eps_key: eps * eps_scale}),
+            **said,
+            "role": role.value,
+        }
+        for (role, lr_scale, eps_scale, decay), parameters in members.items()
+    ]
+
+
+def _takes(matrices: GroupFormat, plan: Parametrization, name: str) -> bool:
+    """Whether a parameter is a matrix inside the network: no vector, embedding, output layer or tied weight."""
+    return not plan.falls_back(name, None, "muon") and (matrices.kernels or len(plan.parameters[name].shape) == 2)
+
+
+def _check_sides(name: str, entry: ParameterPlan, largest: int) -> None:
+    """Beyond the limit SOAP leaves a side of a matrix as it is, and follows another law."""
+    side = max(entry.shape)
+    if side > largest:
+        raise ParametrizationError(
+            f'parameter "{name}" {list(entry.shape)}: SOAP preconditions no side longer than max_precondition_dim='
+            f"{largest}, and with one side alone it has another law. Give both SOAP and param_groups a "
+            f"max_precondition_dim of at least {side}"
+        )
