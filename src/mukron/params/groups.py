@@ -21,7 +21,7 @@ from mukron.readers import check_number
 from mukron.theory import Method, get_method
 
 if TYPE_CHECKING:
-    from mukron.params.parametrization import ParameterPlan, Parametrization
+    from mukron.params.parametrization import Parametrization
 
 LARGEST_SIDE = 10_000  # that pytorch_optimizer's SOAP preconditions by default
 
@@ -53,7 +53,9 @@ FORMATS = {
     "lion": GroupFormat(),
     # pytorch_optimizer's Muon, which trains all parameters, asks in which way; torch's takes two dimensions alone
     "muon": GroupFormat("eps", 1e-7, True, False, {"use_muon": True}, {"use_muon": False}),
-    "soap": GroupFormat("eps", 1e-8, True),
+    "soap": GroupFormat(
+        "eps", 1e-8, True, False
+    ),  # in the bases of all sides of a kernel many entries differ from zero
     # added to its factors once, at the start; decay would be a part of the gradient otherwise
     "shampoo": GroupFormat("matrix_eps", 1e-6, True, entries={"weight_decouple": True}),
 }
@@ -111,7 +113,7 @@ class GroupRequest:
         if law.name not in FORMATS and law.layerwise:
             raise ParametrizationError(
                 f"there are no groups for {law.title}: its damping scales too. Use mukron's own optimizer, which takes "
-                f"the plan itself. Groups are for {', '.join(map(repr, FORMATS))}"
+                f"the plan itself. Groups are for {', '.join(map(repr, FORMATS)).replace('adam', 'adamw')}"
             )
         return FORMATS.get(law.name) or FORMATS["adam" if law.has_eps else "sgd"]
 
@@ -120,13 +122,13 @@ def groups_of(plan: Parametrization, found: Mapping[str, Found], request: GroupR
     """The groups, one for each role and set of multipliers. found: the model's parameters by name."""
     law, own = request.law, request.format
     other = None if request.beside is None else FORMATS[request.beside]
+    if law.name == "soap":
+        _check_sides(plan, request.max_precondition_dim or LARGEST_SIDE)
     members = defaultdict(list)
     for name, scale in plan.scales(law).items():
         entry = plan.parameters[name]
         if (own.matrices and not _takes(own, plan, name)) or (other is not None and _takes(other, plan, name)):
             continue
-        if law.name == "soap":
-            _check_sides(name, entry, request.max_precondition_dim or LARGEST_SIDE)
         lr_scale = scale.lr
         if law.name == "muon":  # it multiplies by a function of the sizes at hand
             scaling = request.scaling or "original"
@@ -153,12 +155,14 @@ def _takes(matrices: GroupFormat, plan: Parametrization, name: str) -> bool:
     return not plan.falls_back(name, None, "muon") and (matrices.kernels or len(plan.parameters[name].shape) == 2)
 
 
-def _check_sides(name: str, entry: ParameterPlan, largest: int) -> None:
+def _check_sides(plan: Parametrization, largest: int) -> None:
     """Beyond the limit SOAP leaves a side of a matrix as it is, and follows another law."""
-    side = max(entry.shape)
-    if side > largest:
+    shapes = {name: entry.shape for name, entry in plan.parameters.items() if _takes(FORMATS["soap"], plan, name)}
+    beyond = {name: shape for name, shape in shapes.items() if max(shape) > largest}
+    if beyond:
+        listed = ", ".join(f'"{name}" {list(shape)}' for name, shape in beyond.items())
         raise ParametrizationError(
-            f'parameter "{name}" {list(entry.shape)}: SOAP preconditions no side longer than max_precondition_dim='
-            f"{largest}, and with one side alone it has another law. Give both SOAP and param_groups a "
-            f"max_precondition_dim of at least {side}"
+            f"SOAP preconditions no side longer than max_precondition_dim={largest}, and with one side its law is "
+            "another. Give both SOAP and param_groups a max_precondition_dim of at least "
+            f"{max(map(max, beyond.values()))}: {listed}"
         )
