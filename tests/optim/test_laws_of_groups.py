@@ -131,6 +131,26 @@ def test_a_large_eps_does_not_break_the_law(adam):
     assert max(map(abs, measured.values())) < 0.12, measured
 
 
+# An eps as large as singular values of gradients, and as their squares.
+LARGE_EPS = {
+    "soap": (theirs, "SOAP", "eps", 0.03),
+    "shampoo": (theirs, "Shampoo", "matrix_eps", 0.01),
+    "muon": (torch.optim, "Muon", "eps", 1.0),
+}
+
+
+@needs_theirs
+@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch has Muon from 2.9 on")
+@pytest.mark.parametrize("method", LARGE_EPS)
+def test_eps_of_matrix_methods_follows_the_gradient(method):
+    library, name, key, eps = LARGE_EPS[method]
+    make = getattr(library, name)
+    scaled = slopes(lambda _, plan: [make(plan.param_groups(method, lr=0.002, eps=eps)), adamw_beside(plan, method)])
+    assert max(map(abs, scaled.values())) < 0.12, scaled
+    constant = slopes(lambda _, plan: [make([{**group, key: eps} for group in plan.param_groups(method, lr=0.002)])])
+    assert constant["fc1"] < -0.15, constant  # (r_out)^-1/2 is what its gradient shrinks by
+
+
 def test_an_eps_that_is_not_scaled_breaks_the_law():
     """Gradients shrink like 1 / width, and the same eps becomes larger than they are."""
     for eps, low, high in ((EPS, -1.0, -0.4), (1e-12, -0.12, 0.12)):

@@ -98,6 +98,35 @@ def test_a_wrong_exponent_is_seen(off_b, off_c, r, role):
     assert missed[f"update of {role}"] == off_c
 
 
+@given(rs, st.sampled_from(Role))
+def test_eps_is_as_large_as_what_it_is_added_to(r, role):
+    """Adam: an entry of the gradient, M^-s where fan-out grows. Muon and SOAP: its norm, |h| |delta|."""
+    s, solved = 1 - r, {name: solve(name, uniform(r))[role].eps for name in METHODS}
+    assert (-solved["adam"].fan_in, -solved["adam"].fan_out) == (0, -s * role.fan_out)
+    for name in ("muon", "soap"):
+        norm = (Fraction(role.fan_in, 2), Fraction(role.fan_out) * (1 - 2 * s) / 2)
+        assert (-solved[name].fan_in, -solved[name].fan_out) == norm
+    assert [name for name, eps in solved.items() if eps is not None] == ["adam", "muon", "soap"]
+
+
+def test_eps_of_muP():
+    hidden = {name: solve(name)[Role.HIDDEN].eps for name in ("adam", "muon", "soap")}
+    assert {name: (-eps.fan_in, -eps.fan_out) for name, eps in hidden.items()} == {
+        "adam": (0, -1),
+        "muon": (Fraction(1, 2), Fraction(-1, 2)),
+        "soap": (Fraction(1, 2), Fraction(-1, 2)),
+    }
+    assert solve("adam", "sp")[Role.HIDDEN].eps == Power()
+    assert solve("adam", a=1)[Role.HIDDEN].eps.total == 2  # the gradient of w is smaller by M^a
+
+
+def test_lion_is_adam_and_soap_is_muon():
+    for scheme in (MUP, NTK):
+        for one, other in (("lion", "adam"), ("soap", "muon"), ("soap", "shampoo")):
+            pairs = zip(solve(one, scheme).values(), solve(other, scheme).values(), strict=True)
+            assert all(a.c == b.c for a, b in pairs)
+
+
 def test_feature_slopes_under_sp():
     assert list(feature_slopes("sgd", solve("sgd", "sp")).values()) == [-Fraction(1, 2), Fraction(1, 2), 1]
     assert list(feature_slopes("adam", solve("adam", "sp")).values()) == [0, 1, Fraction(3, 2)]
