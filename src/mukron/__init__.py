@@ -10,12 +10,13 @@ __version__ = "0.1.0.dev0"
 if TYPE_CHECKING:
     from mukron.curvature import Empirical, Exact, MonteCarlo, RandomSigns
     from mukron.damping import Adaptive, Constant, Fixed, Heuristic, MaxEigenvalue, Rescaled
-    from mukron.linalg import Cholesky, Eigh, Newton, Tracked
+    from mukron.linalg import QR, Cholesky, Eigh, Newton, Tracked
     from mukron.memory import EMA, Auto, Batch, Sum, Window
     from mukron.optim import (
         FOOF,
         KFAC,
         RMS,
+        SOAP,
         AdamStep,
         GaussNewton,
         GradientMomentum,
@@ -33,11 +34,11 @@ if TYPE_CHECKING:
 _LAZY = {
     **dict.fromkeys(("Auto", "EMA", "Batch", "Sum", "Window"), "mukron.memory"),
     **dict.fromkeys(("Empirical", "Exact", "MonteCarlo", "RandomSigns"), "mukron.curvature"),
-    **dict.fromkeys(("Cholesky", "Eigh", "Newton", "Tracked"), "mukron.linalg"),
+    **dict.fromkeys(("QR", "Cholesky", "Eigh", "Newton", "Tracked"), "mukron.linalg"),
     **dict.fromkeys(("AdamStep", "GradientMomentum", "HeavyBall", "SGDStep"), "mukron.optim"),
     **dict.fromkeys(("Adaptive", "Constant", "Fixed", "Heuristic", "MaxEigenvalue", "Rescaled"), "mukron.damping"),
     **dict.fromkeys(("RMS", "Graft", "KLClip", "Spectral"), "mukron.optim"),
-    **dict.fromkeys(("FOOF", "KFAC", "GaussNewton", "Muon", "Shampoo"), "mukron.optim"),
+    **dict.fromkeys(("FOOF", "KFAC", "SOAP", "GaussNewton", "Muon", "Shampoo"), "mukron.optim"),
     **dict.fromkeys(("BaseShapes", "Parametrization", "ParametrizationError"), "mukron.params"),
     **dict.fromkeys(("base_shapes", "parametrize"), "mukron.params"),
 }
@@ -46,7 +47,9 @@ __all__ = [
     "EMA",
     "FOOF",
     "KFAC",
+    "QR",
     "RMS",
+    "SOAP",
     "AdamStep",
     "Adaptive",
     "Auto",

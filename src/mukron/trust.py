@@ -339,11 +339,9 @@ def usual_exclude(method: Method, trust: Trust | None) -> tuple[str, ...] | None
 
 def law_of(trust: Trust | None, method: Method) -> str:
     """Which bound is in force and which learning-rate law follows, as a sentence for people."""
-    if method.matrices_only:
-        sized = "Every singular value of a layer's move"
-        if method.name == "soap":
-            sized = "Every entry of a layer's move, in the eigenbasis of L and R,"
-        return f"{sized} is near 1, times the learning rate and its multiplier, which is {method.title}'s own."
+    if method.matrices_only and (trust is None or not method.entrywise):
+        what = "entry of a layer's move, in its eigenbases," if method.entrywise else "singular value of a layer's move"
+        return f"Every {what} is near 1, times the learning rate and its multiplier, which is {method.title}'s own."
     if trust is None:
         return (
             "trust none: steps are the paper's, of any length; learning-rate multipliers are those of "

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import math
 
 import pytest
 import torch
+from matrix_methods import batch, flat, network, outputs_of, train
 from torch import nn
 from torch.nn import functional as F
 
@@ -27,28 +27,6 @@ def reference(G: torch.Tensor, rounds: int = 5) -> torch.Tensor:
     for _ in range(rounds):
         s = a * s + b * s**3 + c * s**5
     return U @ torch.diag_embed(s) @ Vh
-
-
-def network(seed: int = 0) -> nn.Module:
-    torch.manual_seed(seed)
-    sizes = [32, 64, 64, 64, 10]
-    layers = [
-        part for d_in, d_out in itertools.pairwise(sizes) for part in (nn.Linear(d_in, d_out, bias=False), nn.Tanh())
-    ]
-    return nn.Sequential(*layers[:-1])
-
-
-def batch(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(96, 32, generator=generator), torch.randint(10, (96,), generator=generator)
-
-
-def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int, dtype: torch.dtype = torch.float32) -> None:
-    for step in range(steps):
-        x, y = batch(step)
-        optimizer.zero_grad()
-        F.cross_entropy(model(x.to(dtype)), y).backward()
-        optimizer.step()
 
 
 @pytest.mark.parametrize("shape", [(1, 24, 24), (3, 40, 16), (2, 16, 40), (1, 1, 8)])
@@ -221,20 +199,6 @@ def test_features_move_alike_at_every_width(adjust):
             assert abs(fit_exponent(*zip(*pairs, strict=True)).slope) < 0.12, name
 
 
-def outputs_of(model: nn.Module, x: torch.Tensor) -> dict[str, torch.Tensor]:
-    found = {}
-    hooks = [
-        module.register_forward_hook(lambda _, __, out, name=name: found.__setitem__(name, out.detach()))
-        for name, module in model.named_children()
-        if isinstance(module, nn.Linear)
-    ]
-    with torch.no_grad():
-        model(x)
-    for hook in hooks:
-        hook.remove()
-    return found
-
-
 def test_a_convolution_is_a_matrix_of_its_channels():
     torch.manual_seed(0)
     model = CNN(8)
@@ -263,12 +227,6 @@ def test_a_bad_batch_leaves_no_trace(bad):
     after = (model.state_dict(), optimizer.state_dict()["state"])
     for a, b in zip(flat(state), flat(after), strict=True):
         assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
-
-
-def flat(value):
-    if isinstance(value, dict):
-        return [part for item in value.values() for part in flat(item)]
-    return [part for item in value for part in flat(item)] if isinstance(value, (tuple, list)) else [value]
 
 
 def test_it_resumes_bit_for_bit():

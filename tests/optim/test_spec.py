@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mukron import FOOF, KFAC, GaussNewton, Muon, Shampoo
+from mukron import FOOF, KFAC, SOAP, GaussNewton, Muon, Shampoo
 from mukron import readers as read
 from mukron.damping import Constant, MaxEigenvalue, Rescaled
 from mukron.memory import EMA, Auto, Batch, Window
@@ -22,7 +22,14 @@ from mukron.optim.spec import method_names, register, unregister
 from mukron.theory import METHODS, get_method
 from mukron.train import RunConfig
 
-CLASSES = {"kfac": KFAC, "foof": FOOF, "shampoo": Shampoo, "muon": Muon, "gauss-newton": GaussNewton}
+CLASSES = {
+    "kfac": KFAC,
+    "foof": FOOF,
+    "shampoo": Shampoo,
+    "soap": SOAP,
+    "muon": Muon,
+    "gauss-newton": GaussNewton,
+}
 TORCHS = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}
 
 
@@ -36,7 +43,7 @@ def test_every_method_has_its_optimizer():
 def test_exponents_and_rule_of_a_class_are_its_records():
     for name, cls in CLASSES.items():
         assert cls.method is METHODS[name]
-        assert cls.rule is (Constant if name == "muon" else type(SPECS[name].damping))
+        assert cls.rule is (Constant if name in ("muon", "soap") else type(SPECS[name].damping))
     assert (KFAC.rule, Shampoo.rule) == (Rescaled, MaxEigenvalue)
 
 
@@ -65,9 +72,11 @@ def test_the_default_of_an_option_is_a_value_it_reads(name):
 
 def test_names_aliases_and_variants_lead_to_one_record():
     assert spec_of("shampoo:1/4") is spec_of(" Shampoo") is SPECS["shampoo"]
+    assert spec_of("soap:input") is SPECS["soap"]
     assert spec_of("adam") is spec_of("AdamW") is SPECS["adamw"]
     assert spec_of("gn") is SPECS["gauss-newton"]
-    assert method_names() == ["sgd", "adamw", "kfac", "foof", "gauss-newton", "muon", "shampoo", "shampoo:E"]
+    known = ["sgd", "adamw", "kfac", "foof", "gauss-newton", "muon", "shampoo", "shampoo:E", "soap", "soap:SIDES"]
+    assert method_names() == known
 
 
 @pytest.mark.parametrize("name", ["foof-mirror", "kronecker:1,1/2"])

@@ -83,19 +83,24 @@ OPTIONS: dict[str, dict[str, tuple[Any, ...]]] = {
     },
     "foof": {**COMMON, **FACTORED, "memory": tuple(MEMORY), "solver": KFAC_SOLVERS},
     "shampoo": {**COMMON, **FACTORED, "memory": ("sum", "ema", "batch"), "solver": SHAMPOO_SOLVERS},
+    "soap": {**COMMON, "every": tuple(EVERY), "memory": ("ema", "sum", "batch"), "solver": ("qr", "eigh")},
+    "muon": {name: values for name, values in COMMON.items() if name != "trust"},
     "gauss-newton": COMMON,
 }
 METHODS: dict[str, Callable[..., Any]] = {
     "kfac": mukron.KFAC,
     "foof": mukron.FOOF,
     "shampoo": lambda *arguments, **options: mukron.Shampoo(*arguments, damping=1e-3, **{"trust": None, **options}),
+    "soap": mukron.SOAP,
+    "muon": lambda *arguments, trust=None, **options: mukron.Muon(*arguments, **options),  # noqa: PLW0108
     "gauss-newton": mukron.GaussNewton,
 }
+OF_GRADIENTS = ("shampoo", "soap", "muon")  # methods that measure nothing but gradients
 
 # Pairs of values that cannot be together in a case. Everything else must be covered.
 # The options above leave out what an optimizer refuses or does not have: Shampoo with a window ("Shampoo's factors are
 # matrices"), factor_every=2 with inverse_every=1 (it must be a multiple), Nesterov without momentum; FOOF and Shampoo
-# have no Fisher; Gauss-Newton has no memory, solver, interval or fused gradients.
+# have no Fisher; Gauss-Newton has no memory, solver, interval or fused gradients, and Muon neither those nor a trust.
 EXCLUDED_PAIRS: dict[Pair, str] = {
     (("cause", "nan-input"), ("model", "embedding")): "tokens are integers",
     (("cause", "inf-input"), ("model", "embedding")): "tokens are integers",
@@ -156,7 +161,7 @@ def name_of(method: str, case: Mapping[str, Any]) -> str:
     for name, value in case.items():
         if name in ("cause", "model"):
             parts.append(str(value))
-        elif value != defaults[name]:
+        elif value != defaults.get(name):
             parts.append(name if value is True else f"{name}={value}")
     return ",".join(parts)
 
@@ -266,8 +271,8 @@ def bad_gradients(method: str, model: nn.Module, data: Data, cause: str) -> None
         backward(model, Data(x, data.y))
     elif cause == "nan-loss":
         backward(model, data, float("nan"))
-    elif cause == "overflow" and method == "shampoo":
-        backward(model, data, 1000 * large)  # gradients are finite, L and R are not
+    elif cause == "overflow" and method in OF_GRADIENTS:
+        backward(model, data, 1000 * large)  # gradients are finite, their squares are not
     elif cause == "overflow":
         x[1, 0] = large  # A (of Gauss-Newton: K) is not finite, but gradients are
         backward(model, Data(x, data.y))

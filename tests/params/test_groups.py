@@ -127,6 +127,28 @@ def test_sp_scales_no_eps():
     assert {group["eps"] for group in plan.param_groups("adamw", lr=0.1)} == {1e-8}
 
 
+def test_soap_that_leaves_long_sides_as_they_are():
+    """Sides of 4 widths are longer than the limit at both widths, all others are not."""
+    model, plan, names = plan_of(4 * BASE, lambda width: nn.Sequential(nn.Linear(12, width), nn.Linear(width, 40 * 8)))
+    groups = by_name(plan.param_groups("soap", lr=0.1, max_precondition_dim=32), names)
+    assert set(groups) == {"0.weight"}
+    _model, plan, names = plan_of(4 * BASE, lambda width: nn.Sequential(nn.Linear(12, width), *three(width)))
+    groups = by_name(plan.param_groups("soap", lr=0.1, eps=0.01, max_precondition_dim=32), names)
+    expected = {  # learning rate and eps: (r_out / r_in)^1/2, and one side alone
+        "0.weight": (4**0.5, 4**-0.5),
+        "1.weight": (4**-0.5, 4**0.5 / 4),  # the input side
+        "2.weight": (4**0.5 / 4, 4**-0.5),  # the output side
+        "3.weight": (1, 1),
+    }
+    for name, (lr, eps) in expected.items():
+        assert (groups[name]["lr"], groups[name]["eps"]) == pytest.approx((0.1 * lr, 0.01 * eps)), name
+    assert model is not None
+
+
+def three(width: int) -> list[nn.Module]:
+    return [nn.Linear(width, 8 * width), nn.Linear(8 * width, width), nn.Linear(width, width), nn.Linear(width, 3)]
+
+
 def test_embeddings_learning_rates():
     shapes = base_shapes(lambda width: GPT(width, tied=False), width=16, roles=GPT_ROLES)
     model = GPT(64, tied=False)
@@ -151,7 +173,7 @@ def test_embeddings_learning_rates():
         ("sgd", {"eps": 1e-8}, "eps=1e-08: SGD has no eps"),
         ("lion", {"eps": 1e-8}, "eps=1e-08: Lion has no eps"),
         ("adamw", {"eps": -1.0}, "eps must not be negative"),
-        ("soap", {"max_precondition_dim": 31}, 'at least 32: "first.weight" [32, 12], "hidden.weight" [32, 32]'),
+        ("soap", {"max_precondition_dim": 31}, 'here: "first.weight" [32, 12], "hidden.weight" [32, 32]. Give'),
     ],
 )
 def test_refused(method, given, message):

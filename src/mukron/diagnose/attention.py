@@ -20,19 +20,8 @@ from mukron.train.quantities import first_tensor
 PRODUCTS = ("matmul", "__matmul__", "bmm", "baddbmm", "einsum", "sum")
 MULTIPLICATIONS = ("mul", "__mul__", "__rmul__", "mul_", "__imul__", "multiply")
 DIVISIONS = ("div", "__truediv__", "true_divide", "div_", "__itruediv__", "divide")
-RESHAPES = (
-    "view",
-    "reshape",
-    "transpose",
-    "permute",
-    "unflatten",
-    "flatten",
-    "squeeze",
-    "unsqueeze",
-    "contiguous",
-    "to",
-)
-CARRIED = (*MULTIPLICATIONS, *DIVISIONS, *RESHAPES, "float", "double", "half", "bfloat16", "type_as", "movedim")
+RESHAPES = tuple("view reshape transpose permute unflatten flatten squeeze unsqueeze contiguous to movedim".split())
+CARRIED = (*MULTIPLICATIONS, *DIVISIONS, *RESHAPES, "float", "double", "half", "bfloat16", "type_as")
 SUMS = ("add", "__add__", "__radd__", "sub", "__sub__", "add_", "__iadd__")
 ROOT = "network"  # the name of the network itself, where that calls the attention
 SOFTMAX, DOT_PRODUCT, MULTIHEAD = "softmax", "scaled_dot_product_attention", "multi_head_attention_forward"

@@ -3,6 +3,11 @@
 Names with an alias of their own are for the neighbouring rooms; they may change.
 """
 
+from mukron.linalg.basis import BasisFactor as BasisFactor
+from mukron.linalg.basis import PlainFactor as PlainFactor
+from mukron.linalg.basis import carried as carried
+from mukron.linalg.basis import turned as turned
+from mukron.linalg.basis import turned_back as turned_back
 from mukron.linalg.factors import Diagonal as Diagonal
 from mukron.linalg.factors import DiagonalFactor as DiagonalFactor
 from mukron.linalg.factors import Factor as Factor
@@ -31,13 +36,14 @@ from mukron.linalg.precision import probe as probe
 from mukron.linalg.precision import products_of as products_of
 from mukron.linalg.precision import rounding as rounding
 from mukron.linalg.roots import inverse_root_eigh, inverse_root_newton
-from mukron.linalg.solvers import Cholesky, Eigh, Newton, Solver, Tracked
+from mukron.linalg.solvers import QR, Cholesky, Eigh, Newton, Solver, Tracked
 from mukron.linalg.tracked import KeptFactor as KeptFactor
 from mukron.linalg.tracked import Turned as Turned
 from mukron.linalg.tracked import kept_factor as kept_factor
 from mukron.linalg.tracked import turn as turn
 
 __all__ = [
+    "QR",
     "Cholesky",
     "Eigh",
     "FactorizationError",

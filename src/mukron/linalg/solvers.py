@@ -72,6 +72,16 @@ class Newton(Solver):
 
 
 @dataclass(frozen=True)
+class QR(Solver):
+    """Eigenbases by one round of orthogonal iteration, begun with the last basis; the first one by eigendecomposition.
+
+    Example:
+        >>> QR()
+        QR()
+    """
+
+
+@dataclass(frozen=True)
 class Tracked(Solver):
     """Roots in an eigenbasis that is kept from step to step and renewed when its error would exceed the tolerance.
 

@@ -9,12 +9,14 @@ from mukron.optim.muon import Muon
 from mukron.optim.optimizer import SecondOrder
 from mukron.optim.options import RMS, AdamStep, Graft, KLClip, SGDStep, Spectral, StepOptions, Trust
 from mukron.optim.shampoo import Shampoo
+from mukron.optim.soap import SOAP
 from mukron.optim.spec import SPECS, MethodSpec, register, spec_of
 
 __all__ = [
     "FOOF",
     "KFAC",
     "RMS",
+    "SOAP",
     "SPECS",
     "AdamStep",
     "GaussNewton",

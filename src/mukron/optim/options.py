@@ -138,7 +138,8 @@ def usual_fallback_lr(method: Method, options: StepOptions, lr: float, default_l
     Learning rates of different methods count in different units. Beside a trust that leaves a method its own, and
     beside Muon, Adam's is 0.005 at the method's default and in proportion to it at others.
     """
-    own_units = method.matrices_only or (options.trust is not None and options.trust.rates != "adamw")
+    units_of_method = not method.entrywise if options.trust is None else options.trust.rates != "adamw"
+    own_units = units_of_method and (options.trust is not None or method.matrices_only)
     return ADAMS_RATE * lr / default_lr if own_units and isinstance(options.fallback, AdamStep) else None
 
 

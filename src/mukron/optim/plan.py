@@ -42,7 +42,7 @@ def _rows(optimizer: SecondOrder, entry: LayerEntry) -> list[tuple[str, ...]]:
     operators = optimizer.state.get(entry.anchor, {}).get("operators", {})
     groups = "" if layer.groups == 1 else f" ({layer.groups} groups)"
     if not operators:
-        form = "after the first step" if optimizer.method.damped else "no factors"
+        form = "after the first step" if optimizer.by_block or optimizer.method.damped else "no factors"
         return [(entry.name, f"{layer.d_out} x {layer.d_in}{groups}", form, "", "")]
     rows: list[tuple[str, ...]] = []
     for block, sides in operators.items():

@@ -55,6 +55,11 @@ def gradient_moments(layer: LayerSize, options: Mapping[str, Any]) -> int:
     return layer.groups * copies * (L + (layer.d_in if layer.one_hot else R))
 
 
+def bases(layer: LayerSize, options: Mapping[str, Any]) -> int:
+    """SOAP's L and R with their eigenbases; sides that are too long have neither."""
+    return layer.groups * 2 * sum(d if d > options["max_size"] else d * d for d in (layer.d_out, layer.d_in))
+
+
 def kernel_size(layer: LayerSize, options: Mapping[str, Any]) -> int:
     """Gauss-Newton's kernel over samples x outputs, and the rows it is made of."""
     rows = layer.samples * layer.classes
@@ -64,6 +69,11 @@ def kernel_size(layer: LayerSize, options: Mapping[str, Any]) -> int:
 def momentum_and_graft(run: RunFields) -> int:
     """One copy of the weights for momentum, two for a graft onto Adam."""
     return (run.momentum > 0) + 2 * (run.method_options.get("trust") == "graft:adam")
+
+
+def momentum_and_squares(run: RunFields) -> int:
+    """SOAP's average of squares beside."""
+    return momentum_and_graft(run) + 1
 
 
 def adams_moments(run: RunFields) -> int:

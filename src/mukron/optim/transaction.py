@@ -166,8 +166,9 @@ class Transaction:
                 if factors and (stale or inverting):
                     sides = replace(layer.sides.get(block, layer.sides[WEIGHT]), peaks=highest)
                     entry = layer.blocks.get(block) or next(iter(layer.blocks.values()))
+                    rho = {name: torch.zeros_like(trace) for name, trace in traces.items()}
                     try:
-                        rho = Rule.of_group(entry.group)(factors, sides)
+                        rho = Rule.of_group(entry.group)(factors, sides) if entry.group["damping_rule"] else rho
                     except FactorizationError:  # of the largest eigenvalue: there will be no inverse either
                         rho = {name: torch.full_like(trace, torch.nan) for name, trace in traces.items()}
                     self._factors[layer.name, block] = factors, rho
@@ -296,12 +297,6 @@ def is_ready(step: Transaction, layer: LayerEntry, due: bool) -> bool:
     """Whether there are operators for a layer: made by this step if it makes any, else of an earlier one."""
     known = step.value(layer, "operators") is not None
     return "operators" in step._staged.get(layer.anchor, {}) if due else known
-
-
-def stale_blocks(step: Transaction) -> set[tuple[str, str]]:
-    """Blocks whose operators were made by an earlier step; before the start none are in use."""
-    used = step.ready if step.optimizer.steps >= step.optimizer.options.start else []
-    return {(layer.name, block) for layer in used for block in step.value(layer, "operators")} - step._factors.keys()
 
 
 def fits(step: Transaction, parts: Mapping[str, tuple[Tensor, ...]], lengths: Sequence[float]) -> bool:

@@ -10,7 +10,7 @@ docs/optimizers.md, "Other people's optimizers", says what each optimizer is tak
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from mukron.params.errors import ParametrizationError
 from mukron.params.inventory import Found
 from mukron.params.shape_factor import SCALINGS, check_scaling, shape_factor
 from mukron.readers import check_number
-from mukron.theory import Method, get_method
+from mukron.theory import METHODS, Method, get_method, soap
 
 if TYPE_CHECKING:
     from mukron.params.parametrization import Parametrization
@@ -112,8 +112,8 @@ class GroupRequest:
         law = self.law
         if law.name not in FORMATS and law.layerwise:
             raise ParametrizationError(
-                f"there are no groups for {law.title}: its damping scales too. Use mukron's own optimizer, which takes "
-                f"the plan itself. Groups are for {', '.join(map(repr, FORMATS)).replace('adam', 'adamw')}"
+                f"there are no groups for {law.title}. Use mukron's own optimizer, which takes the plan itself. "
+                f"Groups are for {', '.join(map(repr, FORMATS)).replace('adam', 'adamw')}"
             )
         return FORMATS.get(law.name) or FORMATS["adam" if law.has_eps else "sgd"]
 
@@ -122,13 +122,18 @@ def groups_of(plan: Parametrization, found: Mapping[str, Found], request: GroupR
     """The groups, one for each role and set of multipliers. found: the model's parameters by name."""
     law, own = request.law, request.format
     other = None if request.beside is None else FORMATS[request.beside]
+    taken = [
+        name
+        for name in plan.parameters
+        if (not own.matrices or _takes(own, plan, name)) and (other is None or not _takes(other, plan, name))
+    ]
+    laws = dict.fromkeys(taken, law)
     if law.name == "soap":
-        _check_sides(plan, request.max_precondition_dim or LARGEST_SIDE)
+        laws = _laws_of_soap(plan, taken, request.max_precondition_dim or LARGEST_SIDE)
+    scales = {one: plan.scales(one) for one in set(laws.values())}
     members = defaultdict(list)
-    for name, scale in plan.scales(law).items():
-        entry = plan.parameters[name]
-        if (own.matrices and not _takes(own, plan, name)) or (other is not None and _takes(other, plan, name)):
-            continue
+    for name in taken:
+        entry, scale = plan.parameters[name], scales[laws[name]][name]
         lr_scale = scale.lr
         if law.name == "muon":  # it multiplies by a function of the sizes at hand
             scaling = request.scaling or "original"
@@ -155,14 +160,20 @@ def _takes(matrices: GroupFormat, plan: Parametrization, name: str) -> bool:
     return not plan.falls_back(name, None, "muon") and (matrices.kernels or len(plan.parameters[name].shape) == 2)
 
 
-def _check_sides(plan: Parametrization, largest: int) -> None:
-    """Beyond the limit SOAP leaves a side of a matrix as it is, and follows another law."""
-    shapes = {name: entry.shape for name, entry in plan.parameters.items() if _takes(FORMATS["soap"], plan, name)}
-    beyond = {name: shape for name, shape in shapes.items() if max(shape) > largest}
-    if beyond:
-        listed = ", ".join(f'"{name}" {list(shape)}' for name, shape in beyond.items())
+def _laws_of_soap(plan: Parametrization, names: Iterable[str], largest: int) -> dict[str, Method]:
+    """SOAP's law for each matrix: a side longer than the largest is not turned into its eigenbasis."""
+    laws = {(True, True): soap(), (False, True): soap("input"), (True, False): soap("output")}
+    sides = {}
+    for name in names:
+        entry = plan.parameters[name]
+        sides[name] = [(d_out <= largest, d_in <= largest) for d_out, d_in in (entry.base_shape, entry.shape)]
+    apart = [name for name, (at_base, here) in sides.items() if at_base != here]
+    if apart:
+        longest = max(max(plan.parameters[name].shape) for name in apart)
+        listed = ", ".join(f'"{name}" {list(plan.parameters[name].shape)}' for name in apart)
         raise ParametrizationError(
-            f"SOAP preconditions no side longer than max_precondition_dim={largest}, and with one side its law is "
-            "another. Give both SOAP and param_groups a max_precondition_dim of at least "
-            f"{max(map(max, beyond.values()))}: {listed}"
+            f"SOAP preconditions no side longer than max_precondition_dim={largest}, so that it follows one law at the "
+            f"base width and another here: {listed}. Give both SOAP and param_groups a max_precondition_dim of at "
+            f"least {longest}"
         )
+    return {name: laws.get(here, METHODS["adam"]) for name, (_, here) in sides.items()}

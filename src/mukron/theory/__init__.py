@@ -7,7 +7,7 @@ This package needs the standard library alone.
 Fraction(1, 2)
 """
 
-from mukron.theory.methods import FAMILIES, METHODS, Family, Method, Statistic, get_method, kronecker, shampoo
+from mukron.theory.methods import FAMILIES, METHODS, Family, Method, Statistic, get_method, kronecker, shampoo, soap
 from mukron.theory.power import Power
 from mukron.theory.roles import Role
 from mukron.theory.schemes import MUP, NTK, SP, Scheme, get_scheme, uniform
@@ -36,6 +36,7 @@ __all__ = [
     "method_table",
     "residuals",
     "shampoo",
+    "soap",
     "solve",
     "uniform",
     "update_exponent",

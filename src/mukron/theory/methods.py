@@ -12,12 +12,11 @@ Every method here divides by powers of statistics whose eigenvalues have a size 
     L = E[G G^T]          R = E[G^T G]             both ~ |h|^2 |delta|^2  Shampoo
     K = (delta^T delta) o (h^T h)                       ~ |h|^2 |delta|^2  layer-wise Gauss-Newton (the layer's NTK)
     S = G G^T, of one step                             ~ |h|^2 |delta|^2  Muon
-    Q = the square of an entry of G in the eigenbasis of L and R
-                                                       ~ |h|^2 |delta|^2  SOAP
     V = E[G_ij^2]                                  ~ one entry's square    Adam, and Lion, whose step is a sign
+    V_LR = E[(Q_L^T G Q_R)_ij^2], Q_L and Q_R the eigenbases of L and R   ~ |h|^2 |delta|^2  SOAP
 
 Damping is added to a statistic, and so scales as the statistic does. Adam, Muon and SOAP have an eps instead, which
-guards the division by a root: added to V^1/2 and Q^1/2, and the least norm S^1/2 in Muon. It scales as that root.
+guards the division by a root: added to V^1/2 and V_LR^1/2, and the least norm S^1/2 in Muon. It scales as that root.
 
 A method that has an optimizer is added by its record, ``mukron.optim.spec.register``; others are rows of ``METHODS``.
 """
@@ -27,6 +26,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
 
 from mukron.theory.power import Number, Power
 from mukron.theory.roles import Role
@@ -37,7 +37,7 @@ class Statistic:
     """A statistic of a layer that a method divides by, such as the curvature factor A of K-FAC.
 
     Attributes:
-        name: The symbol: A, B, L, R, K, S, Q or V.
+        name: The symbol: A, B, L, R, K, S, V or one in eigenbases, V_LR, V_L and V_R.
         h: 1 if the statistic contains |h|^2, else 0.
         delta: 1 if the statistic contains |delta|^2, else 0.
         damped: Whether damping is added to it.
@@ -71,12 +71,17 @@ class Statistic:
 
 @dataclass(frozen=True)
 class EntrySquare(Statistic):
-    """The square of one entry of a parameter's gradient: entries of h are Theta(1), those of delta Theta(M^-s)."""
+    """The square of one entry of a parameter's gradient: entries of h are Theta(1), those of delta Theta(M^-s).
+
+    In an eigenbasis of one side, ``h`` or ``delta`` = 1, the few directions that gradients have there are coordinates,
+    and an entry holds all of |h|^2 or |delta|^2.
+    """
 
     damped: bool = False
+    guarded: bool = True
 
     def size(self, role: Role, s: Fraction) -> Power:
-        return Power(Fraction(0), -2 * s * role.fan_out)
+        return Power(Fraction(self.h * role.fan_in), (self.delta - 2 * s) * role.fan_out)
 
 
 A = Statistic("A", h=1)
@@ -85,8 +90,8 @@ L = Statistic("L", h=1, delta=1)
 R = Statistic("R", h=1, delta=1)
 K = Statistic("K", h=1, delta=1)
 S = Statistic("S", h=1, delta=1, damped=False, guarded=True)
-Q = Statistic("Q", h=1, delta=1, damped=False, guarded=True)
-V = EntrySquare("V", guarded=True)
+V = EntrySquare("V")
+V_LR, V_L, V_R = EntrySquare("V_LR", h=1, delta=1), EntrySquare("V_L", delta=1), EntrySquare("V_R", h=1)
 
 
 @dataclass(frozen=True)
@@ -227,14 +232,41 @@ def shampoo(e: Number = Fraction(1, 2)) -> Method:
     return Method(name, title, ((L, e / 2), (R, e / 2)))
 
 
+SIDES = {"both": V_LR, "input": V_R, "output": V_L}
+
+
+def soap(sides: str = "both") -> Method:
+    """Return SOAP: Adam in the eigenbases of Shampoo's L and R, or of one of them.
+
+    Args:
+        sides: Which sides of a gradient are turned into their eigenbasis: "both", "input" or "output".
+
+    Returns:
+        The method.
+
+    Raises:
+        ValueError: There are no such sides.
+
+    Example:
+        >>> from mukron.theory import Role, soap, solve
+        >>> print(-solve(soap())[Role.HIDDEN].c, -solve(soap("input"))[Role.HIDDEN].c, sep=", ")
+        r_out^1/2 / r_in^1/2, r_in^-1/2
+    """
+    if sides not in SIDES:
+        raise ValueError(f"unknown sides {sides!r}; known: {_quoted(SIDES)}")
+    name, title = ("soap", "SOAP") if sides == "both" else (f"soap:{sides}", f"SOAP ({sides} side)")
+    return Method(name, title, ((SIDES[sides], Fraction(1, 2)),), matrices_only=True)
+
+
 @dataclass(frozen=True)
 class Family:
-    """Methods that differ in their exponents alone, written NAME:EXPONENTS, as in "shampoo:1/4".
+    """Methods that differ in a few settings alone, written NAME:SETTINGS, as in "shampoo:1/4" and "soap:input".
 
     Attributes:
         name: What stands before the colon.
-        exponents: The names of the exponents: keyword arguments of ``make`` and, if there is one, of the optimizer.
-        make: From exact exponents to the method.
+        settings: Their names: keyword arguments of ``make`` and, if there is one, of the optimizer.
+        make: From the settings to the method.
+        parse: From the text of one setting to its value: an exact number, unless it says otherwise.
 
     Example:
         >>> from mukron.theory import FAMILIES
@@ -243,30 +275,31 @@ class Family:
     """
 
     name: str
-    exponents: tuple[str, ...]
+    settings: tuple[str, ...]
     make: Callable[..., Method]
+    parse: Callable[[str], Any] = Fraction
 
     @property
     def pattern(self) -> str:
         """Return the form that help texts show: "kronecker:E_A,E_B"."""
-        return f"{self.name}:{','.join(self.exponents).upper()}"
+        return f"{self.name}:{','.join(self.settings).upper()}"
 
-    def read(self, text: str) -> dict[str, Fraction]:
-        """Return the exponents, by name, in the text after the colon.
+    def read(self, text: str) -> dict[str, Any]:
+        """Return the settings, by name, in the text after the colon.
 
         Args:
-            text: Exact numbers, separated by commas.
+            text: Their values, separated by commas.
 
         Returns:
-            The exponents.
+            The settings.
 
         Raises:
-            ValueError: There are too many or too few of them, or one is not an exact number.
+            ValueError: There are too many or too few of them, or one is not what it should be.
         """
         parts = text.split(",")
-        if len(parts) != len(self.exponents):
-            raise ValueError(f"expected {len(self.exponents)} exponents, got {len(parts)}")
-        return dict(zip(self.exponents, map(Fraction, parts), strict=True))
+        if len(parts) != len(self.settings):
+            raise ValueError(f"expected {len(self.settings)} after the colon, got {len(parts)}")
+        return dict(zip(self.settings, map(self.parse, parts), strict=True))
 
 
 ONE = Fraction(1)
@@ -275,19 +308,20 @@ METHODS: dict[str, Method] = {
     for method in (
         Method("sgd", "SGD"),
         Method("adam", "Adam", ((V, ONE / 2),)),
-        Method("lion", "Lion", ((EntrySquare("V"), ONE / 2),)),  # a sign is an entry over its size, without an eps
+        Method("lion", "Lion", ((EntrySquare("V", guarded=False), ONE / 2),)),  # a sign: an entry over its size
         Method("kfac", "K-FAC", ((A, ONE), (B, ONE))),
         Method("foof", "FOOF", ((A, ONE),)),
         Method("foof-mirror", "FOOF's mirror", ((B, ONE),)),
         shampoo(),
+        soap(),
         Method("muon", "Muon", ((S, ONE / 2),), matrices_only=True),
-        Method("soap", "SOAP", ((Q, ONE / 2),), matrices_only=True),  # both sides; Shampoo's exponents
         Method("gauss-newton", "Gauss-Newton", ((K, ONE),)),
     )
 }
 FAMILIES: dict[str, Family] = {
     "shampoo": Family("shampoo", ("e",), shampoo),
     "kronecker": Family("kronecker", ("e_A", "e_B"), kronecker),
+    "soap": Family("soap", ("sides",), soap, parse=str),
 }
 ALIASES = {"adamw": "adam", "gn": "gauss-newton"}
 
@@ -296,14 +330,14 @@ def get_method(method: Method | str) -> Method:
     """Return the method of a name.
 
     Args:
-        method: A name in ``METHODS``, ``"shampoo:E"`` as in ``"shampoo:1/4"``, or ``"kronecker:E_A,E_B"`` as in
-            ``"kronecker:1,1/2"``. A ``Method`` is returned as it is.
+        method: A name in ``METHODS``, ``"shampoo:E"`` as in ``"shampoo:1/4"``, ``"kronecker:E_A,E_B"`` as in
+            ``"kronecker:1,1/2"``, or ``"soap:SIDES"`` as in ``"soap:input"``. A ``Method`` is returned as it is.
 
     Returns:
         The method.
 
     Raises:
-        ValueError: There is no method of this name, or an exponent is not an exact number.
+        ValueError: There is no method of this name, or what follows its colon is not what it should be.
 
     Example:
         >>> from mukron.theory import get_method
@@ -322,7 +356,7 @@ def get_method(method: Method | str) -> Method:
             return family.make(**family.read(exponents))
         except (ValueError, ZeroDivisionError) as error:
             raise ValueError(
-                f"method {method!r}: {error}; exponents are exact numbers, as in 'shampoo:1/4' or 'kronecker:1,1/2'"
+                f"method {method!r}: {error}; examples: 'shampoo:1/4', 'kronecker:1,1/2', 'soap:input'"
             ) from error
     if exponents or name not in METHODS:
         patterns = [family.pattern for family in FAMILIES.values()]
