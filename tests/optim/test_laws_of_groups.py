@@ -188,6 +188,7 @@ METHODS = {
     "shampoo": mukron.Shampoo,
     "gauss-newton": mukron.GaussNewton,
     "muon": mukron.Muon,
+    "soap": mukron.SOAP,
 }
 LAWS = {"constant": 0, "1/width": 1, "1/2": 0.5}
 

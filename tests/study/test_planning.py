@@ -34,7 +34,7 @@ RUNS = {
         "schedule": "linear",
     },
     "foof": {"method": "foof", "schedule": "step:1,2", "method_options": {"memory": "window:2"}, **CNN},
-    "shampoo": {"method": "shampoo:1/4", "weight_decay": 0.1, "dtype": "float64", "scheme": "ntk"},
+    "shampoo": {"method": "shampoo:1/4", "weight_decay": 0.1, "dtype": "float64", "scheme": "ntk", "decay": "1/width"},
     "shampoo, own network": {
         **OWN,
         "method": "shampoo",

@@ -84,7 +84,22 @@ def test_torchs_own_methods_take_the_plans_groups():
     assert all(group["nesterov"] and group["momentum"] == 0.9 for group in sgd.param_groups)
     adamw = optimizer(method="adamw", momentum=0.8, method_options={"beta2": 0.99, "eps": 1e-6})
     assert type(adamw) is torch.optim.AdamW
-    assert all((group["betas"], group["eps"]) == ((0.8, 0.99), 1e-6) for group in adamw.param_groups)
+    assert all(group["betas"] == (0.8, 0.99) for group in adamw.param_groups)
+    # at twice the base width: gradients are half as large where fan-out grows
+    assert {group["role"]: group["eps"] for group in adamw.param_groups} == pytest.approx(
+        {"input": 5e-7, "hidden": 5e-7, "output": 1e-6}
+    )
+
+
+def test_the_laws_of_decay_and_embeddings_reach_the_optimizer():
+    sgd = optimizer(method="sgd", weight_decay=0.1, lr=0.5, decay="1/width")
+    products = {group["role"]: group["lr"] * group["weight_decay"] for group in sgd.param_groups}
+    assert products == pytest.approx({"input": 0.05, "hidden": 0.025, "output": 0.025})
+    kfac = optimizer(method="kfac", decay="1/2", embedding_lr=-1)
+    assert {name: entry.decay for name, entry in kfac.entries.items()} == pytest.approx(
+        {"fc1.weight": 1, "fc2.weight": 2**-0.5, "fc3.weight": 2**-0.5}
+    )
+    assert kfac.parametrization.embedding_lr == -1
 
 
 def test_losses_are_what_they_say():

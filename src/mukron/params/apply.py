@@ -81,7 +81,7 @@ def parametrize(
     if not isinstance(shapes, BaseShapes):
         raise ParametrizationError(f"expected the network's base shapes, mukron.base_shapes(...), got {shapes!r:.80}")
     scheme, exponent = get_scheme(scheme), _exact(output_exponent)
-    k_decay, k_embedding = _decay_exponent(decay), _exponent_of("embedding_lr", embedding_lr)
+    k_decay, k_embedding = decay_exponent(decay), exponent_of("embedding_lr", embedding_lr)
     if scheme == SP and exponent is not None:
         raise ParametrizationError(
             'scheme="sp" leaves the initial weights as drawn; for another output exponent use scheme="mup" or "ntk"'
@@ -320,12 +320,14 @@ def _exact(exponent: float | Fraction | str | None) -> Fraction | str | None:
 DECAYS = {"constant": Fraction(0), "1/width": Fraction(1)}  # laws of weight decay that have a name
 
 
-def _decay_exponent(decay: float | Fraction | str) -> Fraction:
+def decay_exponent(decay: float | Fraction | str) -> Fraction:
+    """The exponent k of a law of weight decay: r_in^-k."""
     named = DECAYS.get(decay) if isinstance(decay, str) else None
-    return _exponent_of("decay", decay, DECAYS) if named is None else named
+    return exponent_of("decay", decay, DECAYS) if named is None else named
 
 
-def _exponent_of(name: str, value: float | Fraction | str, named: Iterable[str] = ()) -> Fraction:
+def exponent_of(name: str, value: float | Fraction | str, named: Iterable[str] = ()) -> Fraction:
+    """An exact exponent; ``name`` and what else is known, ``named``, are for the error."""
     try:
         return Fraction(str(value))
     except (ValueError, ZeroDivisionError):

@@ -213,7 +213,7 @@ def plan_for(
     factory = factory_of(config, dataset)
     network = build_without_memory(factory, config.width)
     shapes = base_shapes(factory, base, roles=dict(config.roles))
-    parametrization = parametrize(network, shapes, config.scheme, output_exponent=config.output_exponent)
+    parametrization = parametrize(network, shapes, **config.plan_options)
     memory = training_memory(config, network, dataset, batch)
     plan = WidePlan(
         *(tuned, config, parametrization, network_options(config, dataset), batch, memory, ()),
@@ -268,5 +268,6 @@ def _meaning(config: RunConfig) -> list[str]:
                 + recommended.text().partition(":")[0]
             )
     if config.weight_decay:
-        notes.append(f"weight decay {config.weight_decay:g} shrinks every layer alike at every width.")
+        law = "every layer alike at every width" if config.decay == "constant" else f"by the law {config.decay}"
+        notes.append(f"weight decay {config.weight_decay:g} shrinks {law}.")
     return notes

@@ -15,7 +15,7 @@ from mukron.data import Dataset
 from mukron.data.dataset import IGNORED
 from mukron.imports import import_function
 from mukron.models import get_model
-from mukron.theory import MUP, get_method
+from mukron.theory import get_method
 from mukron.train import RunConfig
 from mukron.train.outputs import given_class_dim
 
@@ -163,9 +163,8 @@ def _output(config: RunConfig) -> list[str]:
 
 def _setup(config: RunConfig, targets: str, by_name: bool) -> list[str]:
     roles = [f"roles={_literal(config.roles)}"] if config.roles else []
-    changed = {"scheme": config.scheme} if config.scheme != MUP.name else {}
-    if config.output_exponent is not None:
-        changed["output_exponent"] = config.output_exponent
+    usual = RunConfig().plan_options
+    changed = {name: value for name, value in config.plan_options.items() if value != usual[name]}
     width = f"{config.width!r}"
     own = by_name and ":" in config.model
     if own and "width" in inspect.signature(import_function(config.model, "model")).parameters:

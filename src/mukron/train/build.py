@@ -155,7 +155,7 @@ def network_of(config: RunConfig, dataset: Dataset) -> tuple[nn.Module, Parametr
     with _memory_for(config), torch.device("cpu"):  # a seed draws the same weights for every device
         model = build_at(factory, config.width)
     shapes = _shapes_of(config, dataset, factory)
-    plan = parametrize(model, shapes, config.scheme, output_exponent=config.output_exponent)
+    plan = parametrize(model, shapes, **config.plan_options)
     with _memory_for(config):
         model = model.to(device, config.weights_dtype)
     return model, plan

@@ -28,6 +28,8 @@ USUAL_DATA = "digits"  # of a network of one's own
 LATER = {
     "output": None,
     "class_dim": None,
+    "decay": "constant",
+    "embedding_lr": "0",
 }  # fields that came later: left out of JSON where they have this value, so that keys stay
 SAID_BY_FIELDS = {"likelihood": "loss", "betas": "momentum"}  # optimizers' arguments, and the fields they follow from
 OPTIONS_NOW = {"kl_clip": "trust=kl:KAPPA", "graft": "trust=graft:adam or trust=graft:sgd"}  # former options, and now
@@ -61,6 +63,8 @@ class RunConfig:
         method_options: Options of the method, those in its record.
         scheme: "mup", "sp", "ntk" or "uniform:R".
         output_exponent: The exponent b of the output weights instead of the scheme's: a number, or "zero".
+        decay: How learning rate times weight decay follows the width: "constant", "1/width" or an exponent.
+        embedding_lr: An exponent: embeddings' learning rates are multiplied by that power of their growth.
         damping: A damping rule, or a number, which means the method's own rule; None: the method's default.
         lr: The learning rate.
         schedule: "constant", "cosine", "linear", or "step:60,120": times 0.2 at the start of these epochs.
@@ -102,6 +106,8 @@ class RunConfig:
     method_options: Mapping[str, Any] = field(default_factory=dict)
     scheme: str = "mup"
     output_exponent: str | None = None
+    decay: str = "constant"
+    embedding_lr: str = "0"
     damping: Rule | None = None
     lr: float = 0.01
     schedule: str = "constant"
@@ -163,6 +169,11 @@ class RunConfig:
         """
         ours, theirs = {**LATER, **self.to_dict()}, {**LATER, **other.to_dict()}
         return {name: (ours[name], theirs[name]) for name in ours if _json(ours[name]) != _json(theirs[name])}
+
+    @property
+    def plan_options(self) -> dict[str, Any]:
+        """What ``parametrize`` is told beside the network and its base shapes."""
+        return {name: getattr(self, name) for name in ("scheme", "output_exponent", "decay", "embedding_lr")}
 
     def key(self, without: Collection[str] = ()) -> str:
         """A short name of the content, or of all but some fields: equal configs have equal keys, here and elsewhere.

@@ -18,6 +18,7 @@ from mukron.data.catalogue import usual_name
 from mukron.models import get_model
 from mukron.optim.spec import method_names, spec_of
 from mukron.params import plain_width
+from mukron.params.apply import DECAYS, decay_exponent, exponent_of
 from mukron.readers import Reader
 from mukron.theory import Scheme, get_method, get_scheme
 from mukron.train.schedules import Schedule
@@ -69,6 +70,12 @@ def _exponent(value: Any) -> str:
     if not 0 <= exact <= LARGEST_EXPONENT:
         raise ValueError(f'expected a number from 0 to {LARGEST_EXPONENT}, or "zero"')
     return str(exact)
+
+
+def _decay(value: Any) -> str:
+    """In its one spelling: the law's name if it has one."""
+    k = decay_exponent(read.exact(str(value)))
+    return next((name for name, known in DECAYS.items() if known == k), str(k))
 
 
 def _data(value: Any) -> str:
@@ -127,6 +134,8 @@ READERS: dict[str, Reader] = {
     "method_options": read.options,
     "scheme": _scheme,
     "output_exponent": read.optional(_exponent),
+    "decay": _decay,
+    "embedding_lr": lambda value: str(exponent_of("embedding_lr", read.exact(str(value)))),
     "damping": read.optional(_damping),
     "lr": read.number(above=0),
     "schedule": lambda value: str(Schedule.parse(value)),
