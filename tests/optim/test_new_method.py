@@ -42,7 +42,7 @@ def define() -> type[SecondOrder]:
     @register(
         MethodSpec(
             name="signum",
-            method=Method("signum", "Signum", METHODS["adam"].factors),
+            method=Method("signum", "Signum", METHODS["lion"].factors),
             lr=0.001,
             lr_range=(-13, -4),
             options=(
@@ -100,7 +100,7 @@ def test_the_class_knows_its_record(Signum):
 
 
 def test_theory_knows_its_exponents():
-    assert solve("signum") == solve("adam")
+    assert solve("signum") == solve("lion")
     assert solve("signum")[Role.HIDDEN].c.total == Fraction(1)
 
 

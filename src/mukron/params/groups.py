@@ -10,7 +10,7 @@ docs/optimizers.md, "Other people's optimizers", says what each optimizer is tak
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -53,10 +53,8 @@ FORMATS = {
     "lion": GroupFormat(),
     # pytorch_optimizer's Muon, which trains all parameters, asks in which way; torch's takes two dimensions alone
     "muon": GroupFormat("eps", 1e-7, True, False, {"use_muon": True}, {"use_muon": False}),
-    "soap": GroupFormat(
-        "eps", 1e-8, True, False
-    ),  # in the bases of all sides of a kernel many entries differ from zero
-    # added to its factors once, at the start; decay would be a part of the gradient otherwise
+    "soap": GroupFormat("eps", 1e-8, True, False),  # its law is that of two sides, and a kernel has four
+    # its eps is added to the factors once, at the start; decay would be a part of the gradient otherwise
     "shampoo": GroupFormat("matrix_eps", 1e-6, True, entries={"weight_decouple": True}),
 }
 MATRIX_METHODS = tuple(name for name, known in FORMATS.items() if known.matrices)
@@ -129,7 +127,7 @@ def groups_of(plan: Parametrization, found: Mapping[str, Found], request: GroupR
     ]
     laws = dict.fromkeys(taken, law)
     if law.name == "soap":
-        laws = _laws_of_soap(plan, taken, request.max_precondition_dim or LARGEST_SIDE)
+        laws = _laws_of_soap(plan, {name: found[name] for name in taken}, request.max_precondition_dim or LARGEST_SIDE)
     scales = {one: plan.scales(one) for one in set(laws.values())}
     members = defaultdict(list)
     for name in taken:
@@ -160,13 +158,15 @@ def _takes(matrices: GroupFormat, plan: Parametrization, name: str) -> bool:
     return not plan.falls_back(name, None, "muon") and (matrices.kernels or len(plan.parameters[name].shape) == 2)
 
 
-def _laws_of_soap(plan: Parametrization, names: Iterable[str], largest: int) -> dict[str, Method]:
+def _laws_of_soap(plan: Parametrization, matrices: Mapping[str, Found], largest: int) -> dict[str, Method]:
     """SOAP's law for each matrix: a side longer than the largest is not turned into its eigenbasis."""
     laws = {(True, True): soap(), (False, True): soap("input"), (True, False): soap("output")}
     sides = {}
-    for name in names:
-        entry = plan.parameters[name]
-        sides[name] = [(d_out <= largest, d_in <= largest) for d_out, d_in in (entry.base_shape, entry.shape)]
+    for name, found in matrices.items():
+        entry, fans = plan.parameters[name], found.uses[name]
+        transposed = fans is not None and (fans.fan_in, fans.fan_out) == found.shape  # [in, out]
+        shapes = [shape[::-1] if transposed else shape for shape in (entry.base_shape, entry.shape)]
+        sides[name] = [(d_out <= largest, d_in <= largest) for d_out, d_in in shapes]
     apart = [name for name, (at_base, here) in sides.items() if at_base != here]
     if apart:
         longest = max(max(plan.parameters[name].shape) for name in apart)
