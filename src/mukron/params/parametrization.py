@@ -312,7 +312,7 @@ class Parametrization:
             exponent = content["output_exponent"]
             if exponent not in (None, ZERO):
                 exponent = Fraction(exponent)
-            decay, embedding_lr = Fraction(content["decay"]), Fraction(content["embedding_lr"])
+            decay, embedding_lr = (Fraction(content.get(name, 0)) for name in ("decay", "embedding_lr"))
             scheme, width = get_scheme(content["scheme"]), content["base_width"]
             return cls(scheme, parameters, exponent, width, decay, embedding_lr)
 
