@@ -23,11 +23,11 @@ from mukron.optim.optimizer import SecondOrder
 from mukron.optim.options import StepOptions, StepRule, Trust
 from mukron.optim.run_options import EVERY_LAYER, INTERVALS, Option, memory_in_matrices
 from mukron.optim.spec import MethodSpec, register
-from mukron.optim.table import LayerEntry
+from mukron.optim.table import LayerEntry, growth_of
 from mukron.optim.transaction import Blocks, Transaction
 from mukron.optim.update import Move
 from mukron.params import Parametrization
-from mukron.readers import check_number, check_whole
+from mukron.readers import check_flag, check_number, check_whole
 from mukron.theory import FAMILIES, METHODS, soap
 
 BASIS_SOLVERS = ("qr", "eigh")
@@ -72,6 +72,7 @@ class SOAP(SecondOrder):
 
     Args:
         momentum: A number, the weight of the past in the average of gradients, or ``GradientMomentum(beta, nesterov)``.
+            None: 0.9.
         nesterov: Whether a number means Nesterov's momentum.
         beta2: Decay of the average of squares.
         eps: Added to the root of that average, at the base width.
@@ -101,7 +102,7 @@ class SOAP(SecondOrder):
         parametrization: Parametrization | None = None,
         lr: float | Tensor | None = None,
         *,
-        momentum: float | GradientMomentum = 0.9,
+        momentum: float | GradientMomentum | None = None,
         nesterov: bool = False,
         beta2: float = 0.95,
         eps: float = 1e-8,
@@ -123,6 +124,7 @@ class SOAP(SecondOrder):
         params: Iterable[Any] | None = None,
     ) -> None:
         self.method = soap(sides)  # type: ignore[misc]
+        check_flag("nesterov", nesterov)
         check_number("beta2", beta2)
         check_number("eps", eps)
         check_whole("max_size", max_size)
@@ -217,10 +219,9 @@ class SOAP(SecondOrder):
 
     def _eps(self, layer: LayerEntry) -> float:
         """As large beside the gradient's entries as it is at the base width."""
-        growth = layer.sides[WEIGHT].growth
-        r_in = growth.get("R", 1.0) if self.turned["R"] else 1.0
-        r_out = growth.get("L", 1.0)
-        return self.eps * math.sqrt(r_in) / (math.sqrt(r_out) if self.turned["L"] else r_out)
+        r_in, r_out = growth_of(layer, self.parametrization)
+        shrinks = math.sqrt(r_out) if self.turned["L"] else r_out
+        return self.eps * (math.sqrt(r_in) if self.turned["R"] else 1.0) / shrinks
 
 
 def _sides(operators: dict[str, dict[str, Operator]]) -> tuple[Operator, Operator]:

@@ -21,7 +21,7 @@ from mukron.params.resolve import Growth, check_names
 from mukron.params.shape_factor import check_adjustment, shape_factor
 from mukron.params.storage import Data, check_stamp, damaged, read_json, stamp, write_json
 from mukron.table import Table
-from mukron.theory import Method, Role, Scheme, get_method, get_scheme, initial_exponent, solve
+from mukron.theory import SP, Method, Role, Scheme, get_method, get_scheme, initial_exponent, solve
 from mukron.trust import USUAL, StepRule, Trust
 
 KIND, VERSION = "parametrization", 1
@@ -186,7 +186,7 @@ class Parametrization:
             of_muon = len(plan.shape) == 2 and not self.falls_back(name, None, "muon")
             if of_muon if inner else beside is None or not of_muon:
                 multiplier = scale.lr
-                if inner:  # torch's Muon multiplies it by a function of the sizes at hand
+                if inner and self.scheme != SP:  # torch's Muon multiplies it by a function of the sizes at hand
                     multiplier *= shape_factor(plan.base_shape, adjust_lr_fn) / shape_factor(plan.shape, adjust_lr_fn)
                 members[plan.role, multiplier].append(found[name].parameter)
         return [
@@ -206,7 +206,7 @@ class Parametrization:
         plan, layer, inner = self.parameters[name], name.rpartition(".")[0], get_method(method).matrices_only
         left = plan.embedding if exclude is None else any(name.startswith(f"{each}.") for each in exclude)
         left = left or (inner and (len(plan.shape) < 2 or (exclude is None and plan.role is Role.OUTPUT)))
-        return plan.fallback or left or layer in self._layers_with_tied
+        return plan.fallback or left or (bool(plan.tied) if inner else layer in self._layers_with_tied)
 
     def explain(
         self,
