@@ -12,8 +12,18 @@ from typer.testing import CliRunner
 from mukron.bench.gpt import result as gpt_result
 from mukron.bench.gpt.drawing import draw_gpt
 from mukron.bench.gpt.page import GPT_MARKER, gpt_section, write_gpt_page
+from mukron.bench.gpt.references import REFERENCE_METHODS
 from mukron.bench.gpt.result import GPTOptions, GPTResult, GPTTransfer, lowest_of_parabola, run_gpt
-from mukron.bench.gpt.task import GPTOutcome, GPTRun, _optimizers, load_text, network, train_gpt, validation_loss
+from mukron.bench.gpt.task import (
+    OUR_METHODS,
+    GPTOutcome,
+    GPTRun,
+    _optimizers,
+    load_text,
+    network,
+    train_gpt,
+    validation_loss,
+)
 from mukron.cli import app
 
 RUN = GPTRun("foof", 64, 64, lr=0.1, seed=0, steps=3)
@@ -69,6 +79,23 @@ def test_all_options_but_the_rate_are_defaults():
     assert optimizer.options == usual.options
     assert optimizer.param_groups[0]["lr"] == 0.07
     assert optimizer.param_groups[0]["damping_rule"] == usual.param_groups[0]["damping_rule"]
+
+
+@pytest.mark.parametrize("method", [*OUR_METHODS, *REFERENCE_METHODS])
+def test_every_method_on_offer_trains(method, text, tmp_path):
+    options = (
+        GPTOptions((method,), (64,), (0.01,), steps=2, file=text)
+        if not missing(method)
+        else pytest.skip(missing(method))
+    )
+    result = GPTResult.stored(tmp_path, "mukron bench gpt", options)
+    run_gpt(options, result, tmp_path, silent)
+    (outcome,) = result.runs.values()
+    assert 4 < outcome.validation < 6
+
+
+def missing(method: str) -> str:
+    return REFERENCE_METHODS[method].missing() if method in REFERENCE_METHODS else ""
 
 
 @pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch.optim.Muon came with torch 2.9")
@@ -197,7 +224,7 @@ def test_the_command(text, tmp_path):
     ("arguments", "message"),
     [
         (["--text", "nowhere.txt"], "the text nowhere.txt cannot be read: No such file"),
-        (["--methods", "adam"], "--methods 'adam'; known: kfac"),
+        (["--methods", "adam"], "--methods 'adam'; known: adamw, kfac"),
         (["--methods", ","], "--methods: name at least one"),
         (["--widths", "100"], "beyond 64 expected multiples of 64"),
         (["--widths", "64.5"], "expected whole numbers"),

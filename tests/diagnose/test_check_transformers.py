@@ -34,7 +34,7 @@ def is_whole_output(verdict: dict[str, Any]) -> bool:
     return verdict["reading"] == "features" and verdict["role"] == "output"
 
 
-@pytest.mark.parametrize("method", ["adamw", "foof", "shampoo", "kfac"])
+@pytest.mark.parametrize("method", ["adamw", "foof", "shampoo", "kfac", "muon", "soap"])
 def test_every_method_passes_under_mup(method, tmp_path):
     """K-FAC approaches its law from below, as curvature of few rows in narrow networks: its exponents are larger."""
     widths, largest = ("128,256,512", 0.25) if method == "kfac" else ("64,128,256", 0.15)

@@ -106,7 +106,32 @@ def by_mask_of_products(q, k, d):
     return logits + mask.unsqueeze(1)
 
 
+def by_sink(q, k, d):
+    """One more key, which every query may attend to."""
+    return torch.cat([q @ k.mT / d, torch.full((3, HEADS, TOKENS, 1), 4.0)], -1)
+
+
+def by_addcmul(q, k, d):
+    return torch.addcmul(torch.ones(TOKENS, TOKENS), q @ k.mT, torch.tensor(0.5), value=2 / d)
+
+
+def by_addcdiv(q, k, d):
+    return torch.addcdiv(torch.ones(TOKENS, TOKENS), q @ k.mT, torch.tensor(float(d)))
+
+
+def by_baddbmm_of_keywords(q, k, d):
+    bias = torch.ones(3 * HEADS, TOKENS, TOKENS)
+    return torch.baddbmm(input=bias, batch1=q.flatten(0, 1), batch2=k.flatten(0, 1).mT, alpha=1 / d)
+
+
+def by_baddbmm_of_nothing(q, k, d):
+    """What is multiplied by beta = 0 may hold any numbers."""
+    nothing = torch.full((3 * HEADS, TOKENS, TOKENS), math.nan)
+    return torch.baddbmm(nothing, q.flatten(0, 1), k.flatten(0, 1).mT, beta=0, alpha=1 / d)
+
+
 WAYS = (by_view, by_bias_first, by_heads, by_keywords, by_alpha, by_two_products, by_index, by_mask_of_products)
+WAYS += (by_sink, by_addcmul, by_addcdiv, by_baddbmm_of_keywords, by_baddbmm_of_nothing)
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
@@ -122,6 +147,50 @@ def test_the_scale_is_found_wherever_it_stands(way):
     (seen,) = watch.products["network"]
     torch.testing.assert_close(seen.reshape(3, HEADS, TOKENS, TOKENS), q @ k.mT / 8, rtol=1e-4, atol=1e-5)
     assert watch.head_dims == {"network": 8}
+
+
+def softmax_by_hand(logits):
+    weights = (logits - logits.amax(-1, keepdim=True)).exp()
+    return weights / weights.sum(-1, keepdim=True)
+
+
+def over_keys_in_the_middle(q, k):
+    return torch.einsum("bhqd,bhkd->bqkh", q, k).div(8).softmax(2).permute(0, 3, 1, 2)
+
+
+@pytest.mark.parametrize(
+    "weights",
+    [
+        lambda q, k: softmax_by_hand(q @ k.mT / 8),
+        lambda q, k: (q @ k.mT / 8).log_softmax(-1).exp(),
+        lambda q, k: (q @ k.mT / 8).mT.softmax(-2).mT,
+        over_keys_in_the_middle,
+    ],
+    ids=["exp", "log_softmax", "keys first", "keys in the middle"],
+)
+def test_softmax_is_seen_however_it_is_written(weights):
+    class Model(nn.Module):
+        def forward(self, q, k, v):
+            return weights(q, k) @ v
+
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(3, HEADS, TOKENS, 8) for _ in range(3))
+    with AttentionWatch.over(model := Model()) as watch:
+        found = model(q, k, v)
+    torch.testing.assert_close(found, F.scaled_dot_product_attention(q, k, v, scale=1 / 8), rtol=1e-4, atol=1e-5)
+    (seen,) = watch.products["network"]
+    torch.testing.assert_close(seen.abs().sum(), (q @ k.mT / 8).abs().sum(), rtol=1e-4, atol=0)
+    assert watch.head_dims == {"network": 8}
+
+
+def test_a_compiled_network_is_watched_without_being_compiled_again():
+    torch._dynamo.reset()
+    model = torch.compile(Attention(16), backend="eager")
+    x = torch.randn(3, TOKENS, 16)
+    with AttentionWatch.over(model) as watch:
+        model(x)
+    assert len(watch.logits) == 1
+    assert not torch._dynamo.utils.counters["frames"]
 
 
 @pytest.mark.parametrize(
@@ -277,3 +346,56 @@ def test_attention_that_cannot_be_looked_at_is_said():
     assert not check.record.layers("attention")
     assert not check.ok or "Attention logits were not looked at" in check.verdict()
     assert check.record.layers("unseen") == ["attention"]
+
+
+class Biased(nn.Module):
+    """Attention with a learned bias for every distance and head, and 1/d."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.qkv, self.out = nn.Linear(width, 3 * width, bias=False), nn.Linear(width, width, bias=False)
+        self.distances, self.norm = nn.Embedding(2 * TOKENS, HEADS), nn.LayerNorm(width)
+
+    def forward(self, x):
+        q, k, v = self.qkv(self.norm(x)).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
+        place = torch.arange(TOKENS)
+        bias = self.distances(place[:, None] - place + TOKENS).permute(2, 0, 1)
+        weights = (4 * q @ k.mT / q.shape[-1] + bias).softmax(-1)
+        return x + self.out((weights @ v).transpose(1, 2).flatten(2))
+
+
+def test_learned_position_biases_are_sources_of_logits():
+    """Their derivative is as small at first as that of queries and keys."""
+    with AttentionWatch.over(model := Biased(16)) as watch:
+        model(torch.randn(3, TOKENS, 16))
+    assert watch.sources == {"network": {"qkv", "distances"}}
+
+
+@pytest.mark.parametrize("way", ["linear", "matmul", "einsum"])
+@pytest.mark.parametrize("multiplied", [True, False])
+def test_a_head_that_is_the_embedding_by_a_function_is_named(way, multiplied):
+    class Tied(nn.Module):
+        def __init__(self, width):
+            super().__init__()
+            self.tokens, self.body = nn.Embedding(10, width), nn.Linear(width, width, bias=False)
+            self.multiplier = 16 / width if multiplied else 1.0
+
+        def forward(self, x):
+            h, W = self.body(self.tokens(x)), self.tokens.weight
+            ways = {"linear": lambda: F.linear(h, W), "matmul": lambda: h @ W.T}
+            f = ways[way]() if way in ways else torch.einsum("btd,vd->btv", h, W)
+            return self.multiplier * f
+
+    tokens = torch.randint(10, (4, TOKENS), generator=torch.Generator().manual_seed(0))
+    check = coordinate_check(
+        Tied,
+        lambda model, plan: torch.optim.AdamW(plan.param_groups("adamw", lr=1e-3, model=model), weight_decay=0.0),
+        (tokens, tokens.roll(-1, 1)),
+        loss=lambda f, y: F.cross_entropy(f.flatten(0, 1), y.flatten()),
+        base_width=16,
+        widths=(64, 128, 256),
+        seeds=2,
+        steps=1,
+    )
+    assert check.ok == multiplied, str(check.table())
+    assert ("product with tokens.weight, an embedding's weight" in check.verdict()) != multiplied

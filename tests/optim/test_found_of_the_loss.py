@@ -191,3 +191,57 @@ def test_shampoo_makes_no_moves_of_a_bias_whose_gradient_is_rounding(memory):
     ]
     assert moved[0] < 0.01
     assert moved[1] > 0.02  # a bias with a gradient of its own goes its way
+
+
+CLASSES_FOUND = {
+    "foof": lambda model: mukron.FOOF(model, lr=0.1),
+    "kfac": lambda model: mukron.KFAC(model, fisher="empirical"),
+    "gauss-newton": mukron.GaussNewton,
+}
+
+
+@pytest.mark.parametrize("method", CLASSES_FOUND)
+def test_a_bad_first_batch_says_nothing_of_where_the_classes_are(method):
+    (model, optimizer), (twin, twins) = (
+        (model, CLASSES_FOUND[method](model)) for model in (convolutions(), convolutions())
+    )
+    x, y = images(99)
+    (F.cross_entropy(model(x), y) * float("nan")).backward()
+    optimizer.step()
+    assert (optimizer.skipped, optimizer.capture.class_dim, optimizer.found_class_dim) == (1, None, None)
+    train(model, optimizer, range(4))
+    train(twin, twins, range(4))
+    assert optimizer.found_class_dim == twins.found_class_dim == 1
+    for a, b in zip(model.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("method", CLASSES_FOUND)
+def test_a_first_batch_without_targets_leaves_it_open(method):
+    model = convolutions()
+    optimizer = CLASSES_FOUND[method](model)
+    x, y = images(99)
+    F.cross_entropy(model(x), torch.full_like(y, -100), reduction="sum").backward()
+    optimizer.step()
+    train(model, optimizer, range(3))
+    assert optimizer.found_class_dim == optimizer.capture.class_dim == 1
+
+
+def test_what_the_user_says_counts_more_than_what_was_saved():
+    tokens = torch.randint(20, (8, 12), generator=torch.Generator().manual_seed(0))
+
+    def step(model, optimizer):
+        optimizer.zero_grad()
+        F.cross_entropy(model(tokens).flatten(0, 1), tokens.roll(-1, 1).flatten()).backward()
+        optimizer.step()
+
+    def make():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Embedding(20, 16), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 20))
+
+    wrong, right = (mukron.KFAC(make(), class_dim=dim) for dim in (1, 2))
+    with pytest.warns(UserWarning, match="Pass class_dim=2"):
+        step(wrong.model, wrong)
+    right.load_state_dict(wrong.state_dict())
+    step(right.model, right)
+    assert right.capture.class_dim == right.found_class_dim == 2

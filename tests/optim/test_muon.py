@@ -256,6 +256,7 @@ def test_it_resumes_bit_for_bit():
         ({"damping": 1.0}, TypeError, "damping would have no effect"),
         ({"momentum": mukron.HeavyBall(0.9)}, TypeError, "momentum is on the gradient here"),
         ({"momentum": 1.0}, ValueError, r"\[0, 1\)"),
+        ({"nesterov": "no"}, TypeError, "nesterov"),
         ({"ns_steps": 5}, TypeError, "no argument 'ns_steps'"),
     ],
 )
@@ -310,3 +311,48 @@ def test_it_trains_a_gpt_from_a_run_config():
     run = train_run(config)
     assert run.epochs[-1]["train_loss"] < 0.8 * run.epochs[0]["train_loss"]
     assert math.isfinite(run.epochs[-1]["test_loss"])
+
+
+def test_a_tied_bias_leaves_its_weights_to_muon():
+    class Tied(nn.Module):
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            self.a, self.b, self.c = nn.Linear(8, width), nn.Linear(width, width), nn.Linear(width, width)
+            self.c.bias, self.head = self.b.bias, nn.Linear(width, 3)
+
+        def forward(self, x):
+            return self.head(self.c(self.b(self.a(x).tanh()).tanh()).tanh())
+
+    model = Tied(32)
+    plan = mukron.parametrize(model, mukron.base_shapes(Tied, width=16))
+    optimizer = mukron.Muon(model, plan)
+    assert list(optimizer.layers) == ["a", "b", "c"]
+    assert sum(len(group["params"]) for group in plan.param_groups("muon", lr=0.1)) == 3
+    rows = {row[0]: row[-1] for row in plan.explain("muon", whole=True).rows}
+    assert {name for name, why in rows.items() if not why.startswith("not preconditioned")} == {
+        *("a.weight", "b.weight", "c.weight"),
+    }
+
+
+@pytest.mark.parametrize("adjust", ["original", "match_rms_adamw"])
+def test_under_sp_it_is_muon_without_a_plan(adjust):
+    def make(width: int) -> nn.Module:
+        sizes = ((16, width), (width, width), (width, 3))
+        return nn.Sequential(*(part for sides in sizes for part in (nn.Linear(*sides), nn.Tanh())))[:-1]
+
+    ends = []
+    for planned in (True, False):
+        torch.manual_seed(0)
+        model = make(64)
+        plan = mukron.parametrize(model, mukron.base_shapes(make, width=8), scheme="sp") if planned else None
+        optimizer = mukron.Muon(model, plan, adjust_lr_fn=adjust)
+        F.cross_entropy(
+            model(torch.randn(32, 16, generator=torch.Generator().manual_seed(1))), torch.arange(32) % 3
+        ).backward()
+        optimizer.step()
+        ends.append(list(model.parameters()))
+        if planned:
+            factors = {group["lr"] for group in plan.param_groups("muon", lr=0.1, scaling=adjust)}
+            assert factors == {0.1}
+    for a, b in zip(*ends, strict=True):
+        assert torch.equal(a, b)

@@ -19,8 +19,8 @@ GPTTextOption = Annotated[
 GPTMethodsOption = Annotated[
     str,
     typer.Option(
-        help="Methods: kfac, foof, shampoo, muon, gauss-newton; and without muP torch-muon, distributed-shampoo (if "
-        "it is installed), shampoo-as-distributed (ours, with its settings)."
+        help="Methods: adamw, kfac, foof, shampoo, soap, muon; and without muP torch-muon, pytorch-optimizer-soap and "
+        "distributed-shampoo (if they are installed), shampoo-as-distributed (ours, with its settings)."
     ),
 ]
 GPTWidthsOption = Annotated[
@@ -87,6 +87,8 @@ def _show(result: GPTResult, out: Path, page: Path | None) -> None:
         return
     written = [result.save(out)]
     show(result.table())
+    if not result.transfers() and len({run.width for run in result.runs}) > 1:
+        print("no verdict on transfer: that needs at least three learning rates at every width")
     if result.transfers():
         show(result.transfer_table())
         if figures.available():

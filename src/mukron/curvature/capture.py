@@ -224,9 +224,10 @@ class Capture:
                 self.passes.append(this)
         torch.autograd.Variable._execution_engine.queue_callback(self._note_gradients)  # as this backward pass ends
         weighs = this.checked and self.options.weighs_loss and f.ndim > 1 and f._version == version
-        if weighs and f.ndim > 2 and self.class_dim is None:
-            self.class_dim = classes_at(f, precise(errors))
-        class_dim = class_dim if self.class_dim is None else self.class_dim
+        this.class_dim = self.class_dim
+        if weighs and f.ndim > 2 and this.class_dim is None:
+            this.class_dim = classes_at(f, precise(errors))
+        class_dim = class_dim if this.class_dim is None else this.class_dim
         this.add_errors(errors, class_dim)
         if weighs and this.errors is not None:
             this.weighed = weigh(f, this.errors.reshape(f.shape), class_dim)

@@ -188,6 +188,7 @@ class Pass:
         double: Layers whose statistics are made in float64.
         ignored: Which positions of the output the loss ignores; None: it has no positions.
         errors: The loss's derivative by the model's output; None: not differentiated yet.
+        class_dim: Where the classes are in an output with positions; None: not known.
         classes_elsewhere: The dimension that the loss's classes are in, if it is not the one that was said.
         weighed: Sums that show the loss's scale (``scale.weigh``), while uses of weights are checked.
         over: A step has used it, or its gradients were thrown away.
@@ -202,6 +203,7 @@ class Pass:
     ignored: Ignored | None = None
     errors: Tensor | None = None
     weighed: Tensor | None = None
+    class_dim: int | None = None
     classes_elsewhere: int | None = None
     over: bool = False
 

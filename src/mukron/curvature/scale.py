@@ -101,16 +101,17 @@ class LossScale(NamedTuple):
         return LossScale(e / d, samples, positions)
 
 
-def classes_at(f: Tensor, errors: Tensor) -> int:
+def classes_at(f: Tensor, errors: Tensor) -> int | None:
     """Which dimension of an output with positions holds the classes, -1 or 1: where the loss is a cross-entropy.
 
-    It waits for the device.
+    None: it is one of neither, or its derivative is zero or not finite. It waits for the device.
     """
     alignments = []
     for class_dim in (-1, 1):
         e, d, along, _, _ = weigh(f, errors, class_dim).tolist()
-        alignments.append(along / e if e > 0 and d > 0 else 0.0)
-    return 1 if alignments[1] > max(alignments[0], ALIGNED) else -1
+        alignments.append(along / e if 0 < e < math.inf and d > 0 else 0.0)
+    best = max(alignments)
+    return None if best < ALIGNED else -1 if alignments[0] == best else 1
 
 
 def classes_elsewhere(errors: Tensor, class_dim: int) -> int | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from threading import get_ident
 from typing import Any, NamedTuple
@@ -20,26 +20,38 @@ from mukron.train.quantities import first_tensor
 PRODUCTS = ("matmul", "__matmul__", "bmm", "baddbmm", "einsum", "sum")
 MULTIPLICATIONS = ("mul", "__mul__", "__rmul__", "mul_", "__imul__", "multiply")
 DIVISIONS = ("div", "__truediv__", "true_divide", "div_", "__itruediv__", "divide")
-RESHAPES = tuple("view reshape transpose permute unflatten flatten squeeze unsqueeze contiguous to movedim".split())
-CARRIED = (*MULTIPLICATIONS, *DIVISIONS, *RESHAPES, "float", "double", "half", "bfloat16", "type_as")
+RESHAPES = ("view", "reshape", "transpose", "permute", "movedim", "unflatten", "flatten", "squeeze", "unsqueeze")
+CASTS = ("to", "contiguous", "float", "double", "half", "bfloat16", "type_as")
+CARRIED = (*MULTIPLICATIONS, *DIVISIONS, *RESHAPES, *CASTS)
 SUMS = ("add", "__add__", "__radd__", "sub", "__sub__", "add_", "__iadd__")
 ROOT = "network"  # the name of the network itself, where that calls the attention
+PARTS = (
+    "cat",
+    "concat",
+    "concatenate",
+    "pad",
+    "__getitem__",
+    "narrow",
+)  # keep entries as they are, more or fewer of them
+SCALED_SUMS = ("addcmul", "addcdiv")  # input + value * (a * b) or value * (a / b)
 SOFTMAX, DOT_PRODUCT, MULTIHEAD = "softmax", "scaled_dot_product_attention", "multi_head_attention_forward"
+BY_HAND = ("exp", "exp_", "log_softmax", "_softmax")  # softmax in parts: attention only if of a product
 
 
 class AttentionWatch(TorchFunctionMode):
     """Collects attention logits, by the innermost module that is being called.
 
     They are what a softmax over keys is taken of: in torch's ``scaled_dot_product_attention`` and
-    ``nn.MultiheadAttention``, and in any code that calls torch's softmax. A softmax of a layer's own output, such as
-    that of a mixture's router, is no attention.
+    ``nn.MultiheadAttention``, in code that calls torch's softmax, and in code that takes the exponential of a batched
+    product. A softmax of a layer's own output, such as that of a mixture's router, is no attention.
 
     Attributes:
         logits: The logits of each module's calls.
         products: The same before anything is added to them: products of queries and keys, scaled. Where the product
             is not seen, the logits themselves.
         head_dims: The sizes of heads, by module.
-        sources: By module, the layers and parameters that queries and keys come from; known where derivatives are.
+        sources: By module, the layers and parameters that logits come from (queries, keys, learned position biases);
+            known where derivatives are.
         fed: By module, the layers that its attention's output goes into.
 
     Example:
@@ -64,6 +76,7 @@ class AttentionWatch(TorchFunctionMode):
         self._chains: dict[int, Chain] = {}  # what has become of such products since, by the identity of a tensor
         self._layer_output: Tensor | None = None  # what the last layer with weights of its own returned
         self._origins = Origins()
+        self._embeddings = set[str]()  # the names of their weights
         self._thread = get_ident()
 
     @classmethod
@@ -80,14 +93,24 @@ class AttentionWatch(TorchFunctionMode):
         watch, hooks = cls(), []
         watch._origins.name_parameters(model)
         for name, module in model.named_modules():
+            if isinstance(module, nn.Embedding):
+                watch._embeddings.add(clean_name(f"{name}.weight" if name else "weight"))
             hooks.append(module.register_forward_pre_hook(watch._enter(clean_name(name) or ROOT), prepend=True))
             hooks.append(module.register_forward_hook(watch._leave))
         try:
-            with watch:
+            with torch.compiler.set_stance("force_eager"), watch:  # a compiler would trace the watch
                 yield watch
         finally:
             for hook in hooks:
                 hook.remove()
+
+    def embeddings_behind(self, outputs: Iterable[Tensor]) -> set[str]:
+        """Return the weights of embeddings that outputs are products with, without a layer between.
+
+        Args:
+            outputs: Tensors that the network returned.
+        """
+        return {name for output in outputs for name in self._origins.of("", output) if name in self._embeddings}
 
     def _enter(self, name: str) -> Callable[..., None]:
         return lambda *_: self._names.append(name)
@@ -121,9 +144,13 @@ class AttentionWatch(TorchFunctionMode):
                     return func(*args, **keywords)
             finally:
                 self._origins.fused = False
+        given = [part for x in (*args, *keywords.values()) for part in (x if isinstance(x, (list, tuple)) else (x,))]
+        chain = next((self._chains[id(x)] for x in given if self._is_chained(x)), None)
         if name == SOFTMAX:
             self._seen(args, keywords)
-        chain = next((self._chains[id(x)] for x in (*args, *keywords.values()) if self._is_chained(x)), None)
+        elif name in BY_HAND and chain is not None and chain.tensor is given[0]:
+            self._seen((chain.tensor, -1), {})
+            return func(*args, **keywords)
         if chain is not None and _writes_over(name) and chain.product is chain.tensor:
             chain = chain._replace(product=chain.product.clone())
         result = func(*args, **keywords)
@@ -132,7 +159,9 @@ class AttentionWatch(TorchFunctionMode):
             self._follow(Chain(result, _without_addend(name, args, keywords, result), inner))
         elif chain is not None:
             made = result if isinstance(result, Tensor) else chain.tensor  # written over by an index
-            if made.numel() == chain.tensor.numel():
+            if name in PARTS:
+                self._follow(Chain(made, chain.product, chain.inner))
+            elif made.numel() == chain.tensor.numel():
                 self._follow(Chain(made, chain.after(func, name, args, keywords, made), chain.inner))
         return result
 
@@ -148,7 +177,8 @@ class AttentionWatch(TorchFunctionMode):
         logits = args[0] if args else keywords.get("input")
         dim = args[1] if len(args) > 1 else keywords.get("dim")
         if isinstance(logits, Tensor) and logits.ndim >= 3 and isinstance(dim, int):
-            if dim % logits.ndim == logits.ndim - 1 and logits is not self._layer_output:
+            over_keys = dim % logits.ndim == logits.ndim - 1 or self._is_chained(logits)
+            if over_keys and logits is not self._layer_output:
                 chain = self._chains[id(logits)] if self._is_chained(logits) else Chain(logits, logits, self._inner)
                 self._keep(logits, chain.product, chain.inner)
             self._inner, self._chains = 0, {}
@@ -159,7 +189,7 @@ class AttentionWatch(TorchFunctionMode):
             name = self._names[-1]
             self.logits.setdefault(name, []).append(logits)
             self.products.setdefault(name, []).append(product)
-            self.sources.setdefault(name, set()).update(self._origins.of(name, product))
+            self.sources.setdefault(name, set()).update(self._origins.of(name, logits))
             self._origins.note_logits(name, logits)
             if head_dim:
                 self.head_dims[name] = head_dim
@@ -284,6 +314,10 @@ class Chain(NamedTuple):
                 **{key: product if x is self.tensor else x for key, x in keywords.items()},
             )
             return changed
+        if name in SCALED_SUMS and len(args) > 2 and args[1] is self.tensor:
+            factor = args[2] if name == "addcmul" else 1 / args[2]
+            scaled: Tensor = self.product * factor * keywords.get("value", 1)
+            return scaled
         factor = keywords.get("alpha", 1) if name in SUMS and args and args[0] is not self.tensor else 1
         return self.product if factor == 1 else self.product * factor
 
@@ -294,8 +328,9 @@ def _writes_over(name: str) -> bool:
 
 
 def _without_addend(name: str, args: tuple[Any, ...], keywords: Mapping[str, Any], result: Tensor) -> Tensor:
-    """A product without what ``baddbmm`` adds to it."""
-    return result if name != "baddbmm" else result - keywords.get("beta", 1) * args[0]
+    """A product without what ``baddbmm`` adds to it; with beta = 0 that is nothing, whatever numbers it has."""
+    beta = keywords.get("beta", 1) if name == "baddbmm" else 0
+    return result - beta * (args[0] if args else keywords["input"]) if beta else result
 
 
 def _summed(name: str, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> int:

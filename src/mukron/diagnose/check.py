@@ -24,7 +24,7 @@ from mukron.diagnose.readings import (
     judge_logits,
     table_of,
 )
-from mukron.diagnose.record import FED, SOURCE, UNSEEN, Measurement, Record
+from mukron.diagnose.record import FED, HEAD, SOURCE, UNSEEN, Measurement, Record
 from mukron.diagnose.remedies import remedies
 from mukron.exponents import fit_exponent
 from mukron.params.storage import check_stamp, damaged, read_json, stamp, write_json
@@ -47,8 +47,8 @@ DAMPING_MEANING = (
     "drowns the factor: the step turns into one of first order; fades: damping loses its hold. Features decide.",
 )
 EARLY_MEANING = (
-    " Where the size of heads grows, the first steps of this method do not follow the law of queries and keys yet, "
-    "so these are not judged; check them with AdamW or Shampoo."
+    " Where the size of heads grows, the first steps of this method do not follow the law of queries, keys and learned "
+    "position biases yet, so these are not judged; check them with AdamW or Shampoo."
 )
 NOTES = {
     EARLY: EARLY_MEANING,
@@ -139,10 +139,10 @@ class Check:
 
     def verdict(self) -> str:
         """Return the verdict in words, with suggestions if the check is not passed."""
+        words = {verdict.word for verdict in self.features}
+        notes = [meaning for word, meaning in NOTES.items() if word in words]
+        notes += [UNSEEN_MEANING] if self.record.layers(UNSEEN) else []
         if self.ok:
-            words = {verdict.word for verdict in self.features}
-            notes = [meaning for word, meaning in NOTES.items() if word in words]
-            notes += [UNSEEN_MEANING] if self.record.layers(UNSEEN) else []
             return "OK: every layer learns alike at every width." + "".join(notes)
         broken = list(self.record.broken.items())
         sentences = [f"{len(broken)} of the runs broke ({broken[0][0]}: {broken[0][1]})."] if broken else []
@@ -155,7 +155,7 @@ class Check:
             more = f" and {len(layers) - 6} more" if len(layers) > 6 else ""
             sentences.append(f"{word}: {', '.join(layers[:6])}{more}.")
         word = "UNCLEAR." if self.unclear else "NOT OK."
-        return " ".join([word, *sentences, *remedies(self.record, self.failures, self.damping)])
+        return " ".join([word, *sentences, *remedies(self.record, self.failures, self.damping)]) + "".join(notes)
 
     def table(self, whole: bool = False) -> Table:
         """Tabulate the verdicts on features and updates.
@@ -247,7 +247,9 @@ class Check:
         used = {*(reading.quantity for reading in (*LEARNING, DAMPING)), "head_dim", "logits", "gradient", "evenness"}
         last = [row for row in self.record.rows if row.step == self.record.steps]
         rows = [
-            row for row in last if row.quantity in used or row.quantity.startswith((SOURCE, FED, UNSEEN, "evenness"))
+            row
+            for row in last
+            if row.quantity in used or row.quantity.startswith((SOURCE, FED, UNSEEN, HEAD, "evenness"))
         ]
         return replace(self, record=replace(self.record, rows=tuple(rows)))
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.checkpoint import CheckpointError
 
 from mukron.diagnose.attention import AttentionWatch
-from mukron.diagnose.record import FED, OUTPUT, SOURCE, UNSEEN, TrainingSetup
+from mukron.diagnose.record import FED, HEAD, OUTPUT, SOURCE, UNSEEN, TrainingSetup
 from mukron.optim import SecondOrder
 from mukron.params.inventory import unwrap
 from mukron.train.calls import call, untouched
@@ -68,6 +68,7 @@ class Descent:
         attention = [key for key in values if key.startswith("attention/")]
         if not self.sees_attention or (attention and not any(self.directions.get(key) for key in attention)):
             numbers[f"{UNSEEN}/attention"] = 1.0
+        numbers |= {f"{HEAD}/{name}": 1.0 for name in self.heads}
         for key, now in values.items():
             before, direction = self.before.get(key, []), self.directions.get(key)
             if [tensor.shape for tensor in now] != [tensor.shape for tensor in before]:
@@ -91,6 +92,7 @@ class Descent:
             watch.collects = False
             self.sources, self.fed = watch.sources, watch.fed
             self.sizes = {name: _size(products) for name, products in watch.products.items()}
+            self.heads = watch.embeddings_behind(all_tensors(output))
             return values, _derivatives(loss(output, targets), values)
 
     @contextmanager

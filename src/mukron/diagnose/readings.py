@@ -16,7 +16,6 @@ UNCLEAR = "unclear"
 STILL = "stands still"
 ROUNDED = "rounded away"  # steps are too small for the dtype of the parameter: --set dtype=float64 shows them
 EARLY = "not judged"  # the first steps do not follow the law yet: see ``_is_early``
-SCALE_FREE = ("adam", "shampoo", "muon")  # methods whose steps do not depend on the size of the gradient
 NO_PART = "no part"  # its gradient is only rounding errors, as that of a bias before a batch norm
 EVEN = 0.1  # the smallest entry of a parameter over their root mean square, above which none of them is small
 ROUNDING_ERROR = 1e-5  # relative to the largest update in the same run
@@ -125,13 +124,16 @@ def head_grows(record: Record, layer: str) -> bool:
 
 
 def _is_early(record: Record, reading: Reading, layer: str, tolerance: float, grows: bool) -> bool:
-    """Return whether a layer makes queries or keys whose first steps follow no law with this method.
+    """Return whether a layer makes attention logits whose first steps follow no law with this method.
 
     Where the size of heads grows, the derivative of the loss by a logit is a sum of d products of a value and of the
     derivative by what is made of it. These are independent at first, so the sum is too small by the root of d until
     training has aligned them. That shows in steps whose size depends on that of the gradient.
     """
-    if record.method in SCALE_FREE or (grows and not (record.method and get_method(record.method).e_B)):
+    method = get_method(record.method) if record.method else None
+    if method is not None and method.scale_free:
+        return False
+    if grows and (method is None or not method.e_B):
         return False  # too small a derivative lets steps fall; those that divide by its square may grow
     early = [verdict.layer for verdict in judge_logits(record, tolerance) if verdict.ok]
     if reading is ATTENTION:

@@ -13,7 +13,11 @@ from torch.optim import Optimizer
 from mukron.params import Parametrization
 
 UNSEEN = "unseen"  # a quantity: what could not be looked at
-SOURCE, FED = "source of ", "fed by "  # quantities: what a module's queries and keys come from, and go into
+HEAD = "head"  # a quantity: embeddings whose weight the output is a product with
+SOURCE, FED = (
+    "source of ",
+    "fed by ",
+)  # quantities: what a module's attention logits come from, and what its output goes into
 OUTPUT = "output"
 FROZEN, UNUSED, LEFT_OUT = "frozen", "unused", "not in the optimizer"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mukron.diagnose.readings import ATTENTION, DAMPING, FEATURES, LOGITS, UNCLEAR, UPDATE, Verdict
-from mukron.diagnose.record import OUTPUT, Record
+from mukron.diagnose.record import HEAD, OUTPUT, Record
 
 LARGE_OUTPUT_CHANGE = 3.0  # a change of the output above which the laws of the first steps no longer hold
 
@@ -69,12 +69,13 @@ def _attention(record: Record, failures: Sequence[Verdict]) -> list[str]:
 def _tied(record: Record, failures: Sequence[Verdict]) -> list[str]:
     """Name a tied head if the network's output grows: its logits are sums over the width of weights that stay large."""
     grows = any(verdict.layer == OUTPUT and verdict.word == FEATURES.high for verdict in failures)
-    if not grows or not record.tied:
+    tied = [f"{alias} is tied to {name}" for alias, name in record.tied.items()]
+    tied += [f"The output is a product with {name}, an embedding's weight" for name in record.layers(HEAD)]
+    if not grows or not tied:
         return []
-    (alias, name), *_ = record.tied.items()
     return [
-        f"{alias} is tied to {name}: an embedding's entries do not shrink as the width grows, so the logits need a "
-        "multiplier, base width / width, in the network's forward."
+        f"{tied[0]}: an embedding's entries do not shrink as the width grows, so the logits need a multiplier, base "
+        "width / width, in the network's forward."
     ]
 
 

@@ -25,7 +25,7 @@ from mukron.linalg import probe
 from mukron.optim.momentum import check_momentum
 from mukron.optim.options import RMS, Graft, KLClip
 from mukron.optim.transaction import FAR_BEYOND_TRUST, Transaction
-from mukron.params import Parametrization
+from mukron.params import BaseShapes, Parametrization
 from mukron.params.inventory import note_optimizer
 from mukron.params.parametrization import plan_of
 from mukron.readers import check_flag, check_number
@@ -43,10 +43,10 @@ SUSPICIOUS = 0.05  # of a gradient that does not come from its layer's own pass
 def check_arguments(name: str, model: Any, parametrization: Any, lr: Any) -> None:
     check_model(model, name)
     if parametrization is not None and not isinstance(parametrization, Parametrization):
-        raise TypeError(
-            f"{name}'s second argument is parametrization, from mukron.parametrize, got {parametrization!r:.80}; pass "
-            f"the learning rate by name: {name}(model, lr=...)"
-        )
+        shapes = isinstance(parametrization, BaseShapes)
+        found = "base shapes" if shapes else repr(parametrization)[:80]
+        advice = "pass mukron.parametrize(model, shapes)" if shapes else f"pass lr by name: {name}(model, lr=...)"
+        raise TypeError(f"{name}'s second argument is parametrization, from mukron.parametrize, got {found}; {advice}")
     if not isinstance(lr, Tensor):
         check_number(f"{name}: lr", lr)
     plan = plan_of(model) if parametrization is None else None

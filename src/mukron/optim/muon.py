@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from mukron import readers as read
-from mukron.layers import WEIGHT
 from mukron.linalg import orthogonalized
 from mukron.optim.direction import dense
 from mukron.optim.docs import describe
@@ -18,12 +17,12 @@ from mukron.optim.optimizer import SecondOrder
 from mukron.optim.options import StepOptions, StepRule, check_one_of
 from mukron.optim.run_options import EVERY_LAYER, Option, without
 from mukron.optim.spec import MethodSpec, register
-from mukron.optim.table import LayerEntry
+from mukron.optim.table import LayerEntry, growth_of
 from mukron.optim.transaction import Blocks, Transaction
 from mukron.optim.update import Move
 from mukron.params import Parametrization
 from mukron.params.shape_factor import ADJUSTMENTS, check_scaling, shape_factor
-from mukron.readers import check_number, check_whole
+from mukron.readers import check_flag, check_number, check_whole
 from mukron.theory import METHODS
 
 PRECISIONS: dict[str, torch.dtype | None] = {"bfloat16": torch.bfloat16, "float32": None}
@@ -63,6 +62,7 @@ class Muon(SecondOrder):
 
     Args:
         momentum: A number, the weight of the past in the average of gradients, or ``GradientMomentum(beta, nesterov)``.
+            None: 0.95.
         nesterov: Whether a number means Nesterov's momentum.
         rounds: Rounds of the Newton-Schulz iteration, which makes U V^T by products.
         eps: The least Frobenius norm that a gradient is divided by, at the base width.
@@ -88,7 +88,7 @@ class Muon(SecondOrder):
         parametrization: Parametrization | None = None,
         lr: float | Tensor | None = None,
         *,
-        momentum: float | GradientMomentum = 0.95,
+        momentum: float | GradientMomentum | None = None,
         nesterov: bool = True,
         rounds: int = 5,
         eps: float = 1e-7,
@@ -108,6 +108,8 @@ class Muon(SecondOrder):
             raise ValueError(f"rounds must be at least 1 and eps above 0, got rounds={rounds}, eps={eps}")
         check_one_of("precision", precision, PRECISIONS)
         check_scaling("adjust_lr_fn", adjust_lr_fn, ADJUSTMENTS)
+        check_flag("nesterov", nesterov)
+        momentum = 0.95 if momentum is None else momentum
         self.rounds, self.eps, self.precision, self.adjust_lr_fn = rounds, eps, precision, adjust_lr_fn
         super().__init__(
             model,
@@ -142,12 +144,7 @@ class Muon(SecondOrder):
             G: The gradient of the block, or of all of them, [groups, d_out, d_in].
             step: The step that is being taken; it holds the state as it will be.
         """
+        r_in, r_out = growth_of(layer, self.parametrization)
         eps = self.eps * layer.blocks[block].eps
         moved: Tensor = orthogonalized(dense(G), eps, self.rounds, PRECISIONS[self.precision])
-        return moved * shape_factor(base_sides(layer), self.adjust_lr_fn)
-
-
-def base_sides(layer: LayerEntry) -> tuple[float, float]:
-    """The sizes of a layer's output and input at the base width; its own without a parametrization."""
-    growth = layer.sides[WEIGHT].growth
-    return layer.layer.d_out / growth.get("L", 1.0), layer.layer.d_in / growth.get("R", 1.0)
+        return moved * shape_factor((layer.layer.d_out / r_out, layer.layer.d_in / r_in), self.adjust_lr_fn)

@@ -67,7 +67,8 @@ def load_state(optimizer: SecondOrder, state_dict: Mapping[str, Any]) -> None:
     torch.optim.Optimizer.__setstate__(optimizer, {"state": defaultdict(dict, state), "param_groups": groups})
     optimizer.steps, optimizer.skipped, optimizer.rescues = own["steps"], own["skipped"], Counter(own["rescues"])
     optimizer.waiting, optimizer.found_reduction, optimizer.told = own["waiting"], own["reduction"], set(own["told"])
-    optimizer.found_class_dim = own["class_dim"]
+    given = optimizer.capture_options.class_dim
+    optimizer.found_class_dim = own["class_dim"] if given is None else given
     _restore_generator(optimizer.generator, own["generator"])
     for post_hook in optimizer._optimizer_load_state_dict_post_hooks.values():
         post_hook(optimizer)

@@ -26,7 +26,7 @@ from mukron.optim.table import LayerEntry
 from mukron.optim.transaction import Blocks, Transaction
 from mukron.optim.update import Move
 from mukron.params import Parametrization
-from mukron.readers import check_number, check_whole
+from mukron.readers import check_flag, check_number, check_whole
 from mukron.theory import FAMILIES, METHODS, soap
 
 BASIS_SOLVERS = ("qr", "eigh")
@@ -71,6 +71,7 @@ class SOAP(SecondOrder):
 
     Args:
         momentum: A number, the weight of the past in the average of gradients, or ``GradientMomentum(beta, nesterov)``.
+            None: 0.9.
         nesterov: Whether a number means Nesterov's momentum.
         beta2: Decay of the average of squares.
         eps: Added to the root of that average, at the base width.
@@ -100,7 +101,7 @@ class SOAP(SecondOrder):
         parametrization: Parametrization | None = None,
         lr: float | Tensor | None = None,
         *,
-        momentum: float | GradientMomentum = 0.9,
+        momentum: float | GradientMomentum | None = None,
         nesterov: bool = False,
         beta2: float = 0.95,
         eps: float = 1e-8,
@@ -122,6 +123,7 @@ class SOAP(SecondOrder):
         params: Iterable[Any] | None = None,
     ) -> None:
         self.method = soap(sides)  # type: ignore[misc]
+        check_flag("nesterov", nesterov)
         check_number("beta2", beta2)
         check_number("eps", eps)
         check_whole("max_size", max_size)

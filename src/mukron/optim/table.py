@@ -16,7 +16,7 @@ from mukron.optim.options import StepOptions
 from mukron.params import Parametrization, Scales
 from mukron.params.inventory import clean_name, inventory, unwrap
 from mukron.params.resolve import Growth
-from mukron.theory import Method, Role
+from mukron.theory import SP, Method, Role
 
 UNSCALED = Scales(lr=1.0, damping={})  # without a plan
 
@@ -222,6 +222,14 @@ def _sides(plan: Parametrization | None, name: str, scales: Mapping[str, Any]) -
     growth = plan.parameters[name].growth
     r_in, r_out = float(growth.r_in), float(growth.r_out)
     return Sides({"A": r_in, "R": r_in, "B": r_out, "L": r_out}, scales[name].damping)
+
+
+def growth_of(layer: LayerEntry, plan: Parametrization | None) -> tuple[float, float]:
+    """How much a layer's input and output have grown since the base width; under SP nothing follows from that: 1, 1."""
+    if plan is None or plan.scheme == SP:
+        return 1.0, 1.0
+    growth = layer.sides[WEIGHT].growth
+    return growth["A"], growth["B"]
 
 
 def _excluded(name: str, exclude: Collection[str]) -> bool:

@@ -112,7 +112,8 @@ class Transaction:
         """Write what was staged into the state."""
         self.optimizer.found_reduction, capture = self.found_reduction, self.optimizer.capture
         capture.asks_reduction, capture.checks_uses = self.asks_reduction, self.checks_uses
-        self.optimizer.found_class_dim = capture.class_dim
+        found = [one.class_dim for one in capture.passes if one.class_dim is not None]
+        self.optimizer.found_class_dim = capture.class_dim = found[0] if found else capture.class_dim
         for parameter, values in self._staged.items():
             self.optimizer.state[parameter].update(values)
         for group, values in self._staged_of_groups:

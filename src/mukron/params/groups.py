@@ -18,7 +18,7 @@ from mukron.params.errors import ParametrizationError
 from mukron.params.inventory import Found
 from mukron.params.shape_factor import SCALINGS, check_scaling, shape_factor
 from mukron.readers import check_number
-from mukron.theory import METHODS, Method, get_method, soap
+from mukron.theory import METHODS, SP, Method, get_method, soap
 
 if TYPE_CHECKING:
     from mukron.params.parametrization import Parametrization
@@ -126,14 +126,14 @@ def groups_of(plan: Parametrization, found: Mapping[str, Found], request: GroupR
         if (not own.matrices or _takes(own, plan, name)) and (other is None or not _takes(other, plan, name))
     ]
     laws = dict.fromkeys(taken, law)
-    if law.name == "soap":
+    if law.name == "soap" and plan.scheme != SP:
         laws = _laws_of_soap(plan, {name: found[name] for name in taken}, request.max_precondition_dim or LARGEST_SIDE)
     scales = {one: plan.scales(one) for one in set(laws.values())}
     members = defaultdict(list)
     for name in taken:
         entry, scale = plan.parameters[name], scales[laws[name]][name]
         lr_scale = scale.lr
-        if law.name == "muon":  # it multiplies by a function of the sizes at hand
+        if law.name == "muon" and plan.scheme != SP:  # it multiplies by a function of the sizes at hand
             scaling = request.scaling or "original"
             lr_scale *= shape_factor(entry.base_shape, scaling) / shape_factor(entry.shape, scaling)
         eps_scale = scale.eps if law.has_eps else scale.damping.get("L", 1.0)  # Shampoo's is damping

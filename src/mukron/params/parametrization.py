@@ -198,7 +198,7 @@ class Parametrization:
         plan, layer, inner = self.parameters[name], name.rpartition(".")[0], get_method(method).matrices_only
         left = plan.embedding if exclude is None else any(name.startswith(f"{each}.") for each in exclude)
         left = left or (inner and (len(plan.shape) < 2 or (exclude is None and plan.role is Role.OUTPUT)))
-        return plan.fallback or left or layer in self._layers_with_tied
+        return plan.fallback or left or (bool(plan.tied) if inner else layer in self._layers_with_tied)
 
     def explain(
         self,

@@ -38,7 +38,8 @@ def damaged(source: str) -> Iterator[None]:
     try:
         yield
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ParametrizationError(f"{source}: damaged, {type(error).__name__} {error}; make it again") from error
+        what = str(error) if isinstance(error, ParametrizationError) else f"{type(error).__name__} {error}"
+        raise ParametrizationError(f"{source}: damaged, {what}; make it again") from error
 
 
 def write_json(path: str | os.PathLike[str], data: Data) -> None:

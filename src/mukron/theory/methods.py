@@ -138,6 +138,11 @@ class Method:
         return any(isinstance(statistic, EntrySquare) for statistic, _ in self.factors)
 
     @property
+    def scale_free(self) -> bool:
+        """Whether its steps do not depend on the size of the gradient."""
+        return self.entrywise or self.e_A == self.e_B == Fraction(1, 2)
+
+    @property
     def damped(self) -> tuple[Statistic, ...]:
         """The statistics that damping is added to."""
         return tuple(statistic for statistic, _ in self.factors if statistic.damped)

@@ -74,6 +74,13 @@ def _like_distributed_shampoo(model: nn.Module, lr: float) -> list[Optimizer]:
     return [Shampoo(model, lr=lr, damping=Constant(ROOT_EPSILON), trust=Graft(adam), fallback=adam, **options)]
 
 
+def _soap(model: nn.Module, lr: float) -> list[Optimizer]:
+    """The library's SOAP for all parameters, as its users have it; vectors take its Adam steps."""
+    library: Any = import_module("pytorch_optimizer")
+    optimizer: Optimizer = library.SOAP(model.parameters(), lr=lr, weight_decay=0.0, precondition_frequency=EVERY)
+    return [optimizer]
+
+
 def _split(model: nn.Module, belongs: Callable[[str, Tensor], bool]) -> tuple[list[Tensor], list[Tensor]]:
     named = [*model.named_parameters()]
     return [p for name, p in named if belongs(name, p)], [p for name, p in named if not belongs(name, p)]
@@ -88,7 +95,12 @@ def _without_library() -> str:
     return "" if find_spec("distributed_shampoo") else f"the package distributed_shampoo is not installed ({place})"
 
 
+def _without_pytorch_optimizer() -> str:
+    return "" if find_spec("pytorch_optimizer") else "the package pytorch_optimizer is not installed"
+
+
 REFERENCE_METHODS = {
+    "pytorch-optimizer-soap": ReferenceMethod("SOAP (pytorch_optimizer)", _soap, _without_pytorch_optimizer),
     "torch-muon": ReferenceMethod("Muon (torch)", _muon, _without_muon),
     "distributed-shampoo": ReferenceMethod("Distributed Shampoo", _distributed_shampoo, _without_library),
     "shampoo-as-distributed": ReferenceMethod("Shampoo, as Distributed Shampoo", _like_distributed_shampoo),

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.optim import Optimizer
+from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from mukron.bench.gpt.references import REFERENCE_METHODS
@@ -30,7 +30,8 @@ from mukron.train.randomness import own_random_numbers
 WINDOW, LAYERS, HEAD_SIZE, BATCH = 128, 4, 64, 32
 WARMUP, LAST_RATE = 20, 0.1  # steps to the full learning rate; what is left of it at the end
 TRAINING_PART = 0.9  # of the text; the rest is for validation
-LAYERWISE = tuple(name for name, spec in SPECS.items() if spec.layerwise)
+# Gauss-Newton has a backward pass for each of 128 x 256 outputs of a sample, and rows of all of them.
+OUR_METHODS = tuple(name for name, spec in SPECS.items() if name != "sgd" and "jacobian" not in spec.captures)
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class GPTRun:
     """One training: all that distinguishes it from others.
 
     Attributes:
-        method: A method of this library that works layer by layer, or one of ``REFERENCE_METHODS``.
+        method: A method of this library, AdamW with muP's groups, or one of ``REFERENCE_METHODS``.
         width: The size of a token's vector.
         base: The width of the parametrization's base; references have none.
         lr: The learning rate. All other options are the class's defaults.
@@ -190,6 +191,8 @@ def _optimizers(run: GPTRun, model: nn.Module) -> list[Optimizer]:
     if run.method in REFERENCE_METHODS:
         return REFERENCE_METHODS[run.method].optimizers(model, run.lr)
     plan = parametrize(model, base_shapes(network, width=run.base))
+    if not spec_of(run.method).layerwise:
+        return [AdamW(plan.param_groups("adamw", lr=run.lr))]
     options: Mapping[str, Any] = {"class_dim": -1}
     return [make_optimizer(spec_of(run.method), model, {"parametrization": plan, "lr": run.lr}, options)]
 
@@ -203,7 +206,7 @@ def check_method(name: str) -> None:
     Raises:
         ValueError: It is not known, or this torch does not have it.
     """
-    known = (*LAYERWISE, *REFERENCE_METHODS)
+    known = (*OUR_METHODS, *REFERENCE_METHODS)
     if name not in known:
         raise ValueError(f"--methods {name!r}; known: {', '.join(known)}")
     if name in REFERENCE_METHODS and (missing := REFERENCE_METHODS[name].missing()):

@@ -132,9 +132,12 @@ def method_defaults(spec: MethodSpec, settings: str) -> dict[str, str]:
         >>> method_defaults(spec_of("kfac"), "plain")["fisher"]
         'MonteCarlo(draws=1)'
     """
-    optimizer = make_optimizer(spec, nn.Linear(2, 2), settings_arguments(settings), {})
-    (group,) = optimizer.param_groups
     meant = {name: value for name, value in spec.defaults.items() if value is not None}
+    if not spec.layerwise:
+        return {name: str(value) for name, value in meant.items()}
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))  # some methods leave output layers to a fallback rule
+    optimizer = make_optimizer(spec, model, settings_arguments(settings), {})
+    (group,) = optimizer.param_groups
     meant |= {"step": optimizer.options} | {f"group {name}": value for name, value in group.items() if name != "params"}
     if optimizer.capture_options.signals:
         meant["fisher"] = optimizer.capture_options.fisher
