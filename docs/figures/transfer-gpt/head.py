@@ -2,7 +2,7 @@
 
 Called as ``python head.py WIDTH HEAD EMBEDDINGS MATRICES SEED FOLDER``: the factor of the head's initial weights under
 muP with base width 64, the powers of two of two learning rates, of embeddings and norms and of all other matrices, and
-the folder of the text. Everything else is as in the study beside this file.
+the folder of the text. Network, data, batch size and schedule are those of the study beside this file.
 """
 
 import sys

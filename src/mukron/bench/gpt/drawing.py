@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def draw_gpt(result: GPTResult, path: Path, endings: Sequence[str] = (".svg", ".png")) -> list[Path]:
-    """Draw losses against learning rates, with every seed as a small point and each width's best as a star.
+    """Draw losses against learning rates, with every seed as a small point and each width's best rate, by a parabola, as a star.
 
     Args:
         result: The result to draw.
@@ -42,14 +42,15 @@ def _figure(result: GPTResult) -> Figure:
             for (method, at, lr, _), loss in seeds.items():
                 if title_of(method) == transfer.method and at == width:
                     axis.plot([lr], [loss], ".", color=colour, markersize=2)
-            best = min(curve, key=lambda lr, losses=curve: losses[lr])  # type: ignore[misc]
-            axis.plot([best], [curve[best]], "*", color=colour, markersize=11)
+            axis.plot([transfer.best(width)], [min(curve.values())], "*", color=colour, markersize=11)
         rates = sorted({lr for curve in transfer.curves.values() for lr in curve})
         axis.set_xscale("log")
         axis.set_xticks(rates, [f"{lr:g}" for lr in rates])
         axis.set_xticks([], minor=True)
         axis.set_title(transfer.method)
         axis.set_xlabel("learning rate")
-    figure.legend(handles=[lines[width] for width in widths], loc="outside lower center", ncols=len(widths))
+    star = axes[0, 0].plot([], [], "*", color="0.4", markersize=11, label="best rate, by a parabola")
+    handles = [*(lines[width] for width in widths), *star]
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
     axes[0, 0].set_ylabel("validation loss, nats per byte")
     return figure
