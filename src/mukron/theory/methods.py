@@ -14,6 +14,8 @@ Every method here divides by powers of statistics whose eigenvalues have a size 
     S = G G^T, of one step                             ~ |h|^2 |delta|^2  Muon
     V = E[G_ij^2]                                  ~ one entry's square    Adam
 
+Inside of a residual block whose branch is multiplied by 1/L, delta is multiplied by 1/L too, and h is not.
+
 A method that has an optimizer is added by its record, ``mukron.optim.spec.register``; others are rows of ``METHODS``.
 """
 
@@ -57,9 +59,10 @@ class Statistic:
             s: The exponent of the output weights' size, ``scheme.s``.
 
         Returns:
-            The power, by the two sides of the layer.
+            The power, by the two sides of the layer and the depth.
         """
-        return Power(Fraction(self.h * role.fan_in), self.delta * role.fan_out * (1 - 2 * s))
+        width_of_delta = self.delta * role.fan_out * (1 - 2 * s)
+        return Power(Fraction(self.h * role.fan_in), width_of_delta, depth=Fraction(-2 * self.delta))
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,7 @@ class EntrySquare(Statistic):
     damped: bool = False
 
     def size(self, role: Role, s: Fraction) -> Power:
-        return Power(Fraction(0), -2 * s * role.fan_out)
+        return Power(Fraction(0), -2 * s * role.fan_out, depth=Fraction(-2))
 
 
 A = Statistic("A", h=1)
@@ -149,10 +152,10 @@ class Method:
             s: The exponent of the output weights' size, ``scheme.s``.
 
         Returns:
-            The power, by the two sides of the layer.
+            The power, by the two sides of the layer and the depth.
         """
-        # G h = delta diag(chi) (h^T h) = Theta(M^(fan-in - s)); each statistic divides by its size to its exponent
-        change = Power(Fraction(role.fan_in), -s * role.fan_out)
+        # G h = delta diag(chi) (h^T h) = Theta(M^(fan-in - s) / L); each statistic divides by its size to its exponent
+        change = Power(Fraction(role.fan_in), -s * role.fan_out, depth=Fraction(-1))
         for statistic, e in self.factors:
             change = change + -e * statistic.size(role, s)
         return change
