@@ -178,7 +178,7 @@ def test_a_loaded_plan_must_fit_the_model(tmp_path):
         ("[]", "expected format 'mukron.parametrization', found 'list'"),
         ('{"format": "mukron.base_shapes"}', "expected format 'mukron.parametrization', found 'mukron.base_shapes'"),
         ('{"format": "mukron.parametrization", "version": 1}', "damaged, KeyError 'parameters'"),
-        ('{"format": "mukron.parametrization", "version": 99}', "format version 99, this mukron reads version 1"),
+        ('{"format": "mukron.parametrization", "version": 99}', "format version 99, this mukron reads version 2"),
     ],
 )
 def test_files_of_another_kind(tmp_path, content, message):
@@ -191,7 +191,7 @@ def test_files_of_another_kind(tmp_path, content, message):
 def test_files_say_their_format(tmp_path):
     PLAN.save(tmp_path / "plan.json")
     data = json.loads((tmp_path / "plan.json").read_text())
-    assert (data["format"], data["version"]) == ("mukron.parametrization", 1)
+    assert (data["format"], data["version"]) == ("mukron.parametrization", 2)
     assert data["parameters"]["hidden.weight"]["r_in"] == "8"
 
 

@@ -24,7 +24,7 @@ from mukron.table import Table
 from mukron.theory import Method, Role, Scheme, get_method, get_scheme, initial_exponent, solve
 from mukron.trust import USUAL, StepRule, Trust
 
-KIND, VERSION = "parametrization", 1
+KIND, VERSION = "parametrization", 2  # 2: with the growth of the depth
 ZERO = "zero"
 
 
@@ -33,7 +33,8 @@ class ParameterPlan:
     """One parameter: its role, how much its sides grew, and its initial spread.
 
     Attributes:
-        growth: Its role, and how much its fan-in and fan-out have grown since the base width.
+        growth: Its role, how much its fan-in and fan-out have grown since the base width, and the depth since the base
+            depth if it is inside of a residual block.
         shape: Its shape here.
         base_shape: Its shape at the base width.
         base_std: Standard deviation of its initial values at the base width; 0 if they are all equal.
@@ -134,8 +135,7 @@ class Parametrization:
             falls_back = plan.fallback or (method.matrices_only and len(plan.shape) < 2)
             own, growth = rows[falls_back][plan.role], plan.growth
             scales[name] = Scales(
-                lr=(-own.c).of(growth.r_in, growth.r_out),
-                damping={factor: (-d).of(growth.r_in, growth.r_out) for factor, d in own.d.items()},
+                lr=growth.factor(-own.c), damping={factor: growth.factor(-d) for factor, d in own.d.items()}
             )
         return scales
 
@@ -311,7 +311,7 @@ class Parametrization:
             data: What ``to_dict`` returned.
             source: Names the data in errors.
         """
-        content = check_stamp(data, KIND, VERSION, source)
+        content = check_stamp(data, KIND, VERSION, source, oldest=1)
         with damaged(source):
             parameters = {name: _parameter_from_dict(entry) for name, entry in content["parameters"].items()}
             exponent = content["output_exponent"]
@@ -341,6 +341,7 @@ def _parameter_to_dict(plan: ParameterPlan) -> Data:
         "role": plan.role.value,
         "r_in": str(plan.growth.r_in),
         "r_out": str(plan.growth.r_out),
+        "L": None if plan.growth.L is None else str(plan.growth.L),
         "shape": list(plan.shape),
         "base_shape": list(plan.base_shape),
         "base_std": plan.base_std,
@@ -353,7 +354,10 @@ def _parameter_to_dict(plan: ParameterPlan) -> Data:
 
 def _parameter_from_dict(entry: Mapping[str, Any]) -> ParameterPlan:
     return ParameterPlan(
-        growth=Growth(Role(entry["role"]), Fraction(entry["r_in"]), Fraction(entry["r_out"])),
+        growth=Growth(
+            *(Role(entry["role"]), Fraction(entry["r_in"]), Fraction(entry["r_out"])),
+            None if entry.get("L") is None else Fraction(entry["L"]),
+        ),
         shape=tuple(entry["shape"]),
         base_shape=tuple(entry["base_shape"]),
         base_std=entry["base_std"],
