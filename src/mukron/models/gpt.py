@@ -199,7 +199,9 @@ class GPT(nn.Module):
         self.blocks = nn.ModuleList(GPTBlock(width, number, scale, norm, mlp, branches) for _ in range(depth))
         self.norm = NORMS[norm](width)
         self.head = nn.Linear(width, vocabulary, bias=False)
-        self._draw(base_depth or depth, TIED_STD if tied else EMBEDDING_STD, HEAD_SCALE if head_scale is None else head_scale)
+        self._draw(
+            base_depth or depth, TIED_STD if tied else EMBEDDING_STD, HEAD_SCALE if head_scale is None else head_scale
+        )
         if tied:
             self.head.weight = self.tokens.weight
             self.mukron_roles = {"tokens.weight": "input"}

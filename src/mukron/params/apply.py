@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from mukron.params.declared import declared_roles
-from mukron.params.depth import block_of, matches
+from mukron.params.depth import Match, block_of, matches
 from mukron.params.errors import ParametrizationError
 from mukron.params.initial import (
     Spread,
@@ -116,10 +116,7 @@ def _at_this_depth(shapes: BaseShapes, found: Mapping[str, Found]) -> tuple[Base
     parameters = {name: entry for name, entry in shapes.parameters.items() if block_of(name, shapes.stacks) is None}
     for name, match in like.items():
         entry = shapes.parameters[match.base]
-        base_sizes, wider = (
-            sizes and Sizes(sizes.shape, {match.here(use): fans for use, fans in sizes.uses.items()})
-            for sizes in (entry.base, entry.wider)
-        )
+        base_sizes, wider = _renamed(entry.base, match), entry.wider and _renamed(entry.wider, match)
         law = entry.law
         if law is not None and law.parameter is not None:  # of the same block, or of the first that is like its own
             own = match.here(law.parameter)
@@ -127,6 +124,10 @@ def _at_this_depth(shapes: BaseShapes, found: Mapping[str, Found]) -> tuple[Base
             law = None if source is None else replace(law, parameter=source)
         parameters[name] = replace(entry, base=base_sizes, wider=wider, law=law)
     return replace(shapes, parameters=parameters), {name: match.L for name, match in like.items()}
+
+
+def _renamed(sizes: Sizes, match: Match) -> Sizes:
+    return Sizes(sizes.shape, {match.here(use): fans for use, fans in sizes.uses.items()})
 
 
 def _growths(

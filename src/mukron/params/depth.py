@@ -11,9 +11,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
+from torch import nn
+
 from mukron.layers import Shape
 from mukron.params.errors import ParametrizationError
-from mukron.params.inventory import Found
+from mukron.params.inventory import Found, clean_name, unwrap
 
 OWN_CONTAINER = (
     "Depth may only add numbered entries at the end of a container. Put the blocks into an nn.ModuleList or "
@@ -133,6 +135,16 @@ def block_of(name: str, stacks: Iterable[BlockStack]) -> tuple[BlockStack, int] 
         if (number := stack.number(name)) is not None:
             return stack, number
     return None
+
+
+def block_modules(model: nn.Module, stack: BlockStack) -> list[nn.Module]:
+    """The residual blocks of a container, at whatever depth the network has."""
+    named = ((name.rpartition("."), module) for name, module in unwrap(model).named_modules() if name)
+    return [
+        module
+        for (container, _, number), module in named
+        if clean_name(container) == stack.container and number.isdecimal() and int(number) not in stack.others
+    ]
 
 
 def matches(base: Mapping[str, Shape], here: Mapping[str, Shape], stacks: Iterable[BlockStack]) -> dict[str, Match]:

@@ -35,6 +35,7 @@ from mukron.theory import Role
 KIND, VERSION = "base_shapes", 3  # 2: with the laws of the initializers; 3: with the blocks that depth adds
 PROBE_DRAWS, NUMBERS_TO_PROBE = 3, 8_000_000  # draws at two widths from the same random numbers
 
+
 @dataclass(frozen=True)
 class BaseParameter:
     """One parameter at the base width.
