@@ -28,7 +28,7 @@ from mukron.train.quantities import first_tensor
 from mukron.train.randomness import own_random_numbers
 
 DEEPER = 4  # how many times as deep the second network is, unless its depth is given
-CARRIED = -1.0  # the exponent of what a block adds, if branches are multiplied by 1/L
+EXPECTED_EXPONENT = -1.0  # the exponent of what a block adds, if branches are multiplied by 1/L
 ADVICE = (
     "The laws of depth need it: in the forward pass, multiply what each residual branch adds by base depth / depth, "
     "x = x + branch(x) * (base_depth / depth)"
@@ -68,7 +68,7 @@ class BranchCheck:
         return tuple(
             container
             for container, exponent in self.exponents.items()
-            if not abs(exponent - CARRIED) <= self.tolerance  # an exponent that is no number fails
+            if not abs(exponent - EXPECTED_EXPONENT) <= self.tolerance  # an exponent that is no number fails
         )
 
     def table(self) -> Table:

@@ -22,7 +22,7 @@ OWN_CONTAINER = (
     "nn.Sequential of their own, with nothing after them"
 )
 
-Entry = Mapping[str, Shape]  # the parameters of one entry of a container: relative name -> shape
+EntryShapes = Mapping[str, Shape]  # the parameters of one entry of a container: relative name -> shape
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ def find_stacks(
     containers = list(dict.fromkeys(_container(name, known, depth, deep) for name in added))
     for outer in containers:
         for inner in containers:
-            if inner != outer and _place(f"{inner}.", outer) is not None:
+            if inner != outer and _place(f"{inner}.0", outer) is not None:
                 raise ParametrizationError(
                     f'containers "{outer}" and "{inner}" within it both have more entries at depth {deep} than at '
                     f"depth {depth}. The laws of depth are about one number of blocks: let depth change one of the two"
@@ -231,7 +231,7 @@ def _entries(shapes: Mapping[str, Shape], container: str) -> dict[int, dict[str,
     return entries
 
 
-def _kind(entry: Entry) -> dict[str, int]:
+def _kind(entry: EntryShapes) -> dict[str, int]:
     """What two blocks of one kind share at any width: the names of their parameters, and their dimensions."""
     return {name: len(shape) for name, shape in entry.items()}
 
