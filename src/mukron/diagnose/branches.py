@@ -27,6 +27,7 @@ from mukron.train.calls import call, untouched
 from mukron.train.quantities import first_tensor
 from mukron.train.randomness import own_random_numbers
 
+DRAWS_OF_BLOCKS = 4  # of the initial weights, at each depth
 DEEPER = 4  # how many times as deep the second network is, unless its depth is given
 EXPECTED_EXPONENT = -1.0  # the exponent of what a block adds, if branches are multiplied by 1/L
 ADVICE = (
@@ -151,25 +152,26 @@ def check_branches(
 def _measure(
     factory: Callable[..., nn.Module], width: float, depth: int, shapes: BaseShapes, inputs: Any
 ) -> dict[BlockStack, tuple[float, int]]:
-    """For every container the size of what a block adds, and the number of blocks."""
-    torch.manual_seed(0)
-    model = build(at_depth(factory, depth), width).to(batch_device((inputs, None)))
-    parametrize(model, shapes)
-    model.eval()
-    streams = _streams(model, shapes.stacks, inputs)
-    if any(not _added(stream) for stream in streams.values()):
-        _wake(model, shapes.stacks)
+    """For every container the size of what a block adds, over several draws, and the number of blocks."""
+    sizes: dict[BlockStack, list[float]] = {stack: [] for stack in shapes.stacks}
+    for seed in range(DRAWS_OF_BLOCKS):
+        torch.manual_seed(seed)
+        model = build(at_depth(factory, depth), width).to(batch_device((inputs, None)))
+        parametrize(model, shapes)
+        model.eval()
         streams = _streams(model, shapes.stacks, inputs)
-    found = {}
-    for stack, stream in streams.items():
-        size = _added(stream)
-        if not 0 < size < math.inf:
-            raise ParametrizationError(
-                f'blocks in "{stack.container}" add {size} to the residual stream, so no factor can be measured; are '
-                "they called one after another, each with the residual stream as its first argument?"
-            )
-        found[stack] = size, len(stream)
-    return found
+        if any(not _added(stream) for stream in streams.values()):
+            _wake(model, shapes.stacks)
+            streams = _streams(model, shapes.stacks, inputs)
+        for stack, stream in streams.items():
+            size = _added(stream)
+            if not 0 < size < math.inf:
+                raise ParametrizationError(
+                    f'blocks in "{stack.container}" add {size} to the residual stream, so no factor can be measured; '
+                    "are they called one after another, each with the residual stream as its first argument?"
+                )
+            sizes[stack].append(size)
+    return {stack: (sum(sizes[stack]) / DRAWS_OF_BLOCKS, len(streams[stack])) for stack in shapes.stacks}
 
 
 def block_calls(
