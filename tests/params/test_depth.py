@@ -86,7 +86,7 @@ def test_at_the_base_depth_nothing_changes():
 
 def test_a_network_may_be_shallower_than_the_base():
     plan = parametrize(mlp(8, 1), base_shapes(mlp, width=8, depth=4))
-    assert plan.parameters["blocks.0.up.weight"].growth.L == Fraction(1, 4)
+    assert Fraction(1, 4) == plan.parameters["blocks.0.up.weight"].growth.L
     assert plan.scales("gauss-newton")["blocks.0.up.weight"].lr == 4
 
 
@@ -145,7 +145,7 @@ def test_several_containers_each_have_their_own_growth():
     shapes = base_shapes(network, width=8, depth=2)
     assert shapes.stacks == (BlockStack("encoder", (0, 1)), BlockStack("decoder", (0, 1, 2)))
     plan = parametrize(network(8, 5), shapes)
-    assert plan.parameters["encoder.4.up.weight"].growth.L == Fraction(5, 2)
+    assert Fraction(5, 2) == plan.parameters["encoder.4.up.weight"].growth.L
     assert plan.parameters["decoder.5.up.bias"].growth.L == 2
 
 
@@ -178,7 +178,7 @@ def test_kinds_of_blocks_that_alternate():
     plan = parametrize(network(8, 7), base_shapes(network, width=8, depth=2))
     assert plan.parameters["blocks.6.only.weight"].base_shape == (8, 8)
     assert plan.parameters["blocks.5.up.weight"].base_shape == (16, 8)
-    assert plan.parameters["blocks.5.up.weight"].growth.L == Fraction(7, 2)
+    assert Fraction(7, 2) == plan.parameters["blocks.5.up.weight"].growth.L
 
 
 def test_a_first_block_that_has_more_than_the_others():
@@ -211,7 +211,9 @@ def test_declared_roles_hold_for_every_block():
 
 def test_other_depths_need_depth():
     shapes = base_shapes(lambda width: mlp(width, 2), width=8)
-    with pytest.raises(ParametrizationError, match=r'"blocks.2.norm.weight.* base_shapes\(factory, width=64, depth=4\)'):
+    with pytest.raises(
+        ParametrizationError, match=r'"blocks.2.norm.weight.* base_shapes\(factory, width=64, depth=4\)'
+    ):
         parametrize(mlp(8, 4), shapes)
 
 
