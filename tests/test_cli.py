@@ -268,7 +268,7 @@ def test_depth():
     cells = dict(zip(re.split(r"  +", output.splitlines()[2]), re.split(r"  +", row), strict=True))
     assert (cells["L"], cells["lr x"], cells["rho_A x"]) == ("8", "0.125", "4")
     assert "would move like L" in cells["why"]
-    assert "blocks.0-7.norm1" in run("explain", "--model", "gpt", "--base-depth", "2", "--set", "tied=true")
+    assert "blocks.0-7.norm{1,2}" in run("explain", "--model", "gpt", "--base-depth", "2", "--set", "tied=true")
     assert "L^-1, rho_B x L^-2" in run("explain", "--method", "kfac")
     assert "--depth needs --base-depth" in refuse("explain", "--model", "gpt", "--depth", "4")
     assert "needs a network" in refuse("explain", "--base-depth", "4")

@@ -171,12 +171,8 @@ def depth(
 
         given = {
             **{"model": factory or model, "base_width": base_width, "method": method, "damping": damping},
-            **{
-                "data": data,
-                "samples": samples,
-                "momentum": 0.0,
-                "lr": usual_rate(method, "mup") if lr is None else lr,
-            },
+            **{"data": data, "samples": samples, "momentum": 0.0},
+            "lr": usual_rate(method, "mup") if lr is None else lr,
         }
         if factory is not None and base_width is None:
             given["base_width"] = default_width(import_function(factory, "--factory")) or FACTORY_BASE_WIDTH
@@ -189,7 +185,7 @@ def depth(
             branches, features = check_depths(
                 config,
                 base_depth=base_depth,
-                depths=None if depths is None else [int(depth) for depth in _numbers(depths, "--depths")],
+                depths=None if depths is None else _whole_numbers(depths, "--depths"),
                 seeds=seeds,
                 steps=steps,
                 calibrate=lr is None,
@@ -255,8 +251,15 @@ def _create_folder(folder: Path | None) -> None:
         raise ValueError(f"cannot write to {folder}: {error}") from error
 
 
-def _numbers(text: str, option: str = "--widths") -> list[float]:
+def _numbers(text: str) -> list[float]:
     try:
         return [float(part) for part in text.split(",")]
     except ValueError:
-        raise ValueError(f"{option} {text!r}: expected numbers, as in 256,512,1024") from None
+        raise ValueError(f"--widths {text!r}: expected numbers, as in 256,512,1024") from None
+
+
+def _whole_numbers(text: str, option: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise ValueError(f"{option} {text!r}: expected whole numbers, as in 2,4,8,16") from None

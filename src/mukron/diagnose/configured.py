@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from mukron.diagnose.readings import EXPONENT_TOLERANCE
 from mukron.diagnose.record import TrainingSetup
 from mukron.diagnose.runs import record_runs, suitable_rate
 from mukron.layers import MatrixLayer, layer_of
-from mukron.models import get_model
+from mukron.models import MODELS, get_model
 from mukron.optim.options import Trust
 from mukron.optim.spec import spec_of
 from mukron.params import base_shapes, build_without_memory, parametrize, plain_width
@@ -186,6 +187,9 @@ def check_depths(
     Returns:
         Whether branches are multiplied by 1/L, and the exponents of all changes.
 
+    Raises:
+        RunError: The built-in network has no blocks whose number can grow.
+
     Example:
         >>> from mukron.diagnose.configured import check_depths
         >>> from mukron.train import RunConfig
@@ -194,6 +198,9 @@ def check_depths(
         >>> branches.ok, features.depths
         (True, (2, 4))
     """
+    if ":" not in config.model and "base_depth" not in signature(get_model(config.model).factory).parameters:
+        known = [name for name, model in MODELS.items() if "base_depth" in signature(model.factory).parameters]
+        raise RunError(f"model={config.model!r} has no residual blocks whose number can grow; {', '.join(known)} have")
     dataset = _small_dataset(config, dataset, data_dir)
     inputs, targets = dataset.prepare(dataset.train.inputs, config.weights_dtype), dataset.train.targets
     width, mean_loss = base_width_of(config), loss_of(config, dataset)
