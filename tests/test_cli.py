@@ -272,4 +272,4 @@ def test_depth():
     assert "L^-1, rho_B x L^-2" in run("explain", "--method", "kfac")
     assert "--depth needs --base-depth" in refuse("explain", "--model", "gpt", "--depth", "4")
     assert "needs a network" in refuse("explain", "--base-depth", "4")
-    assert "in no new entry of a numbered container" in refuse("explain", "--model", "mlp", "--base-depth", "4")
+    assert "Put the blocks into an nn.ModuleList" in refuse("explain", "--model", "mlp", "--base-depth", "4")

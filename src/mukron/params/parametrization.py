@@ -252,8 +252,8 @@ class Parametrization:
                 )
             if (theirs.base_shape, theirs.growth) != (plan.base_shape, plan.growth):
                 raise ParametrizationError(
-                    f'parameter "{name}": the saved plan has base shape {list(theirs.base_shape)} as {theirs.role}, '
-                    f"this one {list(plan.base_shape)} as {plan.role}; learning rates would change their meaning: use "
+                    f'parameter "{name}": the saved plan has base shape {list(theirs.base_shape)} as {theirs.growth}, '
+                    f"this one {list(plan.base_shape)} as {plan.growth}; learning rates would change their meaning: use "
                     "the same base shapes"
                 )
 

@@ -37,6 +37,10 @@ class Growth:
         """What a power of the growth is for this parameter."""
         return power.of(self.r_in, self.r_out, ONE if self.L is None else self.L)
 
+    def __str__(self) -> str:
+        """The role, and L inside of a residual block: ``hidden, L = 4``."""
+        return str(self.role) if self.L is None else f"{self.role}, L = {self.L}"
+
 
 def check_names(base: Iterable[str], here: Iterable[str], where_here: str, where_base: str) -> None:
     """Both networks must have the same parameters."""
