@@ -121,6 +121,18 @@ def test_kfac_with_little_damping_approaches_the_law_slowly():
     assert all(abs(slope) < 0.12 for slope in slopes(found.in_blocks("features")).values())
 
 
+BOUNDS = {"spectral": 0.01, "kl:1e-6": 0.01, "graft:adam": 0.001, "graft:sgd": 0.05}  # with learning rates
+
+
+@pytest.mark.parametrize(("trust", "lr"), BOUNDS.items())
+@pytest.mark.parametrize("method", [mukron.KFAC, mukron.GaussNewton])
+def test_bounds_of_a_step_are_the_same_at_every_depth(method, trust, lr):
+    """A bound acts on the move after its factor of L; a graft has the other rule's factor instead."""
+    found = check(lambda model, plan: method(model, plan, lr=lr, trust=trust))
+    assert abs(found.exponents["update/blocks.*.up.weight"].slope) < 0.12
+    assert all(abs(slope) < 0.15 for slope in slopes(found.in_blocks("features")).values())
+
+
 OF_TEXT = {
     **{name: METHODS[name][1] for name in ("sgd", "adamw", "muon", "shampoo", "foof")},
     "kfac": lambda model, plan: mukron.KFAC(model, plan, lr=1e-3, damping=10.0, class_dim=-1, trust=None),

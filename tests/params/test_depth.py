@@ -308,7 +308,7 @@ def test_plans_of_the_version_before_depth_are_read():
 
 
 def test_a_saved_plan_of_another_base_depth_is_refused():
-    with pytest.raises(ParametrizationError, match="as vector, L = 2, this one .* as vector, L = 4; .* the same base"):
+    with pytest.raises(ParametrizationError, match=r"as vector, L = 2, this one .* as vector, L = 4; .* the same"):
         plan_of_mlp().check(parametrize(mlp(8, 8), base_shapes(mlp, width=8, depth=4)))
 
 

@@ -253,8 +253,8 @@ class Parametrization:
             if (theirs.base_shape, theirs.growth) != (plan.base_shape, plan.growth):
                 raise ParametrizationError(
                     f'parameter "{name}": the saved plan has base shape {list(theirs.base_shape)} as {theirs.growth}, '
-                    f"this one {list(plan.base_shape)} as {plan.growth}; learning rates would change their meaning: use "
-                    "the same base shapes"
+                    f"this one {list(plan.base_shape)} as {plan.growth}; learning rates would change their meaning: "
+                    "use the same base shapes"
                 )
 
     def bind(self, model: nn.Module) -> Parametrization:
