@@ -259,3 +259,17 @@ def test_a_reader_that_has_seen_enough_is_no_error():
     done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
     os.close(writer)
     assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_depth():
+    deep = ("explain", "--model", "gpt", "--base-depth", "2", "--depth", "16", "--method", "kfac", "--trust", "none")
+    output = run(*deep)
+    row = next(line for line in output.splitlines() if line.startswith("blocks.0-15.mlp.up.weight"))
+    cells = dict(zip(re.split(r"  +", output.splitlines()[2]), re.split(r"  +", row), strict=True))
+    assert (cells["L"], cells["lr x"], cells["rho_A x"]) == ("8", "0.125", "4")
+    assert "would move like L" in cells["why"]
+    assert "blocks.0-7.norm{1,2}" in run("explain", "--model", "gpt", "--base-depth", "2", "--set", "tied=true")
+    assert "L^-1, rho_B x L^-2" in run("explain", "--method", "kfac")
+    assert "--depth needs --base-depth" in refuse("explain", "--model", "gpt", "--depth", "4")
+    assert "needs a network" in refuse("explain", "--base-depth", "4")
+    assert "Put the blocks into an nn.ModuleList" in refuse("explain", "--model", "mlp", "--base-depth", "4")

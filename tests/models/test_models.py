@@ -13,6 +13,7 @@ INPUTS = {
     "mlp": lambda: torch.randn(2, 1, 28, 28),
     "cnn": lambda: torch.randn(2, 1, 28, 28),
     "myrtle5": lambda: torch.randn(2, 3, 32, 32),
+    "resmlp": lambda: torch.randn(2, 1, 28, 28),
     "resnet18": lambda: torch.randn(2, 3, 32, 32),
     "resnet50": lambda: torch.randn(2, 3, 32, 32),
     "vgg19": lambda: torch.randn(2, 3, 32, 32),

@@ -422,7 +422,7 @@ def test_initializers_that_draw_until_the_values_please():
 
 def test_base_shapes_of_another_version_or_with_a_damaged_law_are_refused():
     data = base_shapes(Net, width=8).to_dict()
-    with pytest.raises(ParametrizationError, match=r"format version 1, this mukron reads version 2; .* make the file"):
+    with pytest.raises(ParametrizationError, match=r"format version 1, this mukron reads version 3; .* make the file"):
         BaseShapes.from_dict({**data, "version": 1})
     data["parameters"]["head.bias"]["law"]["parameter"] = "tail.weight"
     with pytest.raises(ParametrizationError, match="damaged, ValueError no such law"):

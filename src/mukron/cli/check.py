@@ -1,7 +1,8 @@
-"""``mukron check``: tests whether features are learned at every width."""
+"""``mukron check``: tests whether features are learned at every width, and at every depth."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -138,6 +139,64 @@ def check(
 
 
 @check_app.command()
+def depth(
+    model: Annotated[str, typer.Option(help="A built-in network with residual blocks: resmlp or gpt.")] = "resmlp",
+    factory: Annotated[
+        str | None, typer.Option(help="Your own network: MODULE:FUNCTION, called with its width and depth=.")
+    ] = None,
+    method: Annotated[str, typer.Option(help=f"{METHODS_PLACEHOLDER}.")] = "kfac",
+    damping: Annotated[str | None, typer.Option(help="A number, or RULE[:NUMBER], as in rescaled:10.")] = None,
+    lr: Annotated[
+        float | None, typer.Option(help="Learning rate (default: that of the method, lowered until steps are small).")
+    ] = None,
+    depths: Annotated[
+        str | None, typer.Option(help="Depths, as in 2,4,8,16 (default: 1 to 16 times the base depth).")
+    ] = None,
+    base_depth: Annotated[int, typer.Option(min=1, help="The depth that settings are tuned at.")] = 2,
+    base_width: Annotated[float | None, typer.Option(help="The width of all networks.")] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds at each depth.")] = 3,
+    steps: Annotated[int, typer.Option(min=1, help="Number of training steps.")] = 1,
+    data: Annotated[str | None, typer.Option(help="A data set by name, or your own MODULE:FUNCTION.")] = None,
+    samples: Annotated[int | None, typer.Option(min=1, help="Number of samples, all in one batch.")] = None,
+    tolerance: Annotated[float, typer.Option(min=0, help="Largest deviation of an exponent that passes.")] = 0.25,
+    settings: Annotated[list[str] | None, typer.Option("--set", help="Any other field of a run, FIELD=VALUE.")] = None,
+) -> None:
+    """Train a step at several depths and test whether features inside of residual blocks change alike at all of them.
+
+    Exit code 0: branches are multiplied by 1/L, and features change alike; 1: they are not, or do not.
+    """
+    with errors():
+        from mukron.diagnose.configured import check_depths, usual_rate, with_plain_step
+        from mukron.train import RunConfig
+
+        given = {
+            **{"model": factory or model, "base_width": base_width, "method": method, "damping": damping},
+            **{"data": data, "samples": samples, "momentum": 0.0},
+            "lr": usual_rate(method, "mup") if lr is None else lr,
+        }
+        if factory is not None and base_width is None:
+            given["base_width"] = default_width(import_function(factory, "--factory")) or FACTORY_BASE_WIDTH
+        if "momentum" not in RunConfig(method=method).spec.defaults:
+            del given["momentum"]  # Adam keeps its beta1
+        chosen = {name: value for name, value in given.items() if value is not None}
+        config = with_plain_step(run_config_from_options(None, chosen, settings or []))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # the table says it
+            branches, features = check_depths(
+                config,
+                base_depth=base_depth,
+                depths=None if depths is None else _whole_numbers(depths, "--depths"),
+                seeds=seeds,
+                steps=steps,
+                calibrate=lr is None,
+                tolerance=tolerance,
+            )
+        show(branches.table())
+        show(features.table())
+    raise typer.Exit(0 if branches.ok and features.ok else 1)
+
+
+@check_app.command()
 def nngp(
     width: Annotated[int, typer.Option(min=64, help="Width of the three-layer MLP; its base is 64.")] = 256,
     data: Annotated[str, typer.Option(help="A data set by name, or your own MODULE:FUNCTION.")] = "digits",
@@ -197,3 +256,10 @@ def _numbers(text: str) -> list[float]:
         return [float(part) for part in text.split(",")]
     except ValueError:
         raise ValueError(f"--widths {text!r}: expected numbers, as in 256,512,1024") from None
+
+
+def _whole_numbers(text: str, option: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise ValueError(f"{option} {text!r}: expected whole numbers, as in 2,4,8,16") from None

@@ -25,7 +25,7 @@ from mukron.workers.exits import BROKEN, STOPPED, WRONG_REQUEST
 
 METHODS_PLACEHOLDER = "{methods}"  # in help texts: what a run's method may be
 ALL_METHODS_PLACEHOLDER = "{all methods}"  # in help texts: every method that theory knows
-BUILT_IN = "mlp, cnn, myrtle5, resnet18, resnet50, vgg19, cbow, gpt"  # for help texts, without loading torch
+BUILT_IN = "mlp, cnn, myrtle5, resmlp, resnet18, resnet50, vgg19, cbow, gpt"  # for help texts, without loading torch
 
 
 def method_list() -> str:

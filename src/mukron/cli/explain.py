@@ -27,6 +27,17 @@ def explain(
         float | None, typer.Option(min=0, help="The width to explain (default: four times the base width).")
     ] = None,
     base_width: Annotated[float | None, typer.Option(min=0, help="The width that settings are tuned at.")] = None,
+    depth: Annotated[
+        int | None, typer.Option(min=1, help="The depth to explain, an argument of the network (needs --base-depth).")
+    ] = None,
+    base_depth: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="The depth that settings are tuned at: explains residual blocks too, whose branches the network must "
+            "multiply by base depth / depth.",
+        ),
+    ] = None,
     trust: Annotated[
         str | None,
         typer.Option(
@@ -42,16 +53,16 @@ def explain(
     ] = None,
     whole: Annotated[bool, typer.Option("--whole", help="One row per parameter, even if rows are equal.")] = False,
 ) -> None:
-    """Print how initial weights, learning rates and damping scale with the width, and why.
+    """Print how initial weights, learning rates and damping scale with the width and the depth, and why.
 
     Without a network it prints the theory, role by role. With --model or --factory it prints its parameters.
     """
     with errors():
         _know(method)
         if model is None and factory is None:
-            if width or base_width or output_exponent or role or trust or settings:
+            if width or base_width or depth or base_depth or output_exponent or role or trust or settings:
                 raise ValueError(
-                    "a width, a trust, an output exponent or --set needs a network: --model NAME or --factory "
+                    "a width, a depth, a trust, an output exponent or --set needs a network: --model NAME or --factory "
                     "MODULE:FUNCTION"
                 )
             show(comparison_table(scheme) if method == "all" else method_table(method, scheme))
@@ -60,7 +71,10 @@ def explain(
 
         methods = list(METHODS) if method == "all" else [get_method(method).name]
         get_scheme(scheme)  # reports a wrong name before a network is built
-        plan = _plan(model, factory, width, base_width, scheme, output_exponent, role or [], settings or [])
+        if depth is not None and base_depth is None:
+            raise ValueError("--depth needs --base-depth, the depth that settings are tuned at")
+        depths = None if base_depth is None else (base_depth, depth or 4 * base_depth)
+        plan = _plan(model, factory, width, base_width, depths, scheme, output_exponent, role or [], settings or [])
         for name in methods:
             show(plan.explain(name, trust=USUAL if trust is None else trust, whole=whole))
 
@@ -78,6 +92,7 @@ def _plan(
     factory: str | None,
     width: float | None,
     base_width: float | None,
+    depths: tuple[int, int] | None,
     scheme: str,
     exponent: str | None,
     roles: list[str],
@@ -86,6 +101,7 @@ def _plan(
     """Parametrizes a network that is built on the meta device, so that any width can be explained."""
     from mukron.models import get_model
     from mukron.params import base_shapes, build_without_memory, parametrize, plain_width
+    from mukron.params.building import at_depth
 
     if model is not None and factory is not None:
         raise ValueError("give --model or --factory, not both")
@@ -100,13 +116,15 @@ def _plan(
             raise ValueError("--factory needs --base-width, the width that settings are tuned at")
     make = _with_options(make, settings)
     declared = dict(split(role, "=", "--role", "NAME=ROLE, as in position=input") for role in roles)
-    shapes = base_shapes(make, plain_width(base_width), roles=declared)
-    network = build_without_memory(make, plain_width(width or 4 * base_width))
+    base_depth, depth = depths or (None, None)
+    shapes = base_shapes(make, plain_width(base_width), depth=base_depth, roles=declared)
+    factory_here = make if depth is None else at_depth(make, depth)
+    network = build_without_memory(factory_here, plain_width(width or 4 * base_width))
     return parametrize(network, shapes, scheme, output_exponent=exponent)
 
 
 def _with_options(make: Callable[..., Any], settings: list[str]) -> Callable[..., Any]:
-    """Returns the network as a function of its width, with its other arguments as NAME=VALUE."""
+    """Returns the network as a function of its width and depth, with its other arguments as NAME=VALUE."""
     if not settings:
         return make
     options = {}
@@ -114,9 +132,9 @@ def _with_options(make: Callable[..., Any], settings: list[str]) -> Callable[...
         name, value = split(setting, "=", "--set", "NAME=VALUE, as in tied=true")
         options[name] = value_of(value)
 
-    def network(width: float) -> Any:
+    def network(width: float, **depth: int) -> Any:
         try:
-            return make(width, **options)
+            return make(width, **{**options, **depth})
         except TypeError as error:
             raise ValueError(f"--set {' --set '.join(settings)}: {error}") from error
 

@@ -3,8 +3,10 @@
 Coordinate checks, spectra of the curvature, the distance from initialization, and the NNGP kernel.
 """
 
+from mukron.diagnose.branches import BranchCheck, check_branches
 from mukron.diagnose.check import Check
 from mukron.diagnose.coordinate import coordinate_check
+from mukron.diagnose.depth import DepthCheck, depth_check
 from mukron.diagnose.nngp import (
     approach,
     feature_kernel,
@@ -24,7 +26,9 @@ __all__ = [
     "Agreement",
     "Approach",
     "ApproachStep",
+    "BranchCheck",
     "Check",
+    "DepthCheck",
     "Exponent",
     "Measurement",
     "Record",
@@ -32,7 +36,9 @@ __all__ = [
     "Verdict",
     "agreement",
     "approach",
+    "check_branches",
     "coordinate_check",
+    "depth_check",
     "feature_kernel",
     "fit_exponent",
     "kernel_regression",

@@ -246,11 +246,8 @@ class Check:
         """Return the check with the numbers that its verdicts are made of alone: those after the last step."""
         used = {*(reading.quantity for reading in (*LEARNING, DAMPING)), "head_dim", "logits", "gradient", "evenness"}
         last = [row for row in self.record.rows if row.step == self.record.steps]
-        rows = [
-            row
-            for row in last
-            if row.quantity in used or row.quantity.startswith((SOURCE, FED, UNSEEN, HEAD, "evenness"))
-        ]
+        kinds = (SOURCE, FED, UNSEEN, HEAD, "evenness")
+        rows = [row for row in last if row.quantity in used or row.quantity.startswith(kinds)]
         return replace(self, record=replace(self.record, rows=tuple(rows)))
 
     def save(self, folder: str | Path) -> list[Path]:

@@ -4,22 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from inspect import signature
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 import mukron
 from mukron.data import Dataset, option_names
+from mukron.diagnose.branches import BranchCheck, check_branches
 from mukron.diagnose.check import Check, is_clear
+from mukron.diagnose.depth import DepthCheck, depth_check
 from mukron.diagnose.readings import EXPONENT_TOLERANCE
 from mukron.diagnose.record import TrainingSetup
 from mukron.diagnose.runs import record_runs, suitable_rate
 from mukron.layers import MatrixLayer, layer_of
-from mukron.models import get_model
+from mukron.models import MODELS, get_model
 from mukron.optim.options import Trust
 from mukron.optim.spec import spec_of
-from mukron.params import build_without_memory, plain_width
+from mukron.params import base_shapes, build_without_memory, parametrize, plain_width
 from mukron.train import RunConfig, RunError, base_width_of, build, dataset_of, factory_of, loss_of
+from mukron.train.build import optimizer_of
+from mukron.train.outputs import output_of
 from mukron.train.surroundings import precision
 
 SP_FACTOR = 0.1  # for SP, where learning rates are not scaled and wide layers take larger steps
@@ -148,6 +155,90 @@ def check_run(
         setting = f"trust {'none' if trust is None else trust.text}, {setting}"
     about = {"config": config.to_dict(), "mukron": mukron.__version__, "torch": torch.__version__}
     return Check(replace(record, setting=setting, about=about), tolerance)
+
+
+def check_depths(
+    config: RunConfig,
+    *,
+    base_depth: int,
+    depths: Sequence[int] | None = None,
+    seeds: int = 3,
+    steps: int = 1,
+    calibrate: bool = False,
+    tolerance: float = EXPONENT_TOLERANCE,
+    dataset: Dataset | None = None,
+    data_dir: str | Path | None = None,
+) -> tuple[BranchCheck, DepthCheck]:
+    """Check a run configuration at several depths: its residual branches, and how features change with depth.
+
+    The network is called with ``depth``, and a built-in one also with ``base_depth``, which multiplies its branches.
+
+    Args:
+        config: The configuration; its width, seed and number of epochs are not used.
+        base_depth: The depth that settings are tuned at.
+        depths: The depths to compare; by default 1, 2, 4, 8 and 16 times the base depth.
+        seeds: The number of seeds at each depth.
+        steps: The number of steps of every run.
+        calibrate: Whether the learning rate is lowered until the first steps are small at the base depth.
+        tolerance: The largest deviation of an exponent that passes.
+        dataset: The data set; by default the one that the configuration names.
+        data_dir: The folder of the data sets.
+
+    Returns:
+        Whether branches are multiplied by 1/L, and the exponents of all changes.
+
+    Raises:
+        RunError: The built-in network has no blocks whose number can grow.
+
+    Example:
+        >>> from mukron.diagnose.configured import check_depths
+        >>> from mukron.train import RunConfig
+        >>> config = RunConfig(model="resmlp", method="sgd", lr=0.1, samples=8)
+        >>> branches, features = check_depths(config, base_depth=2, depths=(2, 4), seeds=1)
+        >>> branches.ok, features.depths
+        (True, (2, 4))
+    """
+    if ":" not in config.model and "base_depth" not in signature(get_model(config.model).factory).parameters:
+        known = [name for name, model in MODELS.items() if "base_depth" in signature(model.factory).parameters]
+        raise RunError(f"model={config.model!r} has no residual blocks whose number can grow; {', '.join(known)} have")
+    dataset = _small_dataset(config, dataset, data_dir)
+    inputs, targets = dataset.prepare(dataset.train.inputs, config.weights_dtype), dataset.train.targets
+    width, mean_loss = base_width_of(config), loss_of(config, dataset)
+
+    def factory(width: float, depth: int) -> nn.Module:
+        multiplied = {} if ":" in config.model else {"base_depth": base_depth}
+        options = {**config.model_options, "depth": depth, **multiplied}
+        return factory_of(config.replace(model_options=options), dataset)(width)
+
+    def loss(output: Any, targets: Tensor) -> Tensor:
+        return mean_loss(output_of(config, output), targets)
+
+    def start(lr: float) -> TrainingSetup:
+        torch.manual_seed(0)
+        model = factory(width, base_depth).to(inputs.device)
+        plan = parametrize(model, shapes, config.scheme)
+        optimizer = optimizer_of(config.replace(lr=lr), model, plan, dataset)
+        return TrainingSetup(model, plan, optimizer, lambda inputs: output_of(config, model(inputs)))
+
+    roles = dict(config.roles)
+    shapes = base_shapes(factory, width, depth=base_depth, roles=roles)
+    sizes: dict[str, Any] = {"base_width": width, "base_depth": base_depth, "roles": roles, "tolerance": tolerance}
+    with precision(config.dtype):
+        branches = check_branches(factory, inputs, **sizes)
+        if calibrate:
+            config = config.replace(lr=suitable_rate(start, (inputs, targets), mean_loss, config.lr, steps))
+        features = depth_check(
+            factory,
+            lambda model, plan: optimizer_of(config, model, plan, dataset),
+            (inputs, targets),
+            depths=depths,
+            seeds=seeds,
+            steps=steps,
+            scheme=config.scheme,
+            loss=loss,
+            **sizes,
+        )
+    return branches, features
 
 
 def _small_dataset(config: RunConfig, dataset: Dataset | None, data_dir: str | Path | None) -> Dataset:

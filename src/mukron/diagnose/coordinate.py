@@ -16,7 +16,7 @@ from mukron.diagnose.readings import EXPONENT_TOLERANCE
 from mukron.diagnose.record import TrainingSetup
 from mukron.diagnose.runs import batch_device, record_runs
 from mukron.params import Parametrization, base_shapes, parametrize
-from mukron.params.shapes import build
+from mukron.params.building import build
 
 
 def coordinate_check(

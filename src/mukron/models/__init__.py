@@ -1,4 +1,4 @@
-"""The paper's networks and a GPT as plain modules. The first argument of each is its width.
+"""The paper's networks, a residual MLP and a GPT as plain modules. The first argument of each is its width.
 
 >>> from mukron.models import MLP
 >>> MLP(64, inputs=784, classes=10).fc2
@@ -19,6 +19,7 @@ from mukron.models.cnn import CNN
 from mukron.models.gpt import GPT
 from mukron.models.mlp import MLP
 from mukron.models.myrtle import Myrtle5
+from mukron.models.residual_mlp import ResidualMLP
 from mukron.models.resnet import ResNet18, ResNet50
 from mukron.models.vgg import VGG19
 
@@ -89,6 +90,7 @@ MODELS: dict[str, Model] = {
     "mlp": Model(MLP, 64, (256, 512, 1024, 2048), _flat_options),
     "cnn": Model(CNN, 16, (64, 128, 256, 512), _image_options(4, takes_size=True)),
     "myrtle5": Model(Myrtle5, 16, (64, 128, 256, 512), _image_options(4)),
+    "resmlp": Model(ResidualMLP, 64, (256, 512, 1024, 2048), _flat_options),
     "resnet18": Model(ResNet18, 1, (2, 4, 8), _image_options(1)),
     "resnet50": Model(ResNet50, 1, (2, 4, 8), _image_options(1)),
     "vgg19": Model(VGG19, 1, (2, 4, 8), _image_options(32)),
@@ -119,4 +121,17 @@ def get_model(name: str) -> Model:
     return MODELS[name]
 
 
-__all__ = ["CBOW", "CNN", "GPT", "MLP", "MODELS", "VGG19", "Model", "Myrtle5", "ResNet18", "ResNet50", "get_model"]
+__all__ = [
+    "CBOW",
+    "CNN",
+    "GPT",
+    "MLP",
+    "MODELS",
+    "VGG19",
+    "Model",
+    "Myrtle5",
+    "ResNet18",
+    "ResNet50",
+    "ResidualMLP",
+    "get_model",
+]

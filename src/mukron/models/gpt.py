@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mukron.models.initial import branch_multiplier
+
 EMBEDDING_STD = 1.0
 TIED_STD = 0.1  # of an embedding that is the head too: with 1 its first logits would be large
 HEAD_SCALE = 1 / 8
@@ -91,17 +93,21 @@ MLPS: dict[str, Callable[[int], nn.Module]] = {"gelu": GELU, "swiglu": SwiGLU}
 
 
 class GPTBlock(nn.Module):
-    """Attention, then an MLP, each behind a norm and added to its input."""
+    """Attention, then an MLP, each behind a norm, times the multiplier, and added to its input."""
 
-    def __init__(self, width: int, heads: int, scale: float, norm: str, mlp: str) -> None:
+    def __init__(self, width: int, heads: int, scale: float, norm: str, mlp: str, multiplier: float = 1.0) -> None:
         super().__init__()
+        self.multiplier = multiplier
         self.norm1, self.attention = NORMS[norm](width), CausalSelfAttention(width, heads, scale)
         self.norm2, self.mlp = NORMS[norm](width), MLPS[mlp](width)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x + self.attention(self.norm1(x))
-        output: Tensor = x + self.mlp(self.norm2(x))
+        x = x + self._scaled(self.attention(self.norm1(x)))
+        output: Tensor = x + self._scaled(self.mlp(self.norm2(x)))
         return output
+
+    def _scaled(self, branch: Tensor) -> Tensor:
+        return branch if self.multiplier == 1 else branch * self.multiplier
 
 
 class GPT(nn.Module):
@@ -131,6 +137,9 @@ class GPT(nn.Module):
             By default the first, and the second with ``heads``.
         multiplier: What logits are multiplied by; by default 1, and 64 / width for a tied head.
         head_scale: What the initial weights of the head are multiplied by, 1/8 by default. A tied head has none.
+        base_depth: What each branch adds to the residual stream is multiplied by base_depth / depth, as the laws of
+            depth need it, and the matrices that end a branch start at every depth as at this one. By default branches
+            are not multiplied.
 
     Raises:
         ValueError: An option is unknown, there is no block, the width is not a multiple of the heads or of their size,
@@ -160,13 +169,15 @@ class GPT(nn.Module):
         attention: str | None = None,
         multiplier: float | None = None,
         head_scale: float | None = None,
+        base_depth: int | None = None,
     ) -> None:
         super().__init__()
         _known("norm", norm, NORMS)
         _known("mlp", mlp, MLPS)
         divisor = attention or ("d" if heads else "sqrt(d)")
         _known("attention", divisor, ("sqrt(d)", "d"))
-        for name, number in {"depth": depth, "heads": heads, "head_dim": head_dim}.items():
+        branches = branch_multiplier(depth, base_depth)
+        for name, number in {"heads": heads, "head_dim": head_dim}.items():
             if number is not None and (not isinstance(number, int) or isinstance(number, bool)):
                 raise ValueError(f"{name}={number!r}: expected a whole number")
         for name, number in {"vocabulary": vocabulary, "context": context}.items():
@@ -177,8 +188,6 @@ class GPT(nn.Module):
                 raise ValueError(f"{name}={factor!r}: expected a number")
         if not isinstance(tied, bool):
             raise ValueError(f"tied={tied!r}: expected True or False")
-        if depth < 1:
-            raise ValueError(f"depth={depth}: expected at least one block")
         if tied and head_scale is not None:
             raise ValueError(f"head_scale={head_scale!r}: a tied head starts as the embedding does; leave it out")
         number = _heads(width, heads, head_dim)
@@ -187,10 +196,12 @@ class GPT(nn.Module):
         self.context = context
         self.multiplier = multiplier if multiplier is not None else USUAL_WIDTH / width if tied else 1.0
         self.tokens, self.positions = nn.Embedding(vocabulary, width), nn.Embedding(context, width)
-        self.blocks = nn.ModuleList(GPTBlock(width, number, scale, norm, mlp) for _ in range(depth))
+        self.blocks = nn.ModuleList(GPTBlock(width, number, scale, norm, mlp, branches) for _ in range(depth))
         self.norm = NORMS[norm](width)
         self.head = nn.Linear(width, vocabulary, bias=False)
-        self._draw(depth, TIED_STD if tied else EMBEDDING_STD, HEAD_SCALE if head_scale is None else head_scale)
+        self._draw(
+            base_depth or depth, TIED_STD if tied else EMBEDDING_STD, HEAD_SCALE if head_scale is None else head_scale
+        )
         if tied:
             self.head.weight = self.tokens.weight
             self.mukron_roles = {"tokens.weight": "input"}

@@ -1,9 +1,10 @@
 """Parametrizations: from base shapes to roles, initial scales, learning-rate and damping multipliers."""
 
 from mukron.params.apply import parametrize
+from mukron.params.building import build_without_memory, plain_width
 from mukron.params.errors import ParametrizationError
 from mukron.params.parametrization import ParameterPlan, Parametrization, Scales
-from mukron.params.shapes import BaseParameter, BaseShapes, base_shapes, build_without_memory, plain_width
+from mukron.params.shapes import BaseParameter, BaseShapes, base_shapes
 
 __all__ = [
     "BaseParameter",

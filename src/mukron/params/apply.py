@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from mukron.params.declared import declared_roles
+from mukron.params.depth import Match, block_of, matches
 from mukron.params.errors import ParametrizationError
 from mukron.params.initial import (
     Spread,
@@ -42,6 +43,8 @@ def parametrize(
     embedding_lr: float | Fraction | str = 0,
 ) -> Parametrization:
     """Rescale a freshly built model's initial weights for its width, in place, and return the plan.
+
+    The model may have another number of residual blocks than the base shapes if these were made with ``depth=``.
 
     Call it before loading a checkpoint and before training, because it takes the weights for initial ones. Calling it
     again changes nothing. A model on the meta device gets a plan only: parametrize it again once it has values.
@@ -89,7 +92,8 @@ def parametrize(
     found = inventory(model)
     if not found:
         raise ParametrizationError(f"{type(model).__name__} has no parameters")
-    plan = _plan(found, _growths(model, found, shapes), shapes, scheme, exponent)
+    shapes, depths = _at_this_depth(shapes, found)
+    plan = _plan(found, _growths(model, found, shapes, depths), shapes, scheme, exponent)
     plan = replace(plan, decay=k_decay, embedding_lr=k_embedding)
     if (applied := plan_of(model)) is not None:
         return _again(applied, plan).bind(model)
@@ -110,7 +114,33 @@ def parametrize(
     return plan.bind(model)
 
 
-def _growths(model: nn.Module, found: Mapping[str, Found], shapes: BaseShapes) -> dict[str, Growth]:
+def _at_this_depth(shapes: BaseShapes, found: Mapping[str, Found]) -> tuple[BaseShapes, dict[str, Fraction | None]]:
+    """The base shapes by the names of this network, whose depth may be another, and L of each parameter in a block."""
+    if not shapes.stacks:
+        return shapes, {}
+    base = {name: entry.base.shape for name, entry in shapes.parameters.items()}
+    like = matches(base, {name: entry.shape for name, entry in found.items()}, shapes.stacks)
+    places = {match.base: name for name, match in reversed(like.items())}
+    parameters = {name: entry for name, entry in shapes.parameters.items() if block_of(name, shapes.stacks) is None}
+    for name, match in like.items():
+        entry = shapes.parameters[match.base]
+        base_sizes, wider = _renamed(entry.base, match), entry.wider and _renamed(entry.wider, match)
+        law = entry.law
+        if law is not None and law.parameter is not None:  # of the same block, or of the first that is like its own
+            own = match.here(law.parameter)
+            source = own if own in like else places.get(law.parameter)
+            law = None if source is None else replace(law, parameter=source)
+        parameters[name] = replace(entry, base=base_sizes, wider=wider, law=law)
+    return replace(shapes, parameters=parameters), {name: match.L for name, match in like.items()}
+
+
+def _renamed(sizes: Sizes, match: Match) -> Sizes:
+    return Sizes(sizes.shape, {match.here(use): fans for use, fans in sizes.uses.items()})
+
+
+def _growths(
+    model: nn.Module, found: Mapping[str, Found], shapes: BaseShapes, depths: Mapping[str, Fraction | None]
+) -> dict[str, Growth]:
     declared = declared_roles(model, found)
     check_names(shapes.parameters, found, "in this network", "in the base shapes")
     here = {name: Sizes(entry.shape, entry.uses) for name, entry in found.items()}
@@ -119,13 +149,14 @@ def _growths(model: nn.Module, found: Mapping[str, Found], shapes: BaseShapes) -
             "the network has the base width itself, and the base shapes were made from one model, so nothing shows "
             "which dimensions grow; make them from a factory, built at two widths: base_shapes(factory, width=...)"
         )
-    return {
+    growths = {
         name: resolve(
             *(name, entry.base, entry.wider or here[name], here[name]),
             *(entry.role or declared.get(name), found[name].owner),
         )
         for name, entry in shapes.parameters.items()
     }
+    return {name: replace(growth, L=depths.get(name)) for name, growth in growths.items()}
 
 
 def _plan(
@@ -163,13 +194,20 @@ def _rescale(found: Mapping[str, Found], plan: Parametrization, shapes: BaseShap
         if b is None:
             factors[name] = 0.0
         elif base is not None and (base.numbers > 1 or name in laws):
-            std = distance(values, base.center)
-            factors[name] = correction(std, values.numel(), base, entry.growth.r_in, b, ratios, laws.get(name))
+            undo = _undo_depth(entry.growth, shapes.parameters[name].depth_exponent)
+            std = undo * distance(values, base.center)
+            own = correction(std, values.numel(), base, entry.growth.r_in, b, ratios, laws.get(name))
+            factors[name] = undo * own
     for name, factor in factors.items():
         base = spreads[name]
         center = base.center if base is not None and factor else 0.0
         if factor != 1:
             found[name].parameter.sub_(center).mul_(factor).add_(center)
+
+
+def _undo_depth(growth: Growth, exponent: Fraction | None) -> float:
+    """L^k, for an initializer with std ~ L^-k inside of a block: weights there start alike at every depth."""
+    return 1.0 if growth.L is None or not exponent else math.pow(growth.L, exponent)
 
 
 def _drawn(values: Tensor, base: Spread) -> Spread | None:

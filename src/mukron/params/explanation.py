@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from math import prod
 from typing import TYPE_CHECKING
 
 from mukron.layers import Shape
 from mukron.params.merging import ParameterRow, merged
 from mukron.table import Table
-from mukron.theory import Method, Role, get_method
+from mukron.theory import Method, Power, Role, Scheme, get_method
 from mukron.trust import FALLBACKS, StepRule, Trust, law_of, step_rule, usual_exclude, usual_fallback
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ def explanation(
     factors = [factor.name for factor in method.damped]
     fallen = {name for name in plan.parameters if preconditions and plan.falls_back(name, left, method)}
     has_eps = any((others if name in fallen else bound).has_eps for name in plan.parameters)
+    deep = any(entry.growth.L is not None for entry in plan.parameters.values())
     rows = []
     for name, entry in plan.parameters.items():
         falls_back, row = name in fallen, others if name in fallen else bound
@@ -40,6 +42,7 @@ def explanation(
         cells = (
             *(str(entry.role), _sizes(entry.shape), _sizes(entry.base_shape)),
             *(_short(float(ratio)) for ratio in (entry.growth.r_in, entry.growth.r_out)),
+            *([] if not deep else ["-" if entry.growth.L is None else _short(float(entry.growth.L))]),
             _short(scale.lr),
             *((_short(scale.eps) if row.has_eps else "-",) if has_eps else ()),
             *(_short(rho[x]) if x in rho else "-" for x in factors),
@@ -48,19 +51,27 @@ def explanation(
         )
         rows.append(ParameterRow(name, cells, entry.std, prod(entry.base_shape), digits=4 if whole else 3))
     columns = (
-        *("parameter", "role", "shape", "base shape", "r_in", "r_out", "initial std", "lr x"),
+        *("parameter", "role", "shape", "base shape", "r_in", "r_out", *(["L"] if deep else []), "initial std", "lr x"),
         *(("eps x",) if has_eps else ()),
         *(f"rho_{factor} x" for factor in factors),
         *(("decay x",) if plan.decay else ()),
         "why",
     )
     law = (law_of(trust, method),) if preconditions else ()
-    lines = tuple((row.name, *row.cells[:5], row.std_text, *row.cells[5:]) for row in (rows if whole else merged(rows)))
+    sizes = 6 if deep else 5  # cells before the initial std
+    lines = tuple(
+        (row.name, *row.cells[:sizes], row.std_text, *row.cells[sizes:]) for row in (rows if whole else merged(rows))
+    )
     return Table(f"{method.title}, {plan.scheme}", columns, lines, (*_notes(plan), *law))
 
 
 def _notes(plan: Parametrization) -> tuple[str, ...]:
     notes = ["r_in, r_out: fan-in and fan-out over those at the base width; 'x' columns multiply your own numbers."]
+    if any(entry.growth.L is not None for entry in plan.parameters.values()):
+        notes.append(
+            "L: residual blocks over those at the base depth, - outside of blocks. Your forward pass must multiply "
+            "what each block adds by 1/L; mukron.diagnose.check_branches measures whether it does."
+        )
     notes += [f"{name} is also {', '.join(entry.tied)}" for name, entry in plan.parameters.items() if entry.tied]
     if plan.output_exponent is not None:
         notes.append(f"b of the output weights is {plan.output_exponent} by request.")
@@ -74,15 +85,17 @@ REASONS = {
     Role.HIDDEN: "both fans grow",
     Role.OUTPUT: "sums over a growing fan-in",
     Role.VECTOR: "one number per unit",
-    Role.SCALAR: "no side grows: not scaled",
+    Role.SCALAR: "no side grows: not scaled with the width",
 }
 
 
 def _reason(method: Method, whole: Parametrization, plan: ParameterPlan) -> str:
     role, scheme = plan.role, whole.scheme
+    response = method.response(role, scheme.s)
+    in_block = "" if plan.growth.L is None else _reason_of_depth(response.depth, scheme)
     if role is Role.SCALAR:
-        return REASONS[role]
-    move = method.response(role, scheme.s).total
+        return REASONS[role] + in_block
+    move = response.total
     if scheme.r is None:
         step = f"SP leaves its step, which changes like M^{move}" if move else "its step keeps its size"
     elif move == -scheme.r * role.fan_out:
@@ -91,7 +104,13 @@ def _reason(method: Method, whole: Parametrization, plan: ParameterPlan) -> str:
         step = f"unscaled, it would move like M^{move}"
     if plan.embedding and whole.embedding_lr:
         step += f", and r_out^{whole.embedding_lr} was chosen for embeddings"
-    return f"{REASONS[role]}; {step}"
+    return f"{REASONS[role]}; {step}{in_block}"
+
+
+def _reason_of_depth(move: Fraction, scheme: Scheme) -> str:
+    if scheme.r is None:
+        return "; in a residual block, whose depth SP leaves alone"
+    return f"; in a residual block, where it would move like {Power(depth=move)}" if move else "; in a residual block"
 
 
 def _sizes(shape: Shape) -> str:

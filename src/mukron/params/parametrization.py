@@ -23,7 +23,7 @@ from mukron.table import Table
 from mukron.theory import Method, Power, Role, Scheme, get_method, get_scheme, initial_exponent, solve
 from mukron.trust import USUAL, StepRule, Trust
 
-KIND, VERSION = "parametrization", 2
+KIND, VERSION = "parametrization", 2  # 2: with the growth of the depth, and the laws of decay and of embeddings
 ZERO = "zero"
 
 
@@ -32,7 +32,8 @@ class ParameterPlan:
     """One parameter: its role, how much its sides grew, and its initial spread.
 
     Attributes:
-        growth: Its role, and how much its fan-in and fan-out have grown since the base width.
+        growth: Its role, how much its fan-in and fan-out have grown since the base width, and the depth since the base
+            depth if it is inside of a residual block.
         shape: Its shape here.
         base_shape: Its shape at the base width.
         base_std: Standard deviation of its initial values at the base width; 0 if they are all equal.
@@ -142,10 +143,10 @@ class Parametrization:
             own, growth = rows[falls_back][plan.role], plan.growth
             chosen = Power(fan_out=self.embedding_lr) if plan.embedding else Power()
             scales[name] = Scales(
-                lr=(chosen + -own.c).of(growth.r_in, growth.r_out),
-                damping={factor: (-d).of(growth.r_in, growth.r_out) for factor, d in own.d.items()},
-                eps=1.0 if own.eps is None else (-own.eps).of(growth.r_in, growth.r_out),
-                decay=Power(fan_in=-self.decay).of(growth.r_in, growth.r_out),
+                lr=growth.factor(chosen + -own.c),
+                damping={factor: growth.factor(-d) for factor, d in own.d.items()},
+                eps=1.0 if own.eps is None else growth.factor(-own.eps),
+                decay=growth.factor(Power(fan_in=-self.decay)),
             )
         return scales
 
@@ -246,9 +247,9 @@ class Parametrization:
                 )
             if (theirs.base_shape, theirs.growth) != (plan.base_shape, plan.growth):
                 raise ParametrizationError(
-                    f'parameter "{name}": the saved plan has base shape {list(theirs.base_shape)} as {theirs.role}, '
-                    f"this one {list(plan.base_shape)} as {plan.role}; learning rates would change their meaning: use "
-                    "the same base shapes"
+                    f'parameter "{name}": the saved plan has base shape {list(theirs.base_shape)} as {theirs.growth}, '
+                    f"this one {list(plan.base_shape)} as {plan.growth}; learning rates would change their meaning: "
+                    "use the same base shapes"
                 )
 
     def bind(self, model: nn.Module) -> Parametrization:
@@ -306,7 +307,7 @@ class Parametrization:
             data: What ``to_dict`` returned.
             source: Names the data in errors.
         """
-        content = check_stamp(data, KIND, VERSION, source)
+        content = check_stamp(data, KIND, VERSION, source, oldest=1)
         with damaged(source):
             parameters = {name: _parameter_from_dict(entry) for name, entry in content["parameters"].items()}
             exponent = content["output_exponent"]
@@ -338,6 +339,7 @@ def _parameter_to_dict(plan: ParameterPlan) -> Data:
         "role": plan.role.value,
         "r_in": str(plan.growth.r_in),
         "r_out": str(plan.growth.r_out),
+        "L": None if plan.growth.L is None else str(plan.growth.L),
         "shape": list(plan.shape),
         "base_shape": list(plan.base_shape),
         "base_std": plan.base_std,
@@ -350,7 +352,10 @@ def _parameter_to_dict(plan: ParameterPlan) -> Data:
 
 def _parameter_from_dict(entry: Mapping[str, Any]) -> ParameterPlan:
     return ParameterPlan(
-        growth=Growth(Role(entry["role"]), Fraction(entry["r_in"]), Fraction(entry["r_out"])),
+        growth=Growth(
+            *(Role(entry["role"]), Fraction(entry["r_in"]), Fraction(entry["r_out"])),
+            None if entry.get("L") is None else Fraction(entry["L"]),
+        ),
         shape=tuple(entry["shape"]),
         base_shape=tuple(entry["base_shape"]),
         base_std=entry["base_std"],

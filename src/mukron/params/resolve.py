@@ -8,7 +8,7 @@ from fractions import Fraction
 
 from mukron.layers import Fans, Shape
 from mukron.params.errors import ParametrizationError
-from mukron.theory import Role
+from mukron.theory import Power, Role
 from mukron.theory.methods import ONE
 
 
@@ -22,11 +22,24 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Growth:
-    """A parameter's role, and its fan-in and fan-out over those at the base width (1 for a finite side)."""
+    """A parameter's role, and its fan-in and fan-out over those at the base width (1 for a finite side).
+
+    L is the number of residual blocks over that at the base depth, if it is inside of one; None: it is not, or depth
+    was not asked for.
+    """
 
     role: Role
     r_in: Fraction = ONE
     r_out: Fraction = ONE
+    L: Fraction | None = None
+
+    def factor(self, power: Power) -> float:
+        """What a power of the growth is for this parameter."""
+        return power.of(self.r_in, self.r_out, ONE if self.L is None else self.L)
+
+    def __str__(self) -> str:
+        """The role, and L inside of a residual block: ``hidden, L = 4``."""
+        return str(self.role) if self.L is None else f"{self.role}, L = {self.L}"
 
 
 def check_names(base: Iterable[str], here: Iterable[str], where_here: str, where_base: str) -> None:
@@ -39,7 +52,8 @@ def check_names(base: Iterable[str], here: Iterable[str], where_here: str, where
             other = where_here if where == where_base else where_base
             raise ParametrizationError(
                 f'parameter "{", ".join(missing[:3])}"{more} exists {where} but not {other}; '
-                "both must be the same network at two widths (same depth, same options)"
+                "both must be the same network at two widths (same options, and the same depth unless the base shapes "
+                "were made with depth=, as in base_shapes(factory, width=64, depth=4))"
             )
 
 

@@ -2,34 +2,38 @@
 
 from __future__ import annotations
 
-import inspect
+import math
 import os
-import random
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from fractions import Fraction
 from numbers import Real
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
 from mukron.layers import Fans, Shape
+from mukron.params.building import (
+    Factory,
+    at_depth,
+    build_without_memory,
+    draw,
+    draw_from,
+    own_random_streams,
+    plain_width,
+)
 from mukron.params.declared import declared_roles
+from mukron.params.depth import BlockStack, find_stacks, matches
 from mukron.params.errors import ParametrizationError
-from mukron.params.initial import Law, SameRandomNumbers, Spread, law_of_change, measure, scale_change
+from mukron.params.initial import LAWS, PROBE_TOLERANCE, Law, Spread, law_of_change, measure, scale_change
 from mukron.params.inventory import Found, inventory, on_meta
 from mukron.params.resolve import Growth, Sizes, check_names, resolve
 from mukron.params.storage import Data, check_stamp, damaged, read_json, stamp, write_json
 from mukron.theory import Role
 
-KIND, VERSION = "base_shapes", 2  # 2: with the laws of the initializers
-MAX_DRAWS, NUMBERS_TO_DRAW = 8, 4_000_000
+KIND, VERSION = "base_shapes", 3  # 2: with the laws of the initializers; 3: with the blocks that depth adds
 PROBE_DRAWS, NUMBERS_TO_PROBE = 3, 8_000_000  # draws at two widths from the same random numbers
-
-Factory = Callable[..., nn.Module]
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,8 @@ class BaseParameter:
         role: The role that the user declared; None: it follows from the modules that own the parameter.
         spread: Standard deviation, number, centre and kurtosis of its initial values.
         law: How its initializer depends on the width; None: not known.
+        depth_exponent: The exponent k of its initializer's dependence on the depth, std ~ L^-k, inside of a residual
+            block; None: not known.
 
     Example:
         >>> from mukron import base_shapes
@@ -55,6 +61,7 @@ class BaseParameter:
     role: Role | None
     spread: Spread
     law: Law | None = None
+    depth_exponent: Fraction | None = None
 
 
 @dataclass(frozen=True)
@@ -66,6 +73,8 @@ class BaseShapes:
     Attributes:
         parameters: The parameters at the base width, by name.
         width: The width that the factory was called with; for display only.
+        depth: The depth that the factory was called with; None: it was not asked for, and other depths are refused.
+        stacks: The containers of residual blocks, which have more entries the deeper the network is.
 
     Example:
         >>> import os, tempfile
@@ -83,6 +92,8 @@ class BaseShapes:
 
     parameters: Mapping[str, BaseParameter]
     width: float | None = None
+    depth: int | None = None
+    stacks: tuple[BlockStack, ...] = ()
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a JSON file.
@@ -116,10 +127,13 @@ class BaseShapes:
                 "center": entry.spread.center,
                 "kurtosis": entry.spread.kurtosis,
                 "law": entry.law and _law_to_dict(entry.law),
+                "depth_exponent": None if entry.depth_exponent is None else str(entry.depth_exponent),
             }
             for name, entry in self.parameters.items()
         }
-        return stamp(KIND, VERSION, {"width": self.width, "parameters": parameters})
+        stacks = [asdict(stack) for stack in self.stacks]
+        content = {"width": self.width, "depth": self.depth, "stacks": stacks}
+        return stamp(KIND, VERSION, {**content, "parameters": parameters})
 
     @classmethod
     def from_dict(cls, data: object, source: str = "base shapes") -> BaseShapes:
@@ -138,30 +152,23 @@ class BaseShapes:
                     role=entry["role"] and Role(entry["role"]),
                     spread=Spread(entry["std"], entry["numbers"], entry["center"], entry["kurtosis"]),
                     law=entry["law"] and _law_from_dict(entry["law"], content["parameters"]),
+                    depth_exponent=entry["depth_exponent"] and Fraction(entry["depth_exponent"]),
                 )
                 for name, entry in content["parameters"].items()
             }
-            return cls(parameters, content["width"])
-
-
-def plain_width(width: float) -> float:
-    """The width as a Python int if it is whole, else a float: networks do not take 64.0, nor JSON numpy's numbers.
-
-    Args:
-        width: A number of any type.
-
-    Returns:
-        The width as Python's int or float.
-
-    Example:
-        >>> plain_width(64.0), plain_width(0.5)
-        (64, 0.5)
-    """
-    return int(width) if float(width).is_integer() else float(width)
+            stacks = tuple(
+                BlockStack(stack["container"], tuple(stack["blocks"]), tuple(stack["others"]))
+                for stack in content["stacks"]
+            )
+            return cls(parameters, content["width"], content["depth"], stacks)
 
 
 def base_shapes(
-    source: Factory | nn.Module, width: float | None = None, *, roles: Mapping[str, Role | str] | None = None
+    source: Factory | nn.Module,
+    width: float | None = None,
+    *,
+    depth: int | None = None,
+    roles: Mapping[str, Role | str] | None = None,
 ) -> BaseShapes:
     """Record a network at its base width, the one that its settings are tuned at, and what grows with the width.
 
@@ -170,11 +177,16 @@ def base_shapes(
     built for real at both widths, from the same random numbers, which shows how each initializer depends on the width.
     The user's random streams are left as they were.
 
+    With ``depth`` the factory is also built at twice that depth. Numbered containers that then have more entries hold
+    residual blocks, and networks of any number of blocks can be parametrized. In your forward pass, multiply what each
+    residual branch adds by base depth / depth; ``mukron.diagnose.check_branches`` measures whether it is.
+
     Args:
         source: A function or class that builds the network for a given width, which is its parameter ``width`` or its
             only parameter. Or the network at the base width itself: what grows is then determined when a wider network
             is parametrized, and initializers are known from the values of the two networks alone.
         width: The base width; required with a factory.
+        depth: The base depth, which the factory takes as ``depth``. None: all networks have one depth.
         roles: Roles of the parameters that no known module owns or whose owners disagree, by name, such as
             ``{"position": "input"}``. Roles are input, hidden, output, vector and scalar. A module may declare them
             itself, ``self.mukron_roles = {"position": "input"}``; those given here win.
@@ -184,7 +196,8 @@ def base_shapes(
 
     Raises:
         ParametrizationError: The source is neither a factory nor a network with values, the width is missing or not
-            positive, no shape depends on the width, or the role of a parameter cannot be determined.
+            positive, no shape depends on the width, the role of a parameter cannot be determined, or depth changes
+            something other than the number of blocks in a container.
 
     Example:
         >>> from torch import nn
@@ -195,8 +208,17 @@ def base_shapes(
         >>> p = mukron.parametrize(network(256), shapes)
         >>> p.parameters["2.weight"].growth.r_in
         Fraction(4, 1)
+        >>> def gpt(width, depth):
+        ...     return mukron.models.GPT(width, depth, base_depth=2)  # multiplies branches by 2 / depth
+        >>> p = mukron.parametrize(gpt(32, depth=8), mukron.base_shapes(gpt, width=32, depth=2))
+        >>> p.scales("sgd")["blocks.7.mlp.up.weight"].lr
+        4.0
     """
     if isinstance(source, nn.Module):
+        if depth is not None:
+            raise ParametrizationError(
+                "one network does not show what depth adds; give a factory, base_shapes(factory, width=..., depth=...)"
+            )
         found = inventory(source)
         if on_meta(found):
             raise ParametrizationError(
@@ -217,10 +239,12 @@ def base_shapes(
         raise ParametrizationError("base_shapes(factory) needs the base width: base_shapes(factory, width=64)")
     if isinstance(width, bool) or not isinstance(width, Real) or not width > 0:
         raise ParametrizationError(f"the base width must be a positive number, got {width!r}")
-    width = plain_width(width)
-    model, found, spreads = _draw(source, width)
+    if depth is not None and (isinstance(depth, bool) or not isinstance(depth, int) or depth < 1):
+        raise ParametrizationError(f"the base depth must be a whole number of at least 1, got {depth!r}")
+    width, factory = plain_width(width), source if depth is None else at_depth(source, depth)
+    model, found, spreads = draw(factory, width)
     declared = declared_roles(model, found, roles)
-    wider = inventory(build_without_memory(source, 2 * width))
+    wider = inventory(build_without_memory(factory, 2 * width))
     check_names(found, wider, f"at width {2 * width}", f"at width {width}")
     if all(entry.shape == wider[name].shape for name, entry in found.items()):
         raise ParametrizationError(
@@ -230,58 +254,26 @@ def base_shapes(
     for name, entry in found.items():  # reports now what would be wrong at every width
         sizes = _sizes(wider[name])
         growths[name] = resolve(name, _sizes(entry), sizes, sizes, declared.get(name), entry.owner)
-    laws = _laws(source, width, found, wider, spreads, growths)
+    laws = _laws(factory, width, found, wider, spreads, growths)
+    stacks: tuple[BlockStack, ...] = ()
+    depth_exponents: dict[str, Fraction] = {}
+    if depth is not None:
+        deep_factory = at_depth(source, 2 * depth)
+        deeper = inventory(build_without_memory(deep_factory, width))
+        stacks = find_stacks(found, deeper, depth, 2 * depth)
+        depth_exponents = _depth_exponents(factory, deep_factory, width, found, deeper, stacks)
     parameters = {
-        name: BaseParameter(_sizes(entry), _sizes(wider[name]), declared.get(name), spreads[name], laws.get(name))
+        name: BaseParameter(
+            *(_sizes(entry), _sizes(wider[name]), declared.get(name), spreads[name], laws.get(name)),
+            depth_exponents.get(name),
+        )
         for name, entry in found.items()
     }
-    return BaseShapes(parameters, width)
+    return BaseShapes(parameters, width, depth, stacks)
 
 
 def _sizes(found: Found) -> Sizes:
     return Sizes(found.shape, found.uses)
-
-
-def build(factory: Factory, width: float) -> nn.Module:
-    """The factory's network at that width."""
-    try:
-        parameters = list(inspect.signature(factory).parameters)
-    except (TypeError, ValueError):
-        parameters = []
-    if "width" in parameters:
-        model = factory(width=width)
-    elif len(parameters) > 1:
-        names = ", ".join(parameters)
-        raise ParametrizationError(
-            f"which parameter of the factory is its width: {names}? Say so: base_shapes(lambda width: ..., width=...)"
-        )
-    else:
-        model = factory(width)
-    if not isinstance(model, nn.Module):
-        raise ParametrizationError(f"the factory returned a {type(model).__name__}, expected an nn.Module")
-    return model
-
-
-def _draw(factory: Factory, width: float) -> tuple[nn.Module, dict[str, Found], dict[str, Spread]]:
-    """Build at the base width, several times if small: the std of few numbers is inaccurate."""
-    with _own_random_numbers(), torch.device("cpu"):
-        model = build(factory, width)
-        found = inventory(model)
-        if on_meta(found):
-            raise ParametrizationError(
-                "the factory builds on the meta device even at the base width: leave the device open"
-            )
-        numbers = sum(entry.parameter.numel() for entry in found.values())
-        more = min(MAX_DRAWS, NUMBERS_TO_DRAW // max(1, numbers)) - 1
-        draws = [found, *(inventory(build(factory, width)) for _ in range(more))]
-        if more > 0 and all(torch.equal(draws[1][name].parameter, entry.parameter) for name, entry in found.items()):
-            draws = [_draw_from(seed, factory, width) for seed in range(more + 1)]  # the factory seeds torch itself
-    return model, found, {name: measure([draw[name].parameter for draw in draws]) for name in found}
-
-
-def _draw_from(seed: int, factory: Factory, width: float) -> dict[str, Found]:
-    with SameRandomNumbers(seed):
-        return inventory(build(factory, width))
 
 
 def _laws(
@@ -298,9 +290,9 @@ def _laws(
     if not varied or PROBE_DRAWS * numbers > NUMBERS_TO_PROBE:
         return {}
     draws: dict[float, list[dict[str, Found]]] = {width: [], 2 * width: []}
-    with _own_random_numbers(), torch.device("cpu"):
+    with own_random_streams(), torch.device("cpu"):
         for size, networks in draws.items():
-            networks.extend(_draw_from(seed, factory, size) for seed in range(PROBE_DRAWS))
+            networks.extend(draw_from(seed, factory, size) for seed in range(PROBE_DRAWS))
     laws = {}
     for name in varied:
         change = scale_change(*([network[name].parameter for network in networks] for networks in draws.values()))
@@ -308,6 +300,35 @@ def _laws(
         if law is not None:
             laws[name] = law
     return laws
+
+
+def _depth_exponents(
+    factory: Factory,
+    deep_factory: Factory,
+    width: float,
+    base: Mapping[str, Found],
+    deeper: Mapping[str, Found],
+    stacks: tuple[BlockStack, ...],
+) -> dict[str, Fraction]:
+    """The exponent k of std ~ L^-k of each initializer inside of blocks, where draws at two depths show it."""
+    numbers = sum(entry.parameter.numel() for network in (base, deeper) for entry in network.values())
+    if PROBE_DRAWS * numbers > NUMBERS_TO_PROBE:
+        return {}
+    growth = {name: match.L for name, match in matches(_shapes(base), _shapes(deeper), stacks).items() if name in base}
+    with own_random_streams(), torch.device("cpu"):
+        draws = [[draw_from(seed, make, width) for seed in range(PROBE_DRAWS)] for make in (factory, deep_factory)]
+    exponents = {}
+    for name, L in growth.items():
+        change = scale_change(*([network[name].parameter for network in networks] for networks in draws))
+        if L is not None and change is not None:
+            for exponent in LAWS:
+                if abs(change + float(exponent) * math.log(L)) <= PROBE_TOLERANCE:
+                    exponents[name] = exponent
+    return exponents
+
+
+def _shapes(found: Mapping[str, Found]) -> dict[str, Shape]:
+    return {name: entry.shape for name, entry in found.items()}
 
 
 def _sources(name: str, growths: Mapping[str, Growth]) -> list[tuple[str, str, Fraction]]:
@@ -321,45 +342,6 @@ def _sources(name: str, growths: Mapping[str, Growth]) -> list[tuple[str, str, F
         for side in ("r_in", "r_out")
         for parameter in parameters
     ]
-
-
-def build_without_memory(factory: Factory, width: float) -> nn.Module:
-    """Build the factory's network at a width, on the meta device if the factory works without values.
-
-    Args:
-        factory: Builds the network from its width.
-        width: The width.
-
-    Returns:
-        The network.
-
-    Example:
-        >>> from mukron.models import MLP
-        >>> build_without_memory(MLP, 4096).fc2.weight.device.type
-        'meta'
-    """
-    with _own_random_numbers():
-        try:
-            with torch.device("meta"):
-                return build(factory, width)
-        except (NotImplementedError, RuntimeError):  # something in it needs values
-            with torch.device("cpu"):
-                return build(factory, width)
-
-
-@contextmanager
-def _own_random_numbers() -> Iterator[None]:
-    """Draw the same numbers each time, and leave the user's random streams as they were."""
-    states = torch.get_rng_state(), np.random.get_state(), random.getstate()
-    torch.default_generator.manual_seed(0)
-    np.random.seed(0)
-    random.seed(0)
-    try:
-        yield
-    finally:
-        torch.set_rng_state(states[0])
-        np.random.set_state(states[1])
-        random.setstate(states[2])
 
 
 def _sizes_to_dict(sizes: Sizes) -> Data:

@@ -19,12 +19,12 @@ def stamp(kind: str, version: int, content: Mapping[str, Any]) -> Data:
     return {"format": f"mukron.{kind}", "version": version, **content}
 
 
-def check_stamp(data: object, kind: str, version: int, source: str) -> Data:
-    """The data itself, if it is of this kind and of a version that this code reads."""
+def check_stamp(data: object, kind: str, version: int, source: str, oldest: int | None = None) -> Data:
+    """The data itself, if it is of this kind and of a version that this code reads: this one, or from the oldest on."""
     if not isinstance(data, dict) or data.get("format") != f"mukron.{kind}":
         found = data.get("format") if isinstance(data, dict) else type(data).__name__
         raise ParametrizationError(f"{source}: expected format 'mukron.{kind}', found {found!r}")
-    if data.get("version") != version:
+    if data.get("version") not in range(version if oldest is None else oldest, version + 1):
         raise ParametrizationError(
             f"{source}: format version {data.get('version')!r}, this mukron reads version {version}; "
             "install the version of mukron that wrote it, or make the file again"

@@ -18,6 +18,8 @@ Every method here divides by powers of statistics whose eigenvalues have a size 
 Damping is added to a statistic, and so scales as the statistic does. Adam, Muon and SOAP have an eps instead, which
 guards the division by a root: added to V^1/2 and V_LR^1/2, and the least norm S^1/2 in Muon. It scales as that root.
 
+Inside of a residual block whose branch is multiplied by 1/L, delta is multiplied by 1/L too, and h is not.
+
 A method that has an optimizer is added by its record, ``mukron.optim.spec.register``; others are rows of ``METHODS``.
 """
 
@@ -64,9 +66,10 @@ class Statistic:
             s: The exponent of the output weights' size, ``scheme.s``.
 
         Returns:
-            The power, by the two sides of the layer.
+            The power, by the two sides of the layer and the depth.
         """
-        return Power(Fraction(self.h * role.fan_in), self.delta * role.fan_out * (1 - 2 * s))
+        width_of_delta = self.delta * role.fan_out * (1 - 2 * s)
+        return Power(Fraction(self.h * role.fan_in), width_of_delta, depth=Fraction(-2 * self.delta))
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,7 @@ class EntrySquare(Statistic):
     guarded: bool = True
 
     def size(self, role: Role, s: Fraction) -> Power:
-        return Power(Fraction(self.h * role.fan_in), (self.delta - 2 * s) * role.fan_out)
+        return Power(Fraction(self.h * role.fan_in), (self.delta - 2 * s) * role.fan_out, depth=Fraction(-2))
 
 
 A = Statistic("A", h=1)
@@ -172,10 +175,10 @@ class Method:
             s: The exponent of the output weights' size, ``scheme.s``.
 
         Returns:
-            The power, by the two sides of the layer.
+            The power, by the two sides of the layer and the depth.
         """
-        # G h = delta diag(chi) (h^T h) = Theta(M^(fan-in - s)); each statistic divides by its size to its exponent
-        change = Power(Fraction(role.fan_in), -s * role.fan_out)
+        # G h = delta diag(chi) (h^T h) = Theta(M^(fan-in - s) / L); each statistic divides by its size to its exponent
+        change = Power(Fraction(role.fan_in), -s * role.fan_out, depth=Fraction(-1))
         return change + -self.divisor(role, s)
 
     def divisor(self, role: Role, s: Fraction) -> Power:
@@ -186,7 +189,7 @@ class Method:
             s: The exponent of the output weights' size, ``scheme.s``.
 
         Returns:
-            The power, by the two sides of the layer.
+            The power, by the two sides of the layer and the depth.
         """
         return sum((e * statistic.size(role, s) for statistic, e in self.factors), start=Power())
 

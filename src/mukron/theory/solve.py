@@ -19,6 +19,12 @@ rows of the paper are one line:
 
     r_l = 2a + c + (e_A - 1) i + (s - e_B (2s - 1)) o
 
+**Depth.** L is the number of residual blocks over that at the base depth. Each branch is multiplied by 1/L, so delta is
+of order 1/L inside of a block, and G with it. A weight there must change its own layer's output by Theta(1) at every
+depth, which gives the learning rate the factor L^(1 - 2 e_B), and damping on a statistic with |delta|^2 the factor
+L^-2, whatever the role. c and d below hold the powers of L beside those of the width; outside of blocks L is 1. See
+"Depth" in docs/theory.md.
+
 **A reading of the paper (lazy appendix, sign).** Putting s = 1 - r into that line gives
 ``2a_1 + c_1 + e_B (2r - 1) = 2r - 1`` and ``2a_l + c_l + e_A + e_B (2r - 1) = 2r``. Appendix "lazy parameterization"
 prints the e_B terms with a minus sign. At r = 1/2, the only value used there, the term is zero and both forms agree; at
@@ -50,6 +56,7 @@ class Exponents:
 
     The weights are w / M^a with initial standard deviation M^-b, the learning rate is multiplied by M^-c and the
     damping by M^-d, where M is the width. c and d keep the two sides of the layer apart; ``c.total`` is the paper's c.
+    They hold the exponents of the depth too, which apply to parameters inside of residual blocks alone.
 
     Attributes:
         a: The exponent of the multiplier.
@@ -62,7 +69,7 @@ class Exponents:
         >>> from mukron.theory import Role, solve
         >>> hidden = solve("sgd")[Role.HIDDEN]
         >>> print(hidden.b, -hidden.c)
-        1/2 r_out / r_in
+        1/2 r_out L / r_in
     """
 
     a: Fraction
@@ -183,6 +190,9 @@ def residuals(method: Method | str, scheme: Scheme | str, exponents: Mapping[Rol
         raise ValueError("scheme 'sp' is not derived from conditions; choose 'mup', 'ntk' or 'uniform:R'")
     updates = {role: update_exponent(method, role, exponents) for role in Role}
     violations = {f"update of {role}": updates[role] - scheme.r * role.fan_out for role in Role}
+    for role in Role:
+        of_layer = get_method(method).response(role, scheme.s)
+        violations[f"update of {role} in a residual block"] = exponents[role].c.depth - of_layer.depth
     for role in Role:
         size = exponents[role].a + exponents[role].b
         violations[f"initial size of {role}"] = size - initial_exponent(role, scheme.s)

@@ -27,6 +27,8 @@ LEGEND = (
 def method_table(method: Method | str, scheme: Scheme | str = MUP) -> Table:
     """Tabulate one method: (b, c, d) of every role, and the factors by which each number scales with the width.
 
+    A note below gives the factors that depend on the depth, which are the same for every role.
+
     Args:
         method: The method of optimization, or its name.
         scheme: The parametrization, or its name.
@@ -43,11 +45,12 @@ def method_table(method: Method | str, scheme: Scheme | str = MUP) -> Table:
     method, scheme = get_method(method), get_scheme(scheme)
     statistics = [statistic.name for statistic in method.damped]
     rows = []
-    for role, exponents in solve(method, scheme).items():
+    solved = solve(method, scheme)
+    for role, exponents in solved.items():
         std = Power(fan_in=-exponents.b)
         numbers = [exponents.b, exponents.c.total, *(exponents.d[name].total for name in statistics)]
-        multipliers = [std, -exponents.c, *(-exponents.d[name] for name in statistics)]
-        multipliers += [] if exponents.eps is None else [-exponents.eps]
+        multipliers = [std, -exponents.c.of_width, *(-exponents.d[name].of_width for name in statistics)]
+        multipliers += [] if exponents.eps is None else [-exponents.eps.of_width]
         rows.append((str(role), *map(str, numbers), *map(str, multipliers), ROLE_MEANINGS[role]))
     columns = (
         *("role", "b", "c", *(f"d_{name}" for name in statistics)),
@@ -55,7 +58,29 @@ def method_table(method: Method | str, scheme: Scheme | str = MUP) -> Table:
         *(("eps x",) if method.has_eps else ()),
         "what it is",
     )
-    return Table(f"{method.title}, {scheme}", columns, tuple(rows), LEGEND)
+    return Table(f"{method.title}, {scheme}", columns, tuple(rows), (*LEGEND, depth_law(solved[Role.HIDDEN])))
+
+
+def depth_law(exponents: Exponents) -> str:
+    """Say in a sentence what the depth adds to the factors of a parameter inside of a residual block.
+
+    Args:
+        exponents: The exponents of any role: the depth's are the same for all.
+
+    Returns:
+        The sentence.
+
+    Example:
+        >>> from mukron.theory import Role, solve
+        >>> from mukron.theory.tables import depth_law
+        >>> depth_law(solve("kfac")[Role.HIDDEN])
+        'Inside of residual blocks multiplied by 1/L, L = depth over base depth: learning rate x L^-1, rho_B x L^-2.'
+    """
+    factors = {"learning rate": -exponents.c, **{f"rho_{name}": -d for name, d in exponents.d.items()}}
+    factors |= {} if exponents.eps is None else {"eps": -exponents.eps}
+    scaled = [f"{name} x {power.of_depth}" for name, power in factors.items() if power.depth]
+    law = ", ".join(scaled) or "nothing is scaled"
+    return f"Inside of residual blocks multiplied by 1/L, L = depth over base depth: {law}."
 
 
 def comparison_table(scheme: Scheme | str = MUP, methods: Sequence[Method | str] | None = None) -> Table:

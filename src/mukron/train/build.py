@@ -23,9 +23,9 @@ from mukron.imports import import_function
 from mukron.layers import MatrixLayer, layer_of
 from mukron.optim import SecondOrder
 from mukron.params import BaseShapes, Parametrization, base_shapes, parametrize
+from mukron.params.building import Factory
+from mukron.params.building import build as build_at
 from mukron.params.inventory import clean_name
-from mukron.params.shapes import Factory
-from mukron.params.shapes import build as build_at
 from mukron.train.calls import untouched
 from mukron.train.config import USUAL_DATA, RunConfig
 from mukron.train.errors import RunError

@@ -11,7 +11,7 @@ from torch import nn
 from mukron.data import Dataset
 from mukron.imports import import_function
 from mukron.models import get_model
-from mukron.params.shapes import Factory
+from mukron.params.building import Factory
 from mukron.train.config import RunConfig
 from mukron.train.errors import RunError
 

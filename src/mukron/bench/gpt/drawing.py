@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def draw_gpt(result: GPTResult, path: Path, endings: Sequence[str] = (".svg", ".png")) -> list[Path]:
-    """Draw losses against learning rates, with every seed as a small point and each width's best rate, by a parabola, as a star.
+    """Draw losses against learning rates: small points are seeds, stars the best rates, by a parabola.
 
     Args:
         result: The result to draw.
