@@ -67,7 +67,6 @@ def test_multipliers(method, lr, eps, r):
         groups = {group["role"]: group for group in plan.param_groups(method, lr=0.3, **argument, **scaling)}
         expected = {role: given * r**exponent for role, exponent in exponents.items()}
         assert {role: group[key] for role, group in groups.items()} == pytest.approx(expected)
-    assert model is not None
 
 
 SCALED = {  # what a Muon itself multiplies the learning rate of a matrix [out, in] by
@@ -117,9 +116,12 @@ def test_kernels_are_shampoos_alone():
     """torch's Muon takes no kernels, and SOAP's law does not hold for them."""
     for method, taken in (("muon", False), ("soap", False), ("shampoo", True)):
         model, plan, names = plan_of(2 * BASE, CNN)
-        assert ("conv2.weight" in by_name(plan.param_groups(method, lr=0.1), names)) == taken
+        if taken:
+            assert "conv2.weight" in by_name(plan.param_groups(method, lr=0.1), names)
+        else:
+            with pytest.raises(ParametrizationError, match="no parameters for"):  # this network has no other matrices
+                plan.param_groups(method, lr=0.1)
         assert ("conv2.weight" in by_name(plan.param_groups("lion", lr=0.1, beside=method), names)) != taken
-        assert model is not None
 
 
 def test_sp_scales_no_eps():
@@ -142,7 +144,6 @@ def test_soap_that_leaves_long_sides_as_they_are():
     }
     for name, (lr, eps) in expected.items():
         assert (groups[name]["lr"], groups[name]["eps"]) == pytest.approx((0.1 * lr, 0.01 * eps)), name
-    assert model is not None
 
 
 def three(width: int) -> list[nn.Module]:
@@ -242,3 +243,40 @@ def test_explain_shows_eps_where_there_is_one():
     assert "eps x" not in plan.explain("lion").columns
     first = next(row for row in plan.explain("soap", whole=True).rows if row[0] == "first.weight")
     assert dict(zip(plan.explain("soap", whole=True).columns, first, strict=True))["eps x"] == "0.5"
+
+
+@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch has Muon from 2.9 on")
+@pytest.mark.parametrize("scaling", ["original", "match_rms_adamw"])
+def test_torchs_muon_takes_its_scaling_from_the_groups(scaling):
+    """Whatever its constructor is given, so that the two cannot disagree."""
+    _, plan = make_plan()
+    groups = plan.param_groups("muon", lr=0.02, scaling=scaling)
+    for other in (None, "original", "match_rms_adamw"):
+        optimizer = torch.optim.Muon(groups, adjust_lr_fn=other)
+        assert {group["adjust_lr_fn"] for group in optimizer.param_groups} == {scaling}
+
+
+def test_a_network_without_matrices_for_a_method_is_refused():
+    def make(width):
+        return nn.Sequential(
+            nn.Conv2d(3, width, 3), nn.ReLU(), nn.Conv2d(width, width, 3), nn.Flatten(), nn.Linear(4 * width, 5)
+        )
+
+    model = make(16)
+    plan = parametrize(model, base_shapes(make, width=8))
+    with pytest.raises(ValueError, match="no parameters for Muon here: it takes matrices of two dimensions"):
+        plan.param_groups("muon", lr=0.1)
+
+
+@pytest.mark.parametrize(("lr", "error"), [("0.1", TypeError), (float("nan"), ValueError)])
+def test_a_learning_rate_that_is_no_number_is_refused(lr, error):
+    with pytest.raises(error, match="lr must be"):
+        make_plan()[1].param_groups("adamw", lr=lr)
+
+
+def make_plan():
+    def make(width):
+        return nn.Sequential(nn.Linear(8, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 3))
+
+    model = make(32)
+    return model, parametrize(model, base_shapes(make, width=8))

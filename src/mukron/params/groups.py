@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from mukron.params.errors import ParametrizationError
 from mukron.params.inventory import Found
-from mukron.params.shape_factor import SCALINGS, check_scaling, shape_factor
+from mukron.params.shape_factor import ADJUSTMENTS, SCALINGS, check_scaling, shape_factor
 from mukron.readers import check_number
 from mukron.theory import METHODS, SP, Method, get_method, soap
 
@@ -73,6 +73,8 @@ class GroupRequest:
     max_precondition_dim: int | None
 
     def __post_init__(self) -> None:
+        for argument in ("lr", "weight_decay"):
+            check_number(argument, getattr(self, argument))
         if not (self.lr >= 0 and self.weight_decay >= 0):
             raise ParametrizationError(
                 f"lr and weight_decay must not be negative, got {self.lr} and {self.weight_decay}"
@@ -125,20 +127,26 @@ def groups_of(plan: Parametrization, found: Mapping[str, Found], request: GroupR
         for name in plan.parameters
         if (not own.matrices or _takes(own, plan, name)) and (other is None or not _takes(other, plan, name))
     ]
+    if not taken:
+        kinds = "matrices" if own.kernels else "matrices of two dimensions"
+        raise ParametrizationError(
+            f"this network has no parameters for {law.title} here: it takes {kinds} between layers that grow"
+        )
     laws = dict.fromkeys(taken, law)
     if law.name == "soap" and plan.scheme != SP:
         laws = _laws_of_soap(plan, {name: found[name] for name in taken}, request.max_precondition_dim or LARGEST_SIDE)
     scales = {one: plan.scales(one) for one in set(laws.values())}
-    members = defaultdict(list)
+    members, scaling = defaultdict(list), request.scaling or "original"
     for name in taken:
         entry, scale = plan.parameters[name], scales[laws[name]][name]
         lr_scale = scale.lr
         if law.name == "muon" and plan.scheme != SP:  # it multiplies by a function of the sizes at hand
-            scaling = request.scaling or "original"
             lr_scale *= shape_factor(entry.base_shape, scaling) / shape_factor(entry.shape, scaling)
         eps_scale = scale.eps if law.has_eps else scale.damping.get("L", 1.0)  # Shampoo's is damping
         members[entry.role, lr_scale, eps_scale, scale.decay].append(found[name].parameter)
     said = {**own.entries, **({} if other is None else other.entries_beside)}
+    if law.name == "muon" and scaling in ADJUSTMENTS:
+        said["adjust_lr_fn"] = scaling  # torch's Muon reads it in its groups: the two cannot disagree
     eps = own.eps if request.eps is None else request.eps
     return [
         {
