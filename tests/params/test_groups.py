@@ -52,7 +52,7 @@ def by_name(groups, names):
 )
 def test_multipliers(method, lr, eps, r):
     """Exponents of the width's growth r, at the base width and at four times it."""
-    model, plan, _ = plan_of(r * BASE)
+    _model, plan, _ = plan_of(r * BASE)
     scaling = {"scaling": "none"} if method == "muon" else {}
     groups = {group["role"]: group for group in plan.param_groups(method, lr=0.3, weight_decay=0.2, **scaling)}
     expected = {role: 0.3 * r**exponent for role, exponent in lr.items()}
@@ -115,7 +115,7 @@ def test_matrix_methods_share_the_parameters_with_another(method):
 def test_kernels_are_shampoos_alone():
     """torch's Muon takes no kernels, and SOAP's law does not hold for them."""
     for method, taken in (("muon", False), ("soap", False), ("shampoo", True)):
-        model, plan, names = plan_of(2 * BASE, CNN)
+        _model, plan, names = plan_of(2 * BASE, CNN)
         if taken:
             assert "conv2.weight" in by_name(plan.param_groups(method, lr=0.1), names)
         else:
@@ -131,7 +131,7 @@ def test_sp_scales_no_eps():
 
 def test_soap_that_leaves_long_sides_as_they_are():
     """Sides of 4 widths are longer than the limit at both widths, all others are not."""
-    model, plan, names = plan_of(4 * BASE, lambda width: nn.Sequential(nn.Linear(12, width), nn.Linear(width, 40 * 8)))
+    _model, plan, names = plan_of(4 * BASE, lambda width: nn.Sequential(nn.Linear(12, width), nn.Linear(width, 40 * 8)))
     groups = by_name(plan.param_groups("soap", lr=0.1, max_precondition_dim=32), names)
     assert set(groups) == {"0.weight"}
     _model, plan, names = plan_of(4 * BASE, lambda width: nn.Sequential(nn.Linear(12, width), *three(width)))
@@ -194,7 +194,7 @@ def test_numbers_that_are_none_are_refused():
 @pytest.mark.parametrize("r", [1, 4])
 def test_one_step_of_adamw_decays_by_the_law(decay, k, r):
     """Without gradients a step multiplies a weight by 1 - lr weight_decay r_in^-k."""
-    model, plan, _ = plan_of(r * BASE, decay=decay)
+    _model, plan, _ = plan_of(r * BASE, decay=decay)
     before = {name: values.detach().clone() for name, values in model.named_parameters()}
     for values in model.parameters():
         values.grad = torch.zeros_like(values)
@@ -219,7 +219,7 @@ def test_laws_that_do_not_exist_are_refused(given, message):
 
 
 def test_a_plan_with_another_law_is_another_plan(tmp_path):
-    model, plan, _ = plan_of(32, decay="1/width", embedding_lr=0.5)
+    _model, plan, _ = plan_of(32, decay="1/width", embedding_lr=0.5)
     plan.save(tmp_path / "plan.json")
     loaded = type(plan).load(tmp_path / "plan.json", model)
     assert loaded == plan
