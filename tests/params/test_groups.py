@@ -194,7 +194,7 @@ def test_numbers_that_are_none_are_refused():
 @pytest.mark.parametrize("r", [1, 4])
 def test_one_step_of_adamw_decays_by_the_law(decay, k, r):
     """Without gradients a step multiplies a weight by 1 - lr weight_decay r_in^-k."""
-    _model, plan, _ = plan_of(r * BASE, decay=decay)
+    model, plan, _ = plan_of(r * BASE, decay=decay)
     before = {name: values.detach().clone() for name, values in model.named_parameters()}
     for values in model.parameters():
         values.grad = torch.zeros_like(values)
@@ -219,7 +219,7 @@ def test_laws_that_do_not_exist_are_refused(given, message):
 
 
 def test_a_plan_with_another_law_is_another_plan(tmp_path):
-    _model, plan, _ = plan_of(32, decay="1/width", embedding_lr=0.5)
+    model, plan, _ = plan_of(32, decay="1/width", embedding_lr=0.5)
     plan.save(tmp_path / "plan.json")
     loaded = type(plan).load(tmp_path / "plan.json", model)
     assert loaded == plan
