@@ -107,6 +107,17 @@ class Layer:
         """
         return False
 
+    def stacked(self, name: str, shape: Shape) -> int:
+        """How many matrices [out, in] the parameter ``name`` stacks along its first dimension; 0: it is no matrix.
+
+        Methods that need gradients alone precondition each of them.
+
+        Args:
+            name: The parameter's name in the module, such as ``in_proj_weight``.
+            shape: The parameter's shape.
+        """
+        return 0
+
 
 class MatrixLayer(Layer, ABC):
     """A layer u = W h whose weight and bias second-order methods precondition.
@@ -120,6 +131,7 @@ class MatrixLayer(Layer, ABC):
         d_in: Size of the factor of the layer's inputs.
         d_out: Size of the factor of its output's derivatives.
         groups: Number of independent weight matrices.
+        called: True if its module is called with the layer's input, so that passes can be measured.
         plain_rows: True if the rows of ``inputs`` are those of the input itself, [..., d_in], and not patches of it.
         one_hot: True if inputs are indices: A is diagonal, and ``inputs`` returns [groups, samples, positions].
         tf32: True if the layer's float32 products on a GPU use TF32 although torch's matrix products do not.
@@ -133,6 +145,7 @@ class MatrixLayer(Layer, ABC):
     d_in: int
     d_out: int
     groups: int = 1
+    called: ClassVar[bool] = True
     plain_rows: ClassVar[bool] = False
     one_hot: ClassVar[bool] = False
     tf32: bool = False
@@ -239,6 +252,69 @@ class MatrixLayer(Layer, ABC):
 
     def _rows(self, x: Tensor) -> Iterator[Tensor]:
         return (self.inputs(part).flatten(1, 2) for part in self.portions(x))
+
+
+class ParameterMatrix(MatrixLayer):
+    """A single parameter as matrices, for methods that need its gradient alone; of its passes nothing is known.
+
+    Args:
+        module: The module that owns it.
+        shape: The parameter's shape, [parts x out, in, ...].
+        parts: How many matrices it stacks along its first dimension: queries, keys and values, or gates.
+
+    Example:
+        >>> layer = ParameterMatrix(nn.MultiheadAttention(8, 2), (24, 8), parts=3)
+        >>> layer.matrix(torch.zeros(24, 8)).shape
+        torch.Size([3, 8, 8])
+    """
+
+    called = False
+
+    def __init__(self, module: nn.Module, shape: Shape, parts: int = 1) -> None:
+        super().__init__(module)
+        self.shape, self.groups = shape, parts
+        self.d_out, self.d_in = shape[0] // parts, math.prod(shape[1:])
+
+    def fans(self, name: str, shape: Shape) -> Fans | None:
+        """Not known here: the module's own layer type knows them.
+
+        Args:
+            name: The parameter's name in the module.
+            shape: The parameter's shape.
+        """
+        return None
+
+    def inputs(self, x: Tensor) -> Tensor:
+        """There are none.
+
+        Args:
+            x: The module's input.
+        """
+        raise TypeError("a parameter by itself has no inputs")
+
+    def signals(self, delta: Tensor) -> Tensor:
+        """There are none.
+
+        Args:
+            delta: A derivative.
+        """
+        raise TypeError("a parameter by itself has no signals")
+
+    def matrix(self, weight: Tensor) -> Tensor:
+        """The parameter as matrices [parts, d_out, d_in].
+
+        Args:
+            weight: The parameter, its gradient or its step.
+        """
+        return weight.reshape(self.groups, self.d_out, self.d_in)
+
+    def weight(self, matrix: Tensor) -> Tensor:
+        """Turn matrices back into a tensor of the parameter's shape.
+
+        Args:
+            matrix: Matrices [parts, d_out, d_in].
+        """
+        return matrix.reshape(self.shape)
 
 
 LayerClass = TypeVar("LayerClass", bound=type[Layer])

@@ -57,3 +57,6 @@ class AttentionOutput(Layer):
 
     def fans(self, name: str, shape: Shape) -> Fans | None:
         return linear_fans(name, shape)
+
+    def stacked(self, name: str, shape: Shape) -> int:
+        return int(name == WEIGHT)

@@ -30,15 +30,27 @@ class Attention(Layer):
             return vector(shape)
         return Fans(shape[1], self.module.embed_dim) if name.endswith("_proj_weight") else None
 
+    def stacked(self, name: str, shape: Shape) -> int:
+        """Queries, keys and values are matrices of their own."""
+        return shape[0] // self.module.embed_dim if name.endswith("_proj_weight") else 0
+
 
 @register(nn.RNNBase, nn.RNNCellBase)
 class Recurrent(Layer):
     """``weight_ih``, ``weight_hh`` and ``weight_hr``, each [gates x hidden, input]."""
 
+    module: nn.RNNBase | nn.RNNCellBase
+
     def fans(self, name: str, shape: Shape) -> Fans | None:
         if name.startswith("bias_"):
             return vector(shape)
         return Fans(shape[1], shape[0]) if name.startswith("weight_") else None
+
+    def stacked(self, name: str, shape: Shape) -> int:
+        """Every gate has a matrix of its own; ``weight_hr`` projects what they give."""
+        if not name.startswith("weight_"):
+            return 0
+        return 1 if name.startswith("weight_hr") else shape[0] // self.module.hidden_size
 
 
 @register(nn.Bilinear)

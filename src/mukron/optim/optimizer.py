@@ -189,7 +189,7 @@ class SecondOrder(Optimizer):
         options, rates = self.options, (self.options.trust and self.options.trust.rates) or self.method
         self.entries, self.layers = build_tables(
             self.model, self.param_groups, options, self.parametrization, self.method,
-            (rates, options.fallback.name),
+            (rates, options.fallback.name), self.capture_options.anything,
         )  # fmt: skip
         if self._capture is not None:
             self._capture.close()

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import Parameter
 
 from mukron.damping import Sides
-from mukron.layers import BIAS, WEIGHT, MatrixLayer, layer_of
+from mukron.layers import BIAS, WEIGHT, MatrixLayer, ParameterMatrix, layer_of
 from mukron.optim.options import StepOptions
 from mukron.params import Parametrization, Scales
 from mukron.params.inventory import clean_name, inventory, unwrap
@@ -85,14 +85,17 @@ def build_tables(
     plan: Parametrization | None,
     method: Method,
     rules: tuple[Method | str, str],
+    captures: bool,
 ) -> tuple[dict[str, ParameterEntry], dict[str, LayerEntry]]:
     """The parameters of the groups and the layers to precondition, by their names in the model.
 
-    rules: whose learning-rate multipliers preconditioned parameters take, and whose the others.
+    rules: whose learning-rate multipliers preconditioned parameters take, and whose the others. captures: whether
+    layers have to be called, so that their passes can be measured.
     """
-    owned, known = _owned(model, groups), blocks_of(method)
-    layers = dict(layers_of(model, owned, options, method, plan))
-    naturals = {full_name(name, block): _natural(layer, block) for name, layer in layers.items() for block in known}
+    owned = _owned(model, groups)
+    layers = dict(layers_of(model, owned, options, method, plan, captures))
+    names = {name: names_of(name, layer, method) for name, layer in layers.items()}
+    naturals = {full: _natural(layers[name], block) for name, of in names.items() for block, full in of.items()}
     taken = set(naturals)
     laws = {law: plan.scales(law) for law in {*rules, method, "adamw"}} if plan is not None else {}
     entries = {}
@@ -106,7 +109,7 @@ def build_tables(
     damping = laws.get(method, {})
     table = {}
     for name, layer in layers.items():
-        blocks = {block: entries[full] for block in known if (full := full_name(name, block)) in entries}
+        blocks = {block: entries[full] for block, full in names[name].items() if full in entries}
         if plan is not None and WEIGHT in blocks:
             _refuse_growing_groups(name, layer, plan.parameters[blocks[WEIGHT].name].growth, method)
         sides = {block: _sides(plan, entry.name, damping) for block, entry in blocks.items()}
@@ -143,14 +146,18 @@ def layers_of(
     options: StepOptions,
     method: Method,
     plan: Parametrization | None = None,
+    captures: bool = True,
 ) -> Iterator[tuple[str, MatrixLayer]]:
-    """Layers with a layout that have an owned parameter and are not left to the fallback rule."""
+    """Layers with a layout that have an owned parameter and are not left to the fallback rule.
+
+    A method that needs gradients alone also has matrices that no layer is called with, and tied ones, once.
+    """
     found, exclude = inventory(model), options.exclude
+    if method.gradients_alone and not captures:
+        yield from _matrices_of(model, owned, options, method, plan)
+        return
     outputs = _output_layers(model, plan) if method.matrices_only and exclude is None else ()
-    modules = [clean_name(name) for name, _ in unwrap(model).named_modules()]
-    for name in exclude or ():
-        if name not in modules:
-            raise ValueError(f'exclude: the model has no module "{name}"; its modules: {", ".join(modules[1:])}')
+    _check_excluded(model, exclude)
     uses = {alias: list(entry.uses) for entry in found.values() for alias in entry.uses}
     first = {alias: name for name, entry in found.items() for alias in entry.uses}
     for module_name, module in unwrap(model).named_modules():
@@ -170,13 +177,59 @@ def layers_of(
                     f"tied parameter {tied}: the curvature of one use is not that of the other. Leave it to the "
                     f'fallback rule, exclude=("{name}", ...) with every layer that uses it'
                 )
-        if held and not min(layer.d_in, layer.d_out):
-            raise ValueError(
-                f'layer "{name}" is empty, {layer.d_out} x {layer.d_in}; remove it, or leave it to the fallback rule: '
-                f'exclude=("{name}",)'
-            )
         if held:
+            _refuse_empty(name, layer)
             yield name, layer
+
+
+def _matrices_of(
+    model: nn.Module, owned: Collection[str], options: StepOptions, method: Method, plan: Parametrization | None
+) -> Iterator[tuple[str, MatrixLayer]]:
+    found, exclude = inventory(model), options.exclude
+    outputs = _output_layers(model, plan) if method.matrices_only and exclude is None else ()
+    _check_excluded(model, exclude, found)
+    for module_name, module in unwrap(model).named_modules():
+        name, layer = clean_name(module_name), layer_of(module)
+        if name in outputs:
+            continue
+        if isinstance(layer, MatrixLayer):
+            held = [full for full in names_of(name, layer, method).values() if full in owned]  # tied: at its first use
+            if any(found[full].embedding and len(found[full].uses) > 1 for full in held):
+                continue  # one step cannot be that of an embedding and that of a matrix
+            if held and not (layer.one_hot if exclude is None else _excluded(name, exclude)):
+                _refuse_empty(name, layer)
+                yield name, layer
+            continue
+        for local, parameter in module.named_parameters(recurse=False):
+            full, shape = full_name(name, local), tuple(parameter.shape)
+            bare = plan is not None and full in plan.parameters and plan.parameters[full].matrix
+            parts = layer.stacked(local, shape) or int(bare)
+            if full not in owned or not parts or not min(shape):
+                continue
+            if not (found[full].embedding if exclude is None else _excluded(full, exclude)):
+                yield full, ParameterMatrix(module, shape, parts)
+
+
+def names_of(name: str, layer: MatrixLayer, method: Method) -> dict[str, str]:
+    """By block, the names of a layer's parameters; one that is a layer by itself has its own name."""
+    if isinstance(layer, ParameterMatrix):
+        return {WEIGHT: name}
+    return {block: full_name(name, block) for block in blocks_of(method)}
+
+
+def _check_excluded(model: nn.Module, exclude: Collection[str] | None, parameters: Collection[str] = ()) -> None:
+    modules = [clean_name(name) for name, _ in unwrap(model).named_modules()]
+    for name in exclude or ():
+        if name not in modules and name not in parameters:
+            raise ValueError(f'exclude: the model has no module "{name}"; its modules: {", ".join(modules[1:])}')
+
+
+def _refuse_empty(name: str, layer: MatrixLayer) -> None:
+    if not min(layer.d_in, layer.d_out):
+        raise ValueError(
+            f'layer "{name}" is empty, {layer.d_out} x {layer.d_in}; remove it, or leave it to the fallback rule: '
+            f'exclude=("{name}",)'
+        )
 
 
 def _output_layers(model: nn.Module, plan: Parametrization | None) -> Collection[str]:
@@ -208,7 +261,7 @@ def full_name(layer: str, block: str) -> str:
 def _refuse_growing_groups(name: str, layer: MatrixLayer, growth: Growth, method: Method) -> None:
     """The law is about factors of a whole layer. A depthwise convolution's are of one channel each, and others grow."""
     out_side = any(statistic.delta for statistic, _ in method.factors)
-    if layer.groups > 1 and growth.r_in == 1 and growth.r_out > 1 and out_side:
+    if layer.called and layer.groups > 1 and growth.r_in == 1 and growth.r_out > 1 and out_side:
         raise ValueError(
             f'layer "{name}" has {layer.groups} groups, and their number grows with the width; {method.title} takes '
             "each group by itself, for which muP has no exponents. Leave it to the fallback rule: "

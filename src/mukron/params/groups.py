@@ -163,7 +163,9 @@ def groups_of(plan: Parametrization, found: Mapping[str, Found], request: GroupR
 
 def _takes(matrices: GroupFormat, plan: Parametrization, name: str) -> bool:
     """Whether a parameter is a matrix inside the network: no vector, embedding, output layer or tied weight."""
-    return not plan.falls_back(name, None, "muon") and (matrices.kernels or len(plan.parameters[name].shape) == 2)
+    entry = plan.parameters[name]
+    known = not (entry.fallback or entry.tied or plan.falls_back(name, None, "muon"))
+    return known and (matrices.kernels or len(entry.shape) == 2)
 
 
 def _laws_of_soap(plan: Parametrization, matrices: Mapping[str, Found], largest: int) -> dict[str, Method]:

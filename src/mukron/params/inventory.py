@@ -28,6 +28,7 @@ class Found:
     owner: str  # the first owner's type, for messages
     preconditioned: bool = True  # by second-order methods, at every place that uses it
     embedding: bool = False  # some place that uses it is an embedding
+    matrix: bool = True  # or matrices, to methods that need gradients alone, at every place that uses it
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -63,6 +64,9 @@ def inventory(model: nn.Module) -> dict[str, Found]:
             layer = layer_of(module)
             first.uses[name] = layer.fans(local, first.shape)
             first.preconditioned &= layer.preconditions(local)
+            first.matrix &= layer.stacked(local, first.shape) > 0 or (
+                layer.preconditions(local) and isinstance(layer, MatrixLayer) and len(first.shape) > 1
+            )
             first.embedding |= isinstance(layer, MatrixLayer) and layer.one_hot
     return dict(found.values())
 

@@ -42,6 +42,8 @@ class ParameterPlan:
         tied: The other names of the same tensor.
         fallback: True if second-order methods do not precondition it (a norm's gain, a bare parameter).
         embedding: True if it belongs to an embedding, which optimizers with a ``trust`` leave to the fallback rule.
+        matrix: True if it is a matrix to methods that need gradients alone (Shampoo, SOAP, Muon), even if others cannot
+            precondition it: a fused projection of attention, a recurrent weight, a bare one between growing sides.
 
     Example:
         >>> import mukron
@@ -60,6 +62,17 @@ class ParameterPlan:
     tied: tuple[str, ...] = ()
     fallback: bool = False
     embedding: bool = False
+    matrix: bool = False
+
+    def suits(self, method: Method) -> bool:
+        """Whether a method that works layer by layer can precondition it.
+
+        Args:
+            method: The method.
+        """
+        if method.matrices_only and len(self.shape) < 2:
+            return False
+        return not self.fallback or (method.gradients_alone and self.matrix)
 
     @property
     def role(self) -> Role:
@@ -139,8 +152,7 @@ class Parametrization:
         rows = {False: solve(method, self.scheme), True: solve(fallback if method.layerwise else method, self.scheme)}
         scales = {}
         for name, plan in self.parameters.items():
-            falls_back = plan.fallback or (method.matrices_only and len(plan.shape) < 2)
-            own, growth = rows[falls_back][plan.role], plan.growth
+            own, growth = rows[not plan.suits(method)][plan.role], plan.growth
             chosen = Power(fan_out=self.embedding_lr) if plan.embedding else Power()
             scales[name] = Scales(
                 lr=growth.factor(chosen + -own.c),
@@ -193,13 +205,16 @@ class Parametrization:
         Args:
             name: The parameter's name.
             exclude: Layers that are left to the fallback rule, as optimizers take them; None: embeddings, and those
-                that the method is not for. Layers that use a tied parameter are left to it in any case.
+                that the method is not for. Tied embeddings are left to it in any case; by methods that need more than
+                gradients, all layers that use a tied parameter are.
             method: The method or its name.
         """
-        plan, layer, inner = self.parameters[name], name.rpartition(".")[0], get_method(method).matrices_only
-        left = plan.embedding if exclude is None else any(name.startswith(f"{each}.") for each in exclude)
-        left = left or (inner and (len(plan.shape) < 2 or (exclude is None and plan.role is Role.OUTPUT)))
-        return plan.fallback or left or (bool(plan.tied) if inner else layer in self._layers_with_tied)
+        plan, layer, method = self.parameters[name], name.rpartition(".")[0], get_method(method)
+        named = any(name == entry or name.startswith(f"{entry}.") for entry in exclude or ())
+        left = plan.embedding if exclude is None else named
+        left = left or (method.matrices_only and exclude is None and plan.role is Role.OUTPUT)
+        tied = bool(plan.tied and plan.embedding) if method.gradients_alone else layer in self._layers_with_tied
+        return left or tied or not plan.suits(method)
 
     def explain(
         self,
@@ -347,6 +362,7 @@ def _parameter_to_dict(plan: ParameterPlan) -> Data:
         "tied": list(plan.tied),
         "fallback": plan.fallback,
         "embedding": plan.embedding,
+        "matrix": plan.matrix,
     }
 
 
@@ -363,6 +379,7 @@ def _parameter_from_dict(entry: Mapping[str, Any]) -> ParameterPlan:
         tied=tuple(entry["tied"]),
         fallback=entry["fallback"],
         embedding=entry.get("embedding", False),
+        matrix=entry.get("matrix", False),
     )
 
 

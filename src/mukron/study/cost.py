@@ -105,6 +105,8 @@ def _positions(config: RunConfig, dataset: Dataset) -> Mapping[str, int]:
     with own_random_numbers(device_of(config)):
         built = build(config.replace(width=config.base_width, compile=False), dataset)
         for name, known in _layers(config, built.model).items():
+            if not known.called:
+                continue
             known.module.register_forward_pre_hook(counter(name, known))
         x = dataset.prepare(dataset.train.inputs[:TRIED], config.weights_dtype)
         built.try_out(x, dataset)
@@ -117,7 +119,8 @@ def _layers(config: RunConfig, model: nn.Module) -> dict[str, MatrixLayer]:
         given = config.spec.all_options(config.method_options)
         method = config.spec.method
         options = StepOptions.of(method, Trust.of(given.get("trust")), exclude=given.get("exclude"))
-        return dict(layers_of(model, set(inventory(model)), options, method))
+        captures = bool(config.spec.captures) or bool(given.get("fused"))
+        return dict(layers_of(model, set(inventory(model)), options, method, captures=captures))
     named = {clean_name(name): layer_of(module) for name, module in model.named_modules()}
     return {name: known for name, known in named.items() if isinstance(known, MatrixLayer)}
 

@@ -107,6 +107,8 @@ class Method:
         factors: The statistics that the gradient is divided by, each with its exponent.
         matrices_only: Whether it is for matrices inside a network alone: biases, and by default embeddings and output
             layers, are left to a fallback rule.
+        gradients_alone: Whether it needs nothing but gradients, so that it can take matrices that no layer is called
+            with: fused projections of attention, recurrent and bare ones.
 
     Example:
         >>> from mukron.theory import get_method
@@ -119,6 +121,7 @@ class Method:
     title: str
     factors: tuple[tuple[Statistic, Fraction], ...] = ()
     matrices_only: bool = False
+    gradients_alone: bool = False
 
     @property
     def layerwise(self) -> bool:
@@ -237,7 +240,7 @@ def shampoo(e: Number = Fraction(1, 2)) -> Method:
         raise ValueError(f"Shampoo's exponent e must not be negative, got {e}")
     usual = e == Fraction(1, 2)
     name, title = ("shampoo", "Shampoo") if usual else (f"shampoo:{e}", f"Shampoo (e = {e})")
-    return Method(name, title, ((L, e / 2), (R, e / 2)))
+    return Method(name, title, ((L, e / 2), (R, e / 2)), gradients_alone=True)
 
 
 SIDES = {"both": V_LR, "input": V_R, "output": V_L}
@@ -263,7 +266,7 @@ def soap(sides: str = "both") -> Method:
     if sides not in SIDES:
         raise ValueError(f"unknown sides {sides!r}; known: {_quoted(SIDES)}")
     name, title = ("soap", "SOAP") if sides == "both" else (f"soap:{sides}", f"SOAP ({sides} side)")
-    return Method(name, title, ((SIDES[sides], Fraction(1, 2)),), matrices_only=True)
+    return Method(name, title, ((SIDES[sides], Fraction(1, 2)),), matrices_only=True, gradients_alone=True)
 
 
 @dataclass(frozen=True)
@@ -322,7 +325,7 @@ METHODS: dict[str, Method] = {
         Method("foof-mirror", "FOOF's mirror", ((B, ONE),)),
         shampoo(),
         soap(),
-        Method("muon", "Muon", ((S, ONE / 2),), matrices_only=True),
+        Method("muon", "Muon", ((S, ONE / 2),), matrices_only=True, gradients_alone=True),
         Method("gauss-newton", "Gauss-Newton", ((K, ONE),)),
     )
 }
