@@ -91,6 +91,8 @@ class Rule:
             group: A parameter group of an optimizer.
         """
         damping = group["damping"]
+        if damping is None:
+            return Constant(0.0)  # of a method without damping
         return damping if isinstance(damping, Rule) else _rule(float(damping), *group["damping_rule"].items())
 
     def text(self) -> str:

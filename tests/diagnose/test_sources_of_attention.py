@@ -185,6 +185,7 @@ def test_softmax_is_seen_however_it_is_written(weights):
 
 def test_a_compiled_network_is_watched_without_being_compiled_again():
     torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
     model = torch.compile(Attention(16), backend="eager")
     x = torch.randn(3, TOKENS, 16)
     with AttentionWatch.over(model) as watch:

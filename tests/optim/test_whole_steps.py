@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from transactions import METHODS, MOMENTUM, TRUST, backward, batches, build, differences, snapshot, train
+from transactions import METHODS, MOMENTUM, OPTIONS, TRUST, backward, batches, build, differences, snapshot, train
 
 from mukron import FOOF, KFAC, GaussNewton, Shampoo
 from mukron.curvature import OVER_SAMPLES
@@ -20,7 +20,7 @@ BAD = {"weight_decay": "0.1", "momentum": "0.9", "lr": "fast"}
 @pytest.mark.parametrize("momentum", MOMENTUM)
 @pytest.mark.parametrize("method", METHODS)
 def test_a_setting_that_is_no_number_changes_nothing(method, momentum, fused):
-    options = {} if method == "gauss-newton" else {"fused": fused}
+    options = {"fused": fused} if "fused" in OPTIONS[method] else {}
     for number, trust in enumerate(TRUST):
         after = 0 if number % 2 else 2
         case = {"trust": trust, "momentum": momentum, "fallback": "sgd", **options}

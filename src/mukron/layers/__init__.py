@@ -1,18 +1,11 @@
 """Layer types: for each, the fans that muP needs and the layout that curvature needs, in one class."""
 
 from mukron.layers import conv, embedding, linear, others
-from mukron.layers.base import (
-    BIAS,
-    WEIGHT,
-    Fans,
-    Layer,
-    MatrixLayer,
-    ParameterMatrix,
-    Shape,
-    layer_of,
-    register,
-    vector,
-)
+from mukron.layers.base import BIAS, WEIGHT, Fans, Layer, MatrixLayer, Shape, layer_of, register, vector
+from mukron.layers.cuts import Blocked as Blocked
+from mukron.layers.cuts import ParameterMatrix as ParameterMatrix
+from mukron.layers.cuts import Split as Split
+from mukron.layers.cuts import cuts_of as cuts_of
 
 __all__ = [
     "BIAS",
@@ -20,7 +13,6 @@ __all__ = [
     "Fans",
     "Layer",
     "MatrixLayer",
-    "ParameterMatrix",
     "Shape",
     "conv",
     "embedding",

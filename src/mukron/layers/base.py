@@ -217,6 +217,24 @@ class MatrixLayer(Layer, ABC):
         """
         return self.weight(matrix) if name == WEIGHT else matrix.reshape(-1)
 
+    def whole(self, name: str, matrix: Tensor) -> Tensor:
+        """Matrices that were cut into blocks as the ones they are parts of; others as they are.
+
+        Args:
+            name: The parameter's name in the module, such as ``weight``.
+            matrix: Matrices [groups, d_out, d_in].
+        """
+        return matrix
+
+    def cut(self, name: str, matrix: Tensor) -> Tensor:
+        """The inverse of ``whole``.
+
+        Args:
+            name: The parameter's name in the module, such as ``weight``.
+            matrix: Whole matrices.
+        """
+        return matrix
+
     def row_count(self, x: Tensor) -> int | None:
         """Samples times positions, from the shape of the layer's input; None if it cannot be known.
 
@@ -252,69 +270,6 @@ class MatrixLayer(Layer, ABC):
 
     def _rows(self, x: Tensor) -> Iterator[Tensor]:
         return (self.inputs(part).flatten(1, 2) for part in self.portions(x))
-
-
-class ParameterMatrix(MatrixLayer):
-    """A single parameter as matrices, for methods that need its gradient alone; of its passes nothing is known.
-
-    Args:
-        module: The module that owns it.
-        shape: The parameter's shape, [parts x out, in, ...].
-        parts: How many matrices it stacks along its first dimension: queries, keys and values, or gates.
-
-    Example:
-        >>> layer = ParameterMatrix(nn.MultiheadAttention(8, 2), (24, 8), parts=3)
-        >>> layer.matrix(torch.zeros(24, 8)).shape
-        torch.Size([3, 8, 8])
-    """
-
-    called = False
-
-    def __init__(self, module: nn.Module, shape: Shape, parts: int = 1) -> None:
-        super().__init__(module)
-        self.shape, self.groups = shape, parts
-        self.d_out, self.d_in = shape[0] // parts, math.prod(shape[1:])
-
-    def fans(self, name: str, shape: Shape) -> Fans | None:
-        """Not known here: the module's own layer type knows them.
-
-        Args:
-            name: The parameter's name in the module.
-            shape: The parameter's shape.
-        """
-        return None
-
-    def inputs(self, x: Tensor) -> Tensor:
-        """There are none.
-
-        Args:
-            x: The module's input.
-        """
-        raise TypeError("a parameter by itself has no inputs")
-
-    def signals(self, delta: Tensor) -> Tensor:
-        """There are none.
-
-        Args:
-            delta: A derivative.
-        """
-        raise TypeError("a parameter by itself has no signals")
-
-    def matrix(self, weight: Tensor) -> Tensor:
-        """The parameter as matrices [parts, d_out, d_in].
-
-        Args:
-            weight: The parameter, its gradient or its step.
-        """
-        return weight.reshape(self.groups, self.d_out, self.d_in)
-
-    def weight(self, matrix: Tensor) -> Tensor:
-        """Turn matrices back into a tensor of the parameter's shape.
-
-        Args:
-            matrix: Matrices [parts, d_out, d_in].
-        """
-        return matrix.reshape(self.shape)
 
 
 LayerClass = TypeVar("LayerClass", bound=type[Layer])

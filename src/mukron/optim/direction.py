@@ -131,6 +131,9 @@ def bounded(step: Transaction, layer: LayerEntry, block: str, raw: Move, G: Move
     """
     trust, entry = step.optimizer.options.trust, layer.blocks[block]
     if isinstance(trust, Spectral):
+        if step.optimizer.options.block is not None:  # the bound is on the whole matrix, whatever it was cut into
+            whole = _within_spectral_norm(step, trust, layer, block, layer.layer.whole(block, dense(move)))
+            return layer.layer.cut(block, dense(whole))
         return _within_spectral_norm(step, trust, layer, block, move)
     if isinstance(trust, RMS):
         return _of_length(step, layer, block, dense(move), trust.size * entry.parameter.numel() ** 0.5)

@@ -51,6 +51,10 @@ ARGUMENTS = {
     "None: ``lr``; for Adam's steps beside a ``trust`` 0.005 at the default ``lr``, and in proportion at others.",
     "exclude": "Names of layers, or of modules around them, that are left to the fallback rule. None: those that use a "
     "tied parameter, and with a ``trust`` embeddings.",
+    "block": "The largest side of a matrix with factors of its own. Larger ones are cut into equal blocks, each with "
+    "factors of its own; learning rates follow the number of blocks. None: no matrix is cut.",
+    "split": "How many matrices a layer's weight stacks along its outputs, by the layer's name or the end of it: "
+    '``{"qkv": 3}`` takes queries, keys and values apart. The same number at every width.',
     "seed": "Of the generator that draws targets.",
     "momentum": "``GradientMomentum(beta)``: on the gradient, before it is preconditioned. ``HeavyBall(beta, "
     "nesterov)``: on the update. A number: the former with a ``trust``, the latter without. None: 0.9 with a "

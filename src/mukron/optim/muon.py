@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from mukron.optim.docs import describe
 from mukron.optim.momentum import GradientMomentum, Momentum
 from mukron.optim.optimizer import SecondOrder
 from mukron.optim.options import StepOptions, StepRule, check_one_of
-from mukron.optim.run_options import EVERY_LAYER, Option, without
+from mukron.optim.run_options import EVERY_LAYER, SPLIT, Option, without
 from mukron.optim.spec import MethodSpec, register
 from mukron.optim.table import LayerEntry, growth_of
 from mukron.optim.transaction import Blocks, Transaction
@@ -37,6 +37,7 @@ PRECISIONS: dict[str, torch.dtype | None] = {"bfloat16": torch.bfloat16, "float3
         lr_range=(-9, -2),
         options=(
             *without(EVERY_LAYER, "trust"),
+            SPLIT,
             Option("rounds", read.whole(1), "rounds of the Newton-Schulz iteration"),
             Option("eps", read.number(above=0), "the least norm that a gradient is divided by"),
             Option("precision", read.one_of(tuple(PRECISIONS)), f"of its products: {', '.join(PRECISIONS)}"),
@@ -100,6 +101,7 @@ class Muon(SecondOrder):
         decoupled: bool = True,
         maximize: bool = False,
         exclude: tuple[str, ...] | None = None,
+        split: Mapping[str, int] | None = None,
         params: Iterable[Any] | None = None,
     ) -> None:
         check_whole("rounds", rounds)
@@ -122,7 +124,7 @@ class Muon(SecondOrder):
             maximize=maximize,
             fallback_lr=fallback_lr,
             params=params,
-            options=StepOptions.of(self.method, None, fallback=fallback, exclude=exclude),
+            options=StepOptions.of(self.method, None, fallback=fallback, exclude=exclude, split=split),
         )
 
     def measure(self, layer: LayerEntry, statistics: Any, step: Transaction) -> Blocks:

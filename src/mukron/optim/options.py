@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -64,6 +64,8 @@ class StepOptions:
         exclude: Layers that are left to the fallback rule. None: embeddings, and layers that use a tied parameter.
         leaves_tied: Whether layers that use a tied parameter are left to the fallback rule beside those of ``exclude``;
             otherwise they are refused. True if ``exclude`` is None.
+        block: The largest side of a matrix with factors of its own; larger ones are cut into blocks. None: none are.
+        split: By layer, how many matrices its weight stacks along its outputs.
         seed: Of the drawn targets.
 
     Example:
@@ -81,6 +83,8 @@ class StepOptions:
     fallback: StepRule = field(default_factory=SGDStep)
     exclude: tuple[str, ...] | None = ()
     leaves_tied: bool = False
+    block: int | None = None
+    split: Mapping[str, int] = field(default_factory=dict)
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -97,6 +101,7 @@ class StepOptions:
         for name in ("refresh_warmup", "start"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} counts steps: at least 0, got {getattr(self, name)}")
+        self._check_cuts()
         object.__setattr__(self, "memory", Memory.of(self.memory))
         object.__setattr__(self, "fallback", step_rule("fallback", self.fallback, FALLBACKS))
         if isinstance(self.exclude, str):
@@ -106,6 +111,16 @@ class StepOptions:
             raise TypeError(f'exclude takes names of layers, as in exclude=("head",); got {self.exclude!r:.80}')
         object.__setattr__(self, "exclude", None if self.exclude is None else tuple(self.exclude))
         object.__setattr__(self, "leaves_tied", self.leaves_tied or self.exclude is None)
+
+    def _check_cuts(self) -> None:
+        if not isinstance(self.split, Mapping):
+            raise TypeError(f'split takes numbers by layer, as in split={{"attention.qkv": 3}}; got {self.split!r:.80}')
+        numbers = {"block": self.block, **{f"split[{name!r}]": parts for name, parts in self.split.items()}}
+        for name, number in numbers.items():
+            if number is not None:
+                check_whole(name, number)
+                if number < 1:
+                    raise ValueError(f"{name} must be at least 1, got {number}")
 
     @classmethod
     def of(cls, method: Method, trust: Trust | None, **given: Any) -> StepOptions:

@@ -163,6 +163,18 @@ FISHER = (
 )
 
 
+CUT = Option(
+    "block",
+    read.optional(read.whole(1)),
+    "the largest side of a matrix with factors of its own; larger ones are cut into blocks",
+)
+SPLIT = Option(
+    "split",
+    read.optional(read.counts),
+    'how many matrices a layer\'s weight stacks along its outputs, by layer: {"qkv": 3}',
+)
+
+
 def without(options: tuple[Option, ...], *names: str) -> tuple[Option, ...]:
     """All but those of these names."""
     return tuple(option for option in options if option.name not in names)

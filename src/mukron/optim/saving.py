@@ -44,7 +44,8 @@ def _kinds(optimizer: SecondOrder) -> dict[str, str]:
     options = optimizer.options
     text = "none" if options.trust is None else options.trust.text
     trust = text if text.startswith("graft") else text.partition(":")[0]  # a graft's state is that of its rule
-    return {"trust": trust, "memory": type(options.memory).__name__.lower(), "fallback": options.fallback.name}
+    cuts = {"block": str(options.block), "split": str(sorted(options.split.items()))}
+    return {"trust": trust, "memory": type(options.memory).__name__.lower(), "fallback": options.fallback.name, **cuts}
 
 
 def load_state(optimizer: SecondOrder, state_dict: Mapping[str, Any]) -> None:

@@ -35,7 +35,7 @@ from mukron.optim.docs import describe
 from mukron.optim.momentum import Momentum
 from mukron.optim.optimizer import SecondOrder
 from mukron.optim.options import StepOptions, StepRule, Trust
-from mukron.optim.run_options import EVERY_LAYER, FUSED, INTERVALS, Option, memory_in_matrices
+from mukron.optim.run_options import CUT, EVERY_LAYER, FUSED, INTERVALS, SPLIT, Option, memory_in_matrices
 from mukron.optim.spec import MethodSpec, register
 from mukron.optim.table import LayerEntry
 from mukron.optim.transaction import Blocks, Transaction, measures
@@ -62,6 +62,8 @@ ROOT_SOLVERS = ("eigh", "newton", "tracked")
             *INTERVALS,
             Option.typed("memory", memory_in_matrices, "what factors remember: sum, ema:DECAY or batch"),
             FUSED,
+            CUT,
+            SPLIT,
             Option("solver", read.one_of(ROOT_SOLVERS), f"how roots are computed: {', '.join(ROOT_SOLVERS)}"),
             Option(
                 "tolerance",
@@ -133,6 +135,8 @@ class Shampoo(SecondOrder):
         decoupled: bool = True,
         maximize: bool = False,
         exclude: tuple[str, ...] | None = None,
+        block: int | None = None,
+        split: Mapping[str, int] | None = None,
         params: Iterable[Any] | None = None,
     ) -> None:
         self.method = shampoo(e)  # type: ignore[misc]
@@ -157,7 +161,11 @@ class Shampoo(SecondOrder):
             start=start,
             fallback=fallback,
             exclude=exclude,
+            block=block,
+            split=split,
         )
+        if fused and (block is not None or split):
+            raise ValueError("fused=True takes gradients as D^T H, which cannot be cut: leave out block= and split=")
         if isinstance(options.memory, Window):
             raise ValueError("Shampoo's factors are matrices: choose Sum(), EMA(decay) or Batch()")
         super().__init__(
@@ -269,10 +277,11 @@ def _share_of_signal(step: Transaction, layer: LayerEntry) -> Tensor | float:
     """
     weight, bias = layer.blocks.get(WEIGHT), layer.blocks[BIAS]
     raw = None if weight is None else whole_gradient(step, layer, WEIGHT, weight)
-    if raw is None or bias.parameter.grad is None:
+    if weight is None or raw is None or bias.parameter.grad is None:
         return 1.0
     G, g = (torch.linalg.vector_norm(x, dtype=torch.float64) for x in (dense(raw), bias.parameter.grad))
-    least = max(LEAST_SIGNAL, torch.finfo(bias.parameter.dtype).eps) * G / layer.layer.d_in**0.5
+    inputs = weight.parameter.numel() / bias.parameter.numel()
+    least = max(LEAST_SIGNAL, torch.finfo(bias.parameter.dtype).eps) * G / inputs**0.5
     share: Tensor = (g / least).where(least > 0, 1.0).clamp_max(1.0).to(bias.parameter.grad.dtype)
     return share
 

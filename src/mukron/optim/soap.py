@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from fractions import Fraction
 from typing import Any
 
@@ -20,7 +20,7 @@ from mukron.optim.docs import describe
 from mukron.optim.momentum import GradientMomentum, Momentum
 from mukron.optim.optimizer import SecondOrder
 from mukron.optim.options import StepOptions, StepRule, Trust
-from mukron.optim.run_options import EVERY_LAYER, INTERVALS, Option, memory_in_matrices
+from mukron.optim.run_options import CUT, EVERY_LAYER, INTERVALS, SPLIT, Option, memory_in_matrices
 from mukron.optim.spec import MethodSpec, register
 from mukron.optim.table import LayerEntry
 from mukron.optim.transaction import Blocks, Transaction
@@ -46,6 +46,8 @@ ROUNDINGS = 64  # of the largest entry: below that an entry is noise, of which A
             *INTERVALS,
             Option.typed("memory", memory_in_matrices, "what L and R remember: sum, ema:DECAY or batch"),
             Option("solver", read.one_of(BASIS_SOLVERS), f"how bases are renewed: {', '.join(BASIS_SOLVERS)}"),
+            CUT,
+            SPLIT,
             Option("beta2", read.number(), "decay of the average of squares in the eigenbasis"),
             Option("eps", read.number(above=0), "added to the root of that average, at the base width"),
             Option("max_size", read.whole(1), "the longest side of a layer that is turned into its eigenbasis"),
@@ -120,6 +122,8 @@ class SOAP(SecondOrder):
         decoupled: bool = True,
         maximize: bool = False,
         exclude: tuple[str, ...] | None = None,
+        block: int | None = None,
+        split: Mapping[str, int] | None = None,
         params: Iterable[Any] | None = None,
     ) -> None:
         self.method = soap(sides)  # type: ignore[misc]
@@ -145,6 +149,8 @@ class SOAP(SecondOrder):
             start=start,
             fallback=fallback,
             exclude=exclude,
+            block=block,
+            split=split,
         )
         if isinstance(options.memory, Window):
             raise ValueError("SOAP's factors are matrices: choose Sum(), EMA(decay) or Batch()")

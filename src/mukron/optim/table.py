@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
 from torch.nn import Parameter
 
 from mukron.damping import Sides
-from mukron.layers import BIAS, WEIGHT, MatrixLayer, ParameterMatrix, layer_of
+from mukron.layers import BIAS, WEIGHT, Blocked, MatrixLayer, ParameterMatrix, Split, cuts_of, layer_of
 from mukron.optim.options import StepOptions
 from mukron.params import Parametrization, Scales
 from mukron.params.inventory import clean_name, inventory, unwrap
@@ -97,13 +97,22 @@ def build_tables(
     names = {name: names_of(name, layer, method) for name, layer in layers.items()}
     naturals = {full: _natural(layers[name], block) for name, of in names.items() for block, full in of.items()}
     taken = set(naturals)
+    in_blocks = {
+        full: method.in_blocks(*_more_blocks(layers[name], block, plan, full))
+        for name, of in names.items()
+        for block, full in of.items()
+        if full in owned
+    }
     laws = {law: plan.scales(law) for law in {*rules, method, "adamw"}} if plan is not None else {}
     entries = {}
     for name, (parameter, group) in owned.items():
         of_law = {law: scales[name] for law, scales in laws.items()}
         own = of_law.get(rules[0] if name in taken else rules[1], UNSCALED)
+        if name in in_blocks and rules[0] == method:
+            own = replace(own, lr=own.lr * in_blocks[name])
         natural = naturals.get(name, math.inf) / own.lr if own.lr > 0 else math.inf
         eps = [of_law.get(law, UNSCALED).eps for law in (method, "adamw")]
+        eps[0] *= in_blocks.get(name, 1.0)
         entries[name] = ParameterEntry(name, parameter, group, own.lr, name in taken, natural, own.decay, *eps)
     _refuse_coupled_decay(groups, plan)
     damping = laws.get(method, {})
@@ -112,7 +121,10 @@ def build_tables(
         blocks = {block: entries[full] for block, full in names[name].items() if full in entries}
         if plan is not None and WEIGHT in blocks:
             _refuse_growing_groups(name, layer, plan.parameters[blocks[WEIGHT].name].growth, method)
-        sides = {block: _sides(plan, entry.name, damping) for block, entry in blocks.items()}
+        sides = {
+            block: _sides(plan, entry.name, damping, _more_blocks(layer, block, plan, entry.name))
+            for block, entry in blocks.items()
+        }
         sides = {WEIGHT: next(iter(sides.values())), **sides}
         table[name] = LayerEntry(name, layer, blocks, sides, next(iter(blocks.values())).parameter)
     return entries, table
@@ -188,6 +200,7 @@ def _matrices_of(
     found, exclude = inventory(model), options.exclude
     outputs = _output_layers(model, plan) if method.matrices_only and exclude is None else ()
     _check_excluded(model, exclude, found)
+    _check_split(model, options.split, found)
     for module_name, module in unwrap(model).named_modules():
         name, layer = clean_name(module_name), layer_of(module)
         if name in outputs:
@@ -198,7 +211,7 @@ def _matrices_of(
                 continue  # one step cannot be that of an embedding and that of a matrix
             if held and not (layer.one_hot if exclude is None else _excluded(name, exclude)):
                 _refuse_empty(name, layer)
-                yield name, layer
+                yield name, _cut(layer, options, name)
             continue
         for local, parameter in module.named_parameters(recurse=False):
             full, shape = full_name(name, local), tuple(parameter.shape)
@@ -207,12 +220,29 @@ def _matrices_of(
             if full not in owned or not parts or not min(shape):
                 continue
             if not (found[full].embedding if exclude is None else _excluded(full, exclude)):
-                yield full, ParameterMatrix(module, shape, parts)
+                yield full, _cut(ParameterMatrix(module, shape, parts), options, full)
+
+
+def _cut(layer: MatrixLayer, options: StepOptions, name: str) -> MatrixLayer:
+    """A layer in the parts that it stacks, and in blocks."""
+    parts = next((parts for key, parts in options.split.items() if _is_named(name, key)), 1)
+    if layer.d_out % parts:
+        raise ValueError(f'split: layer "{name}" has {layer.d_out} outputs, which are no {parts} equal parts')
+    layer = Split(layer, parts) if parts > 1 else layer
+    blocked = options.block is not None and max(layer.d_out, layer.d_in) > options.block and not layer.one_hot
+    return Blocked(layer, options.block or 1) if blocked else layer
+
+
+def _is_named(name: str, key: str) -> bool:
+    """A layer by its whole name, or by the end of it."""
+    return name == key or name.endswith(f".{key}")
 
 
 def names_of(name: str, layer: MatrixLayer, method: Method) -> dict[str, str]:
     """By block, the names of a layer's parameters; one that is a layer by itself has its own name."""
-    if isinstance(layer, ParameterMatrix):
+    uncut = layer.layer if isinstance(layer, Blocked) else layer
+    uncut = uncut.layer if isinstance(uncut, Split) else uncut
+    if isinstance(uncut, ParameterMatrix):
         return {WEIGHT: name}
     return {block: full_name(name, block) for block in blocks_of(method)}
 
@@ -222,6 +252,13 @@ def _check_excluded(model: nn.Module, exclude: Collection[str] | None, parameter
     for name in exclude or ():
         if name not in modules and name not in parameters:
             raise ValueError(f'exclude: the model has no module "{name}"; its modules: {", ".join(modules[1:])}')
+
+
+def _check_split(model: nn.Module, split: Mapping[str, int], parameters: Collection[str]) -> None:
+    modules = [clean_name(name) for name, _ in unwrap(model).named_modules()]
+    for key in split:
+        if not any(_is_named(name, key) for name in (*modules, *parameters)):
+            raise ValueError(f'split: the model has no layer "{key}"; its modules: {", ".join(modules[1:])}')
 
 
 def _refuse_empty(name: str, layer: MatrixLayer) -> None:
@@ -247,6 +284,7 @@ def _is_matrix(module: nn.Module) -> bool:
 
 def _natural(layer: MatrixLayer, block: str) -> float:
     """The Frobenius norm of matrices whose singular values are all (d_out / d_in)^1/2, or of ones in an embedding."""
+    layer = layer.layer if isinstance(layer, Blocked) else layer
     if block == BIAS:
         return math.sqrt(layer.groups * layer.d_out)
     if layer.one_hot:
@@ -269,12 +307,25 @@ def _refuse_growing_groups(name: str, layer: MatrixLayer, growth: Growth, method
         )
 
 
-def _sides(plan: Parametrization | None, name: str, scales: Mapping[str, Any]) -> Sides:
+def _more_blocks(layer: MatrixLayer, block: str, plan: Parametrization | None, name: str) -> tuple[float, float]:
+    """How many times as many blocks the inputs and outputs of a layer have as at the base width."""
+    if not isinstance(layer, Blocked) or plan is None or plan.scheme == SP:
+        return 1.0, 1.0
+    growth, whole = plan.parameters[name].growth, layer.layer
+    b_out = layer.cuts[0] / cuts_of(whole.d_out / float(growth.r_out), layer.size)
+    b_in = layer.cuts[1] / cuts_of(whole.d_in / float(growth.r_in), layer.size)
+    return (b_in if block == WEIGHT else 1.0), b_out
+
+
+def _sides(
+    plan: Parametrization | None, name: str, scales: Mapping[str, Any], more_blocks: tuple[float, float]
+) -> Sides:
     if plan is None:
         return Sides({}, {})
-    growth = plan.parameters[name].growth
-    r_in, r_out = float(growth.r_in), float(growth.r_out)
-    return Sides({"A": r_in, "R": r_in, "B": r_out, "L": r_out}, scales[name].damping)
+    growth, (b_in, b_out) = plan.parameters[name].growth, more_blocks
+    r_in, r_out = float(growth.r_in) / b_in, float(growth.r_out) / b_out
+    damping = {factor: scale / (b_in * b_out) for factor, scale in scales[name].damping.items()}
+    return Sides({"A": r_in, "R": r_in, "B": r_out, "L": r_out}, damping)
 
 
 def growth_of(layer: LayerEntry, plan: Parametrization | None) -> tuple[float, float]:

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from mukron.curvature import LayerStatistics, double
-from mukron.damping import Rule, Sides
+from mukron.damping import Rule
 from mukron.layers import WEIGHT
 from mukron.linalg import Factor, FactorizationError, LowRank, at_least_rounding, prepare, products_of, rounding
 from mukron.memory import Window
@@ -167,7 +167,11 @@ class Transaction:
                 if factors and (stale or inverting):
                     sides = replace(layer.sides.get(block, layer.sides[WEIGHT]), peaks=highest)
                     entry = layer.blocks.get(block) or next(iter(layer.blocks.values()))
-                    self._factors[layer.name, block] = factors, damping_of(entry.group, factors, sides)
+                    try:
+                        rho = Rule.of_group(entry.group)(factors, sides)
+                    except FactorizationError:  # of the largest eigenvalue: there will be no inverse either
+                        rho = {name: torch.full_like(trace, torch.nan) for name, trace in traces.items()}
+                    self._factors[layer.name, block] = factors, rho
         values = {"memory": kept, "peaks": peaks, "operators": dict(state.get("operators", {}))}
         if statistics is not None and statistics.samples:
             values["positions"] = statistics.rows / statistics.samples * statistics.weight  # A of an input of ones
@@ -293,16 +297,6 @@ def is_ready(step: Transaction, layer: LayerEntry, due: bool) -> bool:
     """Whether there are operators for a layer: made by this step if it makes any, else of an earlier one."""
     known = step.value(layer, "operators") is not None
     return "operators" in step._staged.get(layer.anchor, {}) if due else known
-
-
-def damping_of(group: Mapping[str, Any], factors: Mapping[str, Factor], sides: Sides) -> dict[str, Tensor]:
-    """What a group's rule adds to factors; nothing where a method has no damping."""
-    if not group["damping_rule"]:
-        return {name: torch.zeros_like(factor.trace()) for name, factor in factors.items()}
-    try:
-        return Rule.of_group(group)(factors, sides)
-    except FactorizationError:  # of the largest eigenvalue: there will be no inverse either
-        return {name: torch.full_like(factor.trace(), torch.nan) for name, factor in factors.items()}
 
 
 def fits(step: Transaction, parts: Mapping[str, tuple[Tensor, ...]], lengths: Sequence[float]) -> bool:

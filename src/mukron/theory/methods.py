@@ -184,6 +184,25 @@ class Method:
         change = Power(Fraction(role.fan_in), -s * role.fan_out, depth=Fraction(-1))
         return change + -self.divisor(role, s)
 
+    def in_blocks(self, b_in: float, b_out: float) -> float:
+        """Return what a learning rate and an eps are multiplied by where matrices are cut into more blocks.
+
+        A block sees |h|^2 / b_in and |delta|^2 / b_out, and divides by less than the whole matrix would.
+
+        Args:
+            b_in: The number of blocks along the input side over that at the base width.
+            b_out: The number along the output side over that at the base width.
+
+        Returns:
+            The factor, b_in^-e_A b_out^-e_B.
+
+        Example:
+            >>> from mukron.theory import get_method
+            >>> get_method("shampoo").in_blocks(4, 4)
+            0.25
+        """
+        return float(b_in**-self.e_A * b_out**-self.e_B)
+
     def divisor(self, role: Role, s: Fraction) -> Power:
         """Return the power p such that the method divides the gradient by Theta(M^p); an eps must scale alike.
 

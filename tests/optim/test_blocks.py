@@ -1,0 +1,199 @@
+"""Matrices in blocks and in parts: the steps of layers that are the blocks, muP's law of their number, and refusals."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import mukron
+from mukron.exponents import fit_exponent
+from mukron.layers import Blocked, Split, layer_of
+from mukron.models import MLP
+
+BLOCKS = {"shampoo": mukron.Shampoo, "soap": mukron.SOAP}
+PARTS = {**BLOCKS, "muon": mukron.Muon}
+
+
+@pytest.mark.parametrize(("d_out", "d_in"), [(8, 8), (7, 10), (4, 9), (9, 4), (1, 5), (5, 1)])
+@pytest.mark.parametrize("size", [1, 3, 4])
+def test_a_cut_matrix_is_put_together_again(d_out, d_in, size):
+    torch.manual_seed(0)
+    layer = Blocked(layer_of(nn.Linear(d_in, d_out)), size)
+    W, b = torch.randn(d_out, d_in), torch.randn(d_out)
+    blocks = layer.matrix(W)
+    assert max(blocks.shape[1:]) <= size
+    assert torch.equal(layer.weight(blocks), W)
+    assert torch.equal(layer.values("bias", layer.block("bias", b)), b)
+    assert torch.equal(layer.cut("weight", layer.whole("weight", blocks)), blocks)
+    torch.testing.assert_close(blocks.square().sum(), W.square().sum())
+
+
+def test_kernels_with_groups_are_cut_too():
+    convolution = nn.Conv2d(8, 12, 3, groups=2)
+    layer = Blocked(layer_of(convolution), 5)
+    assert layer.groups == 2 * 2 * 8
+    assert torch.equal(layer.weight(layer.matrix(convolution.weight)), convolution.weight)
+
+
+@pytest.mark.parametrize("trust", [None, "graft:adam", "rms:0.2"])
+@pytest.mark.parametrize("method", BLOCKS)
+def test_a_block_has_the_step_of_a_layer_that_is_this_block(method, trust):
+    """A 12 x 8 matrix in blocks of 4 beside six layers of 4 x 4, with the same gradients."""
+    torch.manual_seed(0)
+    whole = nn.ModuleDict({"a": nn.Linear(8, 12, bias=False), "head": nn.Linear(4, 3)})
+    places = [*itertools.product(range(3), range(2))]
+    parts = nn.ModuleDict({f"{i}{j}": nn.Linear(4, 4, bias=False) for i, j in places} | {"head": nn.Linear(4, 3)})
+    start, gradients = torch.randn(12, 8), torch.randn(4, 12, 8)
+
+    def part(X, i, j):
+        return X[4 * i : 4 * i + 4, 4 * j : 4 * j + 4].clone()
+
+    options = {"lr": 0.1, "trust": None if trust == "rms:0.2" else trust, "exclude": ("head",)}
+    if trust == "graft:adam":
+        pytest.skip("the length is that of the whole matrix") if method == "soap" else None
+    ours, theirs = BLOCKS[method](whole, block=4, **options), BLOCKS[method](parts, **options)
+    whole["a"].weight.data.copy_(start)
+    for i, j in places:
+        parts[f"{i}{j}"].weight.data.copy_(part(start, i, j))
+    for G in gradients:
+        whole["a"].weight.grad = G.clone()
+        for i, j in places:
+            parts[f"{i}{j}"].weight.grad = part(G, i, j)
+        ours.step()
+        theirs.step()
+    if trust is None:
+        for i, j in places:
+            torch.testing.assert_close(part(whole["a"].weight.detach(), i, j), parts[f"{i}{j}"].weight.detach())
+
+
+@pytest.mark.parametrize("method", PARTS)
+def test_a_part_has_the_step_of_a_layer_of_its_own(method):
+    torch.manual_seed(0)
+    fused = nn.ModuleDict({"qkv": nn.Linear(8, 24), "head": nn.Linear(8, 3)})
+    apart = nn.ModuleDict({**{name: nn.Linear(8, 8) for name in "qkv"}, "head": nn.Linear(8, 3)})
+    options = {"lr": 0.1} | ({"precision": "float32"} if method == "muon" else {})
+    ours, theirs = PARTS[method](fused, split={"qkv": 3}, **options), PARTS[method](apart, **options)
+    for k, name in enumerate("qkv"):
+        apart[name].weight.data.copy_(fused["qkv"].weight[8 * k : 8 * k + 8])
+        apart[name].bias.data.copy_(fused["qkv"].bias[8 * k : 8 * k + 8])
+    for seed in range(4):
+        generator = torch.Generator().manual_seed(seed)
+        fused["qkv"].weight.grad = torch.randn(24, 8, generator=generator)
+        fused["qkv"].bias.grad = torch.randn(24, generator=generator)
+        for k, name in enumerate("qkv"):
+            apart[name].weight.grad = fused["qkv"].weight.grad[8 * k : 8 * k + 8].clone()
+            apart[name].bias.grad = fused["qkv"].bias.grad[8 * k : 8 * k + 8].clone()
+        ours.step()
+        theirs.step()
+    made = torch.cat([apart[name].weight for name in "qkv"])
+    torch.testing.assert_close(fused["qkv"].weight, made, rtol=1e-4, atol=1e-5)
+    if method != "shampoo":  # whose biases may be shortened as one
+        torch.testing.assert_close(fused["qkv"].bias, torch.cat([apart[name].bias for name in "qkv"]))
+
+
+def test_the_bound_is_on_the_whole_matrix():
+    """Blocks of one direction add up: each within a bound of its own, they would exceed it together."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 64, bias=False), nn.Linear(64, 3))
+    optimizer = mukron.Shampoo(model, lr=1.0, block=16, exclude=("1",))
+    before = model[0].weight.detach().clone()
+    model[0].weight.grad = torch.outer(torch.randn(64), torch.randn(64))
+    optimizer.step()
+    moved = torch.linalg.matrix_norm(before - model[0].weight.detach(), 2)
+    assert 0.9 < moved < 1.05
+
+
+@pytest.mark.parametrize("trust", [None, "spectral"])
+@pytest.mark.parametrize("method", BLOCKS)
+def test_features_move_alike_at_every_width(method, trust):
+    """Blocks of 32, so that there are 2 x 2 of them at the base width and 16 x 16 at eight times that."""
+    changes: dict[str, list[tuple[int, float]]] = {}
+    unscaled: dict[str, list[tuple[int, float]]] = {}
+    x, y = torch.randn(16, 32, generator=torch.Generator().manual_seed(1)), torch.arange(16) % 10
+    for width, seed in itertools.product((64, 128, 256, 512), (0, 1)):
+        torch.manual_seed(seed)
+        model = MLP(width, inputs=32)
+        plan = mukron.parametrize(model, mukron.base_shapes(lambda w: MLP(w, inputs=32), 64))
+        lr = 0.01 if trust else 0.0005
+        optimizer = BLOCKS[method](model, plan, lr=lr, block=32, trust=trust)
+        before = features(model, x)
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        for name, after in features(model, x).items():
+            change = (after - before[name]).square().mean().sqrt().item()
+            changes.setdefault(name, []).append((width, change))
+            law = optimizer.entries[f"{name}.weight"].scale / plan.scales(method)[f"{name}.weight"].lr
+            unscaled.setdefault(name, []).append((width, law))
+    slopes = {name: fit_exponent(*zip(*pairs, strict=True)).slope for name, pairs in changes.items()}
+    assert all(abs(slope) < 0.12 for slope in slopes.values()), slopes
+    laws = {name: fit_exponent(*zip(*pairs, strict=True)).slope for name, pairs in unscaled.items()}
+    assert laws == pytest.approx({"fc1": -0.5, "fc2": -1.0}, abs=1e-6)
+
+
+def features(model: nn.Module, x: torch.Tensor) -> dict[str, torch.Tensor]:
+    with torch.no_grad():
+        first = model.fc1(x)
+        return {"fc1": first, "fc2": model.fc2(first.relu())}
+
+
+@pytest.mark.parametrize("method", BLOCKS)
+def test_blocks_skip_and_resume(method):
+    def make():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(10, 14), nn.Tanh(), nn.Linear(14, 3))
+
+    def step(model, optimizer, seed, factor=1.0):
+        generator = torch.Generator().manual_seed(seed)
+        optimizer.zero_grad()
+        x, y = torch.randn(16, 10, generator=generator), torch.randint(3, (16,), generator=generator)
+        (F.cross_entropy(model(x), y) * factor).backward()
+        optimizer.step()
+
+    model, twin = make(), make()
+    optimizer, other = (BLOCKS[method](one, block=4, split={"0": 2}) for one in (model, twin))
+    for seed in range(4):
+        step(model, optimizer, seed)
+    step(model, optimizer, 9, float("nan"))
+    assert optimizer.skipped == 1
+    twin.load_state_dict(model.state_dict())
+    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for seed in range(4, 16):
+        step(model, optimizer, seed)
+        step(twin, other, seed)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
+    with pytest.raises(ValueError, match="saved with block=4, and this optimizer has block=None"):
+        BLOCKS[method](make()).load_state_dict(optimizer.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"block": 0}, ValueError, "block must be at least 1"),
+        ({"block": 2.5}, TypeError, "block"),
+        ({"split": {"0": 5}}, ValueError, '"0" has 14 outputs, which are no 5 equal parts'),
+        ({"split": {"qkv": 3}}, ValueError, 'the model has no layer "qkv"'),
+        ({"split": {"0": 0}}, ValueError, "must be at least 1"),
+        ({"split": 3}, TypeError, "split takes numbers by layer"),
+        ({"block": 4, "fused": True}, ValueError, "cannot be cut"),
+    ],
+)
+def test_misuse(options, error, message):
+    with pytest.raises(error, match=message):
+        mukron.Shampoo(nn.Sequential(nn.Linear(10, 14), nn.Linear(14, 3)), **options)
+
+
+def test_blocks_are_part_of_a_run():
+    from mukron.train import RunConfig
+
+    run = RunConfig(method="shampoo", method_options={"block": 256, "split": {"qkv": 3}})
+    assert run.spec.keywords(run) == {"momentum": 0.9, "block": 256, "split": {"qkv": 3}}
+    assert RunConfig.from_dict(run.to_dict()) == run
+
+
+def test_what_a_split_is_of():
+    assert Split(layer_of(nn.Linear(4, 6)), 3).groups == 3
