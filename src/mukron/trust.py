@@ -337,9 +337,14 @@ def usual_exclude(method: Method, trust: Trust | None) -> tuple[str, ...] | None
     return () if trust is None and not method.matrices_only else None
 
 
+def takes_trust(method: Method) -> bool:
+    """Whether a method's optimizer bounds its moves: Muon's have their length by themselves."""
+    return bool(method.damped) or (method.matrices_only and method.entrywise)
+
+
 def law_of(trust: Trust | None, method: Method) -> str:
     """Which bound is in force and which learning-rate law follows, as a sentence for people."""
-    if method.matrices_only and (trust is None or not method.entrywise):
+    if method.matrices_only and (trust is None or not takes_trust(method)):
         what = "entry of a layer's move, in its eigenbases," if method.entrywise else "singular value of a layer's move"
         return f"Every {what} is near 1, times the learning rate and its multiplier, which is {method.title}'s own."
     if trust is None:

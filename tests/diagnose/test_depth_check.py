@@ -55,3 +55,20 @@ def test_wrong_sizes_are_refused():
         check(depths=(2,))
     with pytest.raises(ValueError, match="a width for each"):
         check(depths=(2, 4), widths=(32,))
+
+
+@pytest.mark.parametrize("lr", [0.0, 1e30])
+def test_networks_that_stand_still_or_blow_up_do_not_pass(lr):
+    torch.manual_seed(0)
+    found = depth_check(
+        lambda width, depth: ResidualMLP(width, inputs=10, classes=4, depth=depth, base_depth=2),
+        lambda model, plan: torch.optim.SGD(plan.param_groups("sgd", lr=lr)),
+        (torch.randn(32, 10), torch.randint(4, (32,))),
+        base_width=16,
+        base_depth=2,
+        depths=(2, 4, 8),
+        seeds=1,
+        steps=3,
+    )
+    assert not found.ok
+    assert "stood still, or is no finite number" in str(found.table())

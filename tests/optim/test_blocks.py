@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 import mukron
 from mukron.exponents import fit_exponent
-from mukron.layers import Blocked, Split, layer_of
+from mukron.layers import BlockedLayer, PartedLayer, layer_of
 from mukron.models import MLP
 
 BLOCKS = {"shampoo": mukron.Shampoo, "soap": mukron.SOAP}
@@ -23,7 +23,7 @@ PARTS = {**BLOCKS, "muon": mukron.Muon}
 @pytest.mark.parametrize("size", [1, 3, 4])
 def test_a_cut_matrix_is_put_together_again(d_out, d_in, size):
     torch.manual_seed(0)
-    layer = Blocked(layer_of(nn.Linear(d_in, d_out)), size)
+    layer = BlockedLayer(layer_of(nn.Linear(d_in, d_out)), size)
     W, b = torch.randn(d_out, d_in), torch.randn(d_out)
     blocks = layer.matrix(W)
     assert max(blocks.shape[1:]) <= size
@@ -35,7 +35,7 @@ def test_a_cut_matrix_is_put_together_again(d_out, d_in, size):
 
 def test_kernels_with_groups_are_cut_too():
     convolution = nn.Conv2d(8, 12, 3, groups=2)
-    layer = Blocked(layer_of(convolution), 5)
+    layer = BlockedLayer(layer_of(convolution), 5)
     assert layer.groups == 2 * 2 * 8
     assert torch.equal(layer.weight(layer.matrix(convolution.weight)), convolution.weight)
 
@@ -196,4 +196,4 @@ def test_blocks_are_part_of_a_run():
 
 
 def test_what_a_split_is_of():
-    assert Split(layer_of(nn.Linear(4, 6)), 3).groups == 3
+    assert PartedLayer(layer_of(nn.Linear(4, 6)), 3).groups == 3

@@ -30,6 +30,7 @@ METHODS = {
     "adamw": (0, lambda model, plan: torch.optim.AdamW(plan.param_groups("adamw", lr=0.002), eps=1e-12)),
     "shampoo": (0, lambda model, plan: mukron.Shampoo(model, plan, lr=0.005, trust=None)),
     "shampoo:1": (1, lambda model, plan: mukron.Shampoo(model, plan, lr=1e-6, e=1, damping=0.1, trust=None)),
+    "soap": (0, lambda model, plan: mukron.SOAP(model, plan, lr=0.002, trust=None)),
     "muon": (0, lambda model, plan: mukron.Muon(model, plan, lr=0.01)),
     "kfac": (1, lambda model, plan: mukron.KFAC(model, plan, lr=1e-3, damping=10.0, trust=None)),
     "gauss-newton": (1, lambda model, plan: mukron.GaussNewton(model, plan, lr=3e-4, trust=None)),
@@ -100,7 +101,7 @@ def test_with_the_law_the_residual_stream_and_the_output_move_alike(method):
 @pytest.mark.parametrize("method", METHODS)
 def test_depth_and_width_together(method):
     sizes = {"depths": (4, 8, 16, 32), "widths": (64, 128, 256, 512)}
-    if method.startswith(("shampoo", "muon")):  # roots and orthogonalizations take long
+    if method.startswith(("shampoo", "soap", "muon")):  # roots and orthogonalizations take long
         sizes["widths"] = (32, 64, 128, 256)
     found = check(METHODS[method][1], base_width=sizes["widths"][0] // 2, **sizes)
     measured = {**slopes(found.in_blocks("features")), "output": found.exponents["output"].slope}

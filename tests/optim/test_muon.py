@@ -356,3 +356,33 @@ def test_under_sp_it_is_muon_without_a_plan(adjust):
             assert factors == {0.1}
     for a, b in zip(*ends, strict=True):
         assert torch.equal(a, b)
+
+
+def test_a_stack_has_one_eps():
+    """A square layer before residual blocks has the shape of theirs, but not their factor of the depth."""
+
+    class Deep(nn.Module):
+        def __init__(self, width: int, depth: int) -> None:
+            super().__init__()
+            self.first, self.factor = nn.Linear(width, width), 2 / depth
+            self.blocks = nn.ModuleList(nn.Linear(width, width) for _ in range(depth))
+            self.head = nn.Linear(width, 3)
+
+        def forward(self, x):
+            x = self.first(x)
+            for block in self.blocks:
+                x = x + self.factor * block(x).tanh()
+            return self.head(x)
+
+    ends = []
+    for stacked in (True, False):
+        torch.manual_seed(0)
+        model = Deep(16, 8)
+        plan = mukron.parametrize(model, mukron.base_shapes(Deep, width=16, depth=2))
+        optimizer = mukron.Muon(model, plan, eps=1.0, precision="float32")
+        optimizer.in_stacks = stacked
+        model(torch.randn(8, 16, generator=torch.Generator().manual_seed(1))).square().mean().backward()
+        optimizer.step()
+        ends.append(list(model.parameters()))
+    for a, b in zip(*ends, strict=True):
+        torch.testing.assert_close(a, b)

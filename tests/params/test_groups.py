@@ -280,3 +280,15 @@ def make_plan():
 
     model = make(32)
     return model, parametrize(model, base_shapes(make, width=8))
+
+
+def test_sp_scales_nothing_whatever_laws_are_chosen():
+    _model, plan, _ = plan_of(4 * BASE, scheme="sp", decay="1/width", embedding_lr="1/2")
+    for scale in plan.scales("adamw").values():
+        assert (scale.lr, scale.decay, scale.eps) == (1.0, 1.0, 1.0)
+
+
+@pytest.mark.parametrize("largest", [0, -5, True, 2.5, "big"])
+def test_a_largest_side_that_is_none_is_refused(largest):
+    with pytest.raises((ParametrizationError, TypeError), match="max_precondition_dim"):
+        make_plan()[1].param_groups("soap", lr=0.1, max_precondition_dim=largest)

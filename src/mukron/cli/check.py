@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from mukron.cli.common import BUILT_IN, METHODS_PLACEHOLDER, Group, errors, say, show
+from mukron.cli.common import BUILT_IN, METHODS_PLACEHOLDER, Command, Group, errors, say, show
 from mukron.cli.progress import BAR, COUNT, SECONDS_BETWEEN_LINES, shown_bar
 from mukron.cli.train import declared_roles, default_width, run_config_from_options
 from mukron.imports import import_function
@@ -138,7 +138,7 @@ def check(
     raise typer.Exit(result.exit_code)
 
 
-@check_app.command()
+@check_app.command(cls=Command)
 def depth(
     model: Annotated[str, typer.Option(help="A built-in network with residual blocks: resmlp or gpt.")] = "resmlp",
     factory: Annotated[

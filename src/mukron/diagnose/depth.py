@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -40,6 +41,7 @@ class DepthCheck:
             ``update/PARAMETER`` the part of it that is due to one parameter, dW h, ``stream/CONTAINER`` the change of
             the residual stream after the last block, and ``output`` that of the network's output.
         tolerance: The largest exponent that still counts as zero.
+        unfit: Quantities without an exponent: they stood still in some run, or were no finite numbers.
 
     Example:
         >>> from mukron.exponents import Exponent
@@ -50,11 +52,14 @@ class DepthCheck:
     depths: tuple[int, ...]
     exponents: Mapping[str, Exponent]
     tolerance: float = EXPONENT_TOLERANCE
+    unfit: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
-        """Whether all features inside of blocks change by the same amount at every depth."""
-        return all(abs(exponent.slope) <= self.tolerance for exponent in self.in_blocks("features").values())
+        """Whether all features inside of blocks change, and by the same amount at every depth."""
+        found = self.in_blocks("features").values()
+        lost = [name for name in self.unfit if name.startswith("features/") and ANY_BLOCK in name.split(".")]
+        return bool(found) and not lost and all(abs(exponent.slope) <= self.tolerance for exponent in found)
 
     def in_blocks(self, quantity: str) -> dict[str, Exponent]:
         """The exponents of a quantity inside of blocks, by layer or parameter.
@@ -72,6 +77,7 @@ class DepthCheck:
     def table(self) -> Table:
         """All exponents as a table, with their intervals of 95%."""
         rows = tuple((*_split(name), str(exponent)) for name, exponent in self.exponents.items())
+        rows += tuple((*_split(name), "none: it stood still, or is no finite number") for name in self.unfit)
         depths = ", ".join(map(str, self.depths))
         note = "A slope of 0 is the same change at every depth. update: the part of a change that one parameter makes."
         return Table(f"Change against depth {depths}", ("quantity", "layer", "slope"), rows, (note,))
@@ -149,12 +155,14 @@ def depth_check(
                 changes = _changes(model, optimizer(model, plan), batch, loss, steps, shapes.stacks)
                 for name, change in changes.items():
                     points[name].append((depth, change))
+    at_all_depths = {name: of for name, of in points.items() if {depth for depth, _ in of} == set(depths)}
+    fit = [name for name, of in at_all_depths.items() if all(0 < change < math.inf for _, change in of)]
     exponents = {
-        name: fit_exponent([depth for depth, _ in measured], [change for _, change in measured])
-        for name, measured in points.items()
-        if {depth for depth, _ in measured} == set(depths) and all(change > 0 for _, change in measured)
+        name: fit_exponent([depth for depth, _ in at_all_depths[name]], [change for _, change in at_all_depths[name]])
+        for name in fit
     }
-    return DepthCheck(tuple(depths), exponents, tolerance)
+    unfit = tuple(name for name in at_all_depths if name not in fit)
+    return DepthCheck(tuple(depths), exponents, tolerance, unfit)
 
 
 def _changes(

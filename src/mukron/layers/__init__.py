@@ -2,9 +2,9 @@
 
 from mukron.layers import conv, embedding, linear, others
 from mukron.layers.base import BIAS, WEIGHT, Fans, Layer, MatrixLayer, Shape, layer_of, register, vector
-from mukron.layers.cuts import Blocked as Blocked
+from mukron.layers.cuts import BlockedLayer as BlockedLayer
 from mukron.layers.cuts import ParameterMatrix as ParameterMatrix
-from mukron.layers.cuts import Split as Split
+from mukron.layers.cuts import PartedLayer as PartedLayer
 from mukron.layers.cuts import cuts_of as cuts_of
 
 __all__ = [

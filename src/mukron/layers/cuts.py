@@ -52,7 +52,7 @@ class ParameterMatrix(GradientLayer):
         return matrix.reshape(self.shape)
 
 
-class Split(GradientLayer):
+class PartedLayer(GradientLayer):
     """A layer whose weight stacks several matrices along its outputs, such as queries, keys and values.
 
     Args:
@@ -62,7 +62,7 @@ class Split(GradientLayer):
     Example:
         >>> import torch
         >>> from mukron.layers import layer_of
-        >>> Split(layer_of(nn.Linear(8, 24)), parts=3).block("bias", torch.zeros(24)).shape
+        >>> PartedLayer(layer_of(nn.Linear(8, 24)), parts=3).block("bias", torch.zeros(24)).shape
         torch.Size([3, 8, 1])
     """
 
@@ -78,7 +78,7 @@ class Split(GradientLayer):
         return self.layer.weight(matrix.reshape(self.layer.groups, self.layer.d_out, self.d_in))
 
 
-class Blocked(GradientLayer):
+class BlockedLayer(GradientLayer):
     """A layer whose matrices are cut into blocks, each with factors of its own.
 
     A side is cut into as few equal parts as have at most ``size`` rows; zeros make up what is missing.
@@ -93,7 +93,7 @@ class Blocked(GradientLayer):
     Example:
         >>> import torch
         >>> from mukron.layers import layer_of
-        >>> layer = Blocked(layer_of(nn.Linear(10, 7)), size=4)
+        >>> layer = BlockedLayer(layer_of(nn.Linear(10, 7)), size=4)
         >>> layer.cuts, layer.matrix(torch.zeros(7, 10)).shape
         ((2, 3), torch.Size([6, 4, 4]))
     """

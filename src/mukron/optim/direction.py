@@ -84,7 +84,8 @@ def _places(optimizer: SecondOrder, step: Transaction) -> Iterable[list[Place]]:
     alike: dict[tuple[Any, ...], list[Place]] = {}
     for layer, block in places:
         known, weight, growth = layer.layer, layer.anchor, layer.sides[block].growth
-        kind = (block, known.d_out, known.d_in, *growth.items(), weight.dtype, weight.device, known.tf32)
+        eps = layer.blocks[block].eps
+        kind = (block, known.d_out, known.d_in, eps, *growth.items(), weight.dtype, weight.device, known.tf32)
         alike.setdefault(kind, []).append((layer, block))
     return alike.values()
 

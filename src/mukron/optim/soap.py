@@ -30,7 +30,9 @@ from mukron.readers import check_flag, check_number, check_whole
 from mukron.theory import FAMILIES, METHODS, soap
 
 BASIS_SOLVERS = ("qr", "eigh")
-ROUNDINGS = 64  # of the largest entry: below that an entry is noise, of which Adam would make a full move
+# Of the largest entry, in roots of the rounding: smaller ones are noise, of which Adam would make full moves. L and R are
+# squares, so that a direction with less than the root of their rounding is lost in them.
+LEAST_ENTRY = 4.0
 
 
 @register(
@@ -126,7 +128,7 @@ class SOAP(SecondOrder):
         split: Mapping[str, int] | None = None,
         params: Iterable[Any] | None = None,
     ) -> None:
-        self.method = soap(sides)  # type: ignore[misc]
+        self.method = soap(str(sides))  # type: ignore[misc]
         check_flag("nesterov", nesterov)
         check_number("beta2", beta2)
         check_number("eps", eps)
@@ -208,7 +210,9 @@ class SOAP(SecondOrder):
         sides, state = _sides(step.value(layer, "operators")), step.state_of(entry.parameter)
         raw = whole_gradient(step, layer, block, entry)
         assert raw is not None
-        squares = turned(dense(raw), *sides).square()
+        bases = [side for side in sides if side.dtype is not None]
+        dtype = bases[0].dtype if bases else raw.dtype if isinstance(raw, Tensor) else raw.D.dtype
+        squares = turned(dense(raw).to(dtype), *sides).square()
         V, weight = state.get("squares"), state.get("squares_weight", 0.0)
         if V is not None:
             before = _sides(step.state_of(layer.anchor)["operators"])
@@ -218,8 +222,8 @@ class SOAP(SecondOrder):
         weight = (1 - self.beta2) + self.beta2 * weight  # 1 - beta2^t
         step.stage(entry.parameter, squares=squares, squares_weight=weight)
         root = (squares / weight).sqrt()
-        least = ROUNDINGS * torch.finfo(root.dtype).eps * root.amax((-2, -1), keepdim=True)
-        move = turned(dense(G), *sides) / (root + least + self.eps * entry.eps)
+        least = LEAST_ENTRY * torch.finfo(root.dtype).eps ** 0.5 * root.amax((-2, -1), keepdim=True) if bases else 0.0
+        move = turned(dense(G).to(dtype), *sides) / (root + least + self.eps * entry.eps)
         return turned_back(move.where(root + least > 0, 0.0), *sides)
 
 

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import Parameter
 
 from mukron.damping import Sides
-from mukron.layers import BIAS, WEIGHT, Blocked, MatrixLayer, ParameterMatrix, Split, cuts_of, layer_of
+from mukron.layers import BIAS, WEIGHT, BlockedLayer, MatrixLayer, ParameterMatrix, PartedLayer, cuts_of, layer_of
 from mukron.optim.options import StepOptions
 from mukron.params import Parametrization, Scales
 from mukron.params.inventory import clean_name, inventory, unwrap
@@ -228,9 +228,9 @@ def _cut(layer: MatrixLayer, options: StepOptions, name: str) -> MatrixLayer:
     parts = next((parts for key, parts in options.split.items() if _is_named(name, key)), 1)
     if layer.d_out % parts:
         raise ValueError(f'split: layer "{name}" has {layer.d_out} outputs, which are no {parts} equal parts')
-    layer = Split(layer, parts) if parts > 1 else layer
+    layer = PartedLayer(layer, parts) if parts > 1 else layer
     blocked = options.block is not None and max(layer.d_out, layer.d_in) > options.block and not layer.one_hot
-    return Blocked(layer, options.block or 1) if blocked else layer
+    return BlockedLayer(layer, options.block or 1) if blocked else layer
 
 
 def _is_named(name: str, key: str) -> bool:
@@ -240,8 +240,8 @@ def _is_named(name: str, key: str) -> bool:
 
 def names_of(name: str, layer: MatrixLayer, method: Method) -> dict[str, str]:
     """By block, the names of a layer's parameters; one that is a layer by itself has its own name."""
-    uncut = layer.layer if isinstance(layer, Blocked) else layer
-    uncut = uncut.layer if isinstance(uncut, Split) else uncut
+    uncut = layer.layer if isinstance(layer, BlockedLayer) else layer
+    uncut = uncut.layer if isinstance(uncut, PartedLayer) else uncut
     if isinstance(uncut, ParameterMatrix):
         return {WEIGHT: name}
     return {block: full_name(name, block) for block in blocks_of(method)}
@@ -284,7 +284,7 @@ def _is_matrix(module: nn.Module) -> bool:
 
 def _natural(layer: MatrixLayer, block: str) -> float:
     """The Frobenius norm of matrices whose singular values are all (d_out / d_in)^1/2, or of ones in an embedding."""
-    layer = layer.layer if isinstance(layer, Blocked) else layer
+    layer = layer.layer if isinstance(layer, BlockedLayer) else layer
     if block == BIAS:
         return math.sqrt(layer.groups * layer.d_out)
     if layer.one_hot:
@@ -309,7 +309,7 @@ def _refuse_growing_groups(name: str, layer: MatrixLayer, growth: Growth, method
 
 def _more_blocks(layer: MatrixLayer, block: str, plan: Parametrization | None, name: str) -> tuple[float, float]:
     """How many times as many blocks the inputs and outputs of a layer have as at the base width."""
-    if not isinstance(layer, Blocked) or plan is None or plan.scheme == SP:
+    if not isinstance(layer, BlockedLayer) or plan is None or plan.scheme == SP:
         return 1.0, 1.0
     growth, whole = plan.parameters[name].growth, layer.layer
     b_out = layer.cuts[0] / cuts_of(whole.d_out / float(growth.r_out), layer.size)

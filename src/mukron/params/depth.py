@@ -241,7 +241,8 @@ def _place(name: str, container: str) -> tuple[int, str] | None:
     if container and not name.startswith(f"{container}."):
         return None
     number, _, rest = (name[len(container) + 1 :] if container else name).partition(".")
-    return (int(number), rest) if number.isdecimal() and rest else None
+    plain = number.isdecimal() and str(int(number)) == number  # "00" is a name
+    return (int(number), rest) if plain and rest else None
 
 
 def _joined(*parts: str | int) -> str:

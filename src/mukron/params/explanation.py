@@ -10,7 +10,7 @@ from mukron.layers import Shape
 from mukron.params.merging import ParameterRow, merged
 from mukron.table import Table
 from mukron.theory import Method, Power, Role, Scheme, get_method
-from mukron.trust import FALLBACKS, StepRule, Trust, law_of, step_rule, usual_exclude, usual_fallback
+from mukron.trust import FALLBACKS, StepRule, Trust, law_of, step_rule, takes_trust, usual_exclude, usual_fallback
 
 if TYPE_CHECKING:
     from mukron.params.parametrization import ParameterPlan, Parametrization
@@ -28,7 +28,7 @@ def explanation(
     preconditions = method.layerwise
     rule = usual_fallback(method, trust) if fallback is None else step_rule("fallback", fallback, FALLBACKS)
     left = usual_exclude(method, trust) if exclude is None else exclude
-    bound = get_method(trust.rates) if method.damped and trust is not None and trust.rates else method
+    bound = get_method(trust.rates) if takes_trust(method) and trust is not None and trust.rates else method
     others = get_method(rule.name)
     scales = {law: plan.scales(law) for law in (method, bound, others)}
     factors = [factor.name for factor in method.damped]

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from mukron.params.errors import ParametrizationError
 from mukron.params.inventory import Found
 from mukron.params.shape_factor import ADJUSTMENTS, SCALINGS, check_scaling, shape_factor
-from mukron.readers import check_number
+from mukron.readers import check_number, check_whole
 from mukron.theory import METHODS, SP, Method, get_method, soap
 
 if TYPE_CHECKING:
@@ -74,7 +74,10 @@ class GroupRequest:
 
     def __post_init__(self) -> None:
         for argument in ("lr", "weight_decay"):
-            check_number(argument, getattr(self, argument))
+            try:
+                check_number(argument, getattr(self, argument))
+            except ValueError as error:
+                raise ParametrizationError(str(error)) from None
         if not (self.lr >= 0 and self.weight_decay >= 0):
             raise ParametrizationError(
                 f"lr and weight_decay must not be negative, got {self.lr} and {self.weight_decay}"
@@ -92,6 +95,10 @@ class GroupRequest:
         for argument, method in (("scaling", "muon"), ("max_precondition_dim", "soap")):
             if (value := getattr(self, argument)) is not None and self.law.name != method:
                 raise ParametrizationError(f'{argument}={value!r} is for "{method}" alone, not for {self.law.title}')
+        if self.max_precondition_dim is not None:
+            check_whole("max_precondition_dim", self.max_precondition_dim)
+            if self.max_precondition_dim < 1:
+                raise ParametrizationError(f"max_precondition_dim must be at least 1, got {self.max_precondition_dim}")
         if self.scaling is not None:
             check_scaling("scaling", self.scaling, SCALINGS)
         if self.eps is not None:

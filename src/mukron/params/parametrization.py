@@ -20,7 +20,7 @@ from mukron.params.inventory import inventory, unwrap
 from mukron.params.resolve import Growth, check_names
 from mukron.params.storage import Data, check_stamp, damaged, read_json, stamp, write_json
 from mukron.table import Table
-from mukron.theory import Method, Power, Role, Scheme, get_method, get_scheme, initial_exponent, solve
+from mukron.theory import SP, Method, Power, Role, Scheme, get_method, get_scheme, initial_exponent, solve
 from mukron.trust import USUAL, StepRule, Trust
 
 KIND, VERSION = "parametrization", 2  # 2: with the growth of the depth, and the laws of decay and of embeddings
@@ -153,12 +153,12 @@ class Parametrization:
         scales = {}
         for name, plan in self.parameters.items():
             own, growth = rows[not plan.suits(method)][plan.role], plan.growth
-            chosen = Power(fan_out=self.embedding_lr) if plan.embedding else Power()
+            chosen = Power(fan_out=self.embedding_lr) if plan.embedding and self.scheme != SP else Power()
             scales[name] = Scales(
                 lr=growth.factor(chosen + -own.c),
                 damping={factor: growth.factor(-d) for factor, d in own.d.items()},
                 eps=1.0 if own.eps is None else growth.factor(-own.eps),
-                decay=growth.factor(Power(fan_in=-self.decay)),
+                decay=growth.factor(Power(fan_in=-self.decay if self.scheme != SP else Fraction(0))),
             )
         return scales
 

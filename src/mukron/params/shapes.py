@@ -208,8 +208,9 @@ def base_shapes(
         >>> p = mukron.parametrize(network(256), shapes)
         >>> p.parameters["2.weight"].growth.r_in
         Fraction(4, 1)
+        >>> from mukron.models import GPT
         >>> def gpt(width, depth):
-        ...     return mukron.models.GPT(width, depth, base_depth=2)  # multiplies branches by 2 / depth
+        ...     return GPT(width, depth, base_depth=2)  # multiplies branches by 2 / depth
         >>> p = mukron.parametrize(gpt(32, depth=8), mukron.base_shapes(gpt, width=32, depth=2))
         >>> p.scales("sgd")["blocks.7.mlp.up.weight"].lr
         4.0
