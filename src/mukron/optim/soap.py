@@ -30,8 +30,8 @@ from mukron.readers import check_flag, check_number, check_whole
 from mukron.theory import FAMILIES, METHODS, soap
 
 BASIS_SOLVERS = ("qr", "eigh")
-# Of the largest entry, in roots of the rounding: smaller ones are noise, of which Adam would make full moves. L and R are
-# squares, so that a direction with less than the root of their rounding is lost in them.
+# Of the largest entry, in roots of the rounding: smaller ones are noise, of which Adam would make full moves. L and R
+# are squares, so that a direction with less than the root of their rounding is lost in them.
 LEAST_ENTRY = 4.0
 
 

@@ -9,9 +9,11 @@ docs/optimizers.md, "Other people's optimizers", says what each optimizer is tak
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from mukron.params.errors import ParametrizationError
@@ -73,15 +75,11 @@ class GroupRequest:
     max_precondition_dim: int | None
 
     def __post_init__(self) -> None:
-        for argument in ("lr", "weight_decay"):
-            try:
-                check_number(argument, getattr(self, argument))
-            except ValueError as error:
-                raise ParametrizationError(str(error)) from None
-        if not (self.lr >= 0 and self.weight_decay >= 0):
-            raise ParametrizationError(
-                f"lr and weight_decay must not be negative, got {self.lr} and {self.weight_decay}"
-            )
+        for argument, value in (("lr", self.lr), ("weight_decay", self.weight_decay)):
+            if isinstance(value, bool) or not isinstance(value, Real):
+                raise TypeError(f"{argument} must be a number, got {value!r:.80}")
+            if not 0 <= value < math.inf:
+                raise ParametrizationError(f"{argument} must be finite and must not be negative, got {value}")
         if str(getattr(self.method, "name", self.method)).strip().lower() == "adam" and self.weight_decay:
             raise ParametrizationError(
                 "Adam mixes weight decay into its normalized gradient, where no width-independent scale exists; "
