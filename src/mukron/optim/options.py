@@ -83,8 +83,9 @@ class StepOptions:
     fallback: StepRule = field(default_factory=SGDStep)
     exclude: tuple[str, ...] | None = ()
     leaves_tied: bool = False
-    block: int | None = None
-    split: Mapping[str, int] = field(default_factory=dict)
+    # not in its text, by which benchmarks tell whether a method still does what it did
+    block: int | None = field(default=None, repr=False)
+    split: Mapping[str, int] = field(default_factory=dict, repr=False)
     seed: int = 0
 
     def __post_init__(self) -> None:

@@ -22,7 +22,7 @@ from mukron.bench.gpt.references import REFERENCE_METHODS
 from mukron.bench.gpt.task import GPTOutcome, GPTRun, check_method, load_text, train_gpt
 from mukron.bench.measure import check_device
 from mukron.bench.result import machine_of
-from mukron.bench.stability.runs import CLASS_DEFAULTS, method_defaults
+from mukron.bench.stability.runs import CLASS_DEFAULTS, method_defaults, same_defaults
 from mukron.optim.spec import spec_of
 from mukron.params.storage import write_json
 from mukron.table import Table
@@ -205,7 +205,7 @@ class GPTResult:
             The number of runs dropped.
         """
         before, present = len(self.runs), method_defaults(spec_of(method), CLASS_DEFAULTS)
-        if self.defaults.get(method) != present:
+        if not same_defaults(self.defaults.get(method), present):
             self.runs = {run: outcome for run, outcome in self.runs.items() if run.method != method}
         self.defaults[method] = present
         return before - len(self.runs)

@@ -19,7 +19,14 @@ from mukron.bench.result import machine_of
 from mukron.bench.stability.fitted import FITTED_PROBLEMS, LEFT_ABOVE, FittedOutcome, FittedRun
 from mukron.bench.stability.problems import STABILITY_PROBLEMS
 from mukron.bench.stability.rule import RULE, times_text
-from mukron.bench.stability.runs import CLASS_DEFAULTS, PLAIN_STEP, StabilityOutcome, StabilityRun, method_defaults
+from mukron.bench.stability.runs import (
+    CLASS_DEFAULTS,
+    PLAIN_STEP,
+    StabilityOutcome,
+    StabilityRun,
+    method_defaults,
+    same_defaults,
+)
 from mukron.bench.stability.search import best_power, lowest_power
 from mukron.optim.spec import SPECS, spec_of
 from mukron.params.storage import write_json
@@ -214,7 +221,7 @@ class StabilityResult:
         """
         before, of = len(self.runs) + len(self.fitted), (method, settings)
         key, present = f"{method}, {settings}", method_defaults(spec_of(method), settings)
-        if self.defaults.get(key) != present:
+        if not same_defaults(self.defaults.get(key), present):
             self.runs = {run: found for run, found in self.runs.items() if (run.method, run.settings) != of}
             self.fitted = {run: found for run, found in self.fitted.items() if (run.method, run.settings) != of}
         self.defaults[key] = present

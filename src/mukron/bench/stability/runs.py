@@ -145,6 +145,23 @@ def method_defaults(spec: MethodSpec, settings: str) -> dict[str, str]:
     return {name: str(value) for name, value in meant.items()}
 
 
+def same_defaults(before: Mapping[str, str] | None, present: Mapping[str, str]) -> bool:
+    """Return whether a method does what it did, as far as the problems here can show: none has tied weights.
+
+    Args:
+        before: What ``method_defaults`` returned then; None: it is not known.
+        present: What it returns now.
+
+    Example:
+        >>> same_defaults({"step": "StepOptions(seed=0)"}, {"step": "StepOptions(leaves_tied=True, seed=0)"})
+        True
+    """
+    texts = [
+        {name: text.replace("leaves_tied=True, ", "") for name, text in of.items()} for of in (before or {}, present)
+    ]
+    return texts[0] == texts[1]
+
+
 @dataclass(frozen=True)
 class StabilityOutcome:
     """What was measured in a run. A number that is not finite is infinite here and null in JSON.
