@@ -37,6 +37,7 @@ EVERYTHING = {  # nothing as by default
     "output_exponent": "2",
     "decay": "1/2",
     "embedding_lr": "-1/2",
+    "base_depth": 2,
     "damping": Rescaled(0.5),
     "lr": 0.25,
     "schedule": "step:1,2.5",
@@ -119,7 +120,8 @@ def test_every_field_is_part_of_the_key():
     keys = {RunConfig().key()}
     changes = {**EVERYTHING, "model": "cnn", "method": "foof", "method_options": {"fisher": "exact"}}
     for name, value in changes.items():
-        keys.add(RunConfig().replace(**{name: value}).key())
+        needed = {"model_options": {"depth": 3}} if name == "base_depth" else {}
+        keys.add(RunConfig().replace(**{name: value}, **needed).key())
     assert len(keys) == len(changes) + 1
 
 

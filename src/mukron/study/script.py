@@ -106,8 +106,12 @@ def _network(config: RunConfig, options: Mapping[str, Any]) -> tuple[list[str], 
     if not options:
         return [_import(module, name, "network"), *schedule], []
     called = f"own_{name}" if name in SCRIPT_NAMES else name
-    call = _call(f"return {called}", ["width", *_keywords(options)], indent=4)
-    return [_import(module, name, called), *schedule], ["", "", "def network(width):", call, ""]
+    given, arguments = dict(options), "width"
+    if config.base_depth is not None:
+        arguments = f"width, depth={given.pop('depth')!r}"
+    keywords = [*_keywords(given), *(["depth=depth"] if config.base_depth is not None else [])]
+    call = _call(f"return {called}", ["width", *keywords], indent=4)
+    return [_import(module, name, called), *schedule], ["", "", f"def network({arguments}):", call, ""]
 
 
 def _import(module: str, name: str, alias: str) -> str:
@@ -163,6 +167,7 @@ def _output(config: RunConfig) -> list[str]:
 
 def _setup(config: RunConfig, targets: str, by_name: bool) -> list[str]:
     roles = [f"roles={_literal(config.roles)}"] if config.roles else []
+    depth = [] if config.base_depth is None else [f"depth={config.base_depth}"]
     usual = RunConfig().plan_options
     changed = {name: value for name, value in config.plan_options.items() if value != usual[name]}
     width = f"{config.width!r}"
@@ -175,7 +180,7 @@ def _setup(config: RunConfig, targets: str, by_name: bool) -> list[str]:
     return [
         *precision,
         f"torch.manual_seed({config.seed})",
-        _call("shapes = mukron.base_shapes", ["network", f"width={config.base_width!r}", *roles]),
+        _call("shapes = mukron.base_shapes", ["network", f"width={config.base_width!r}", *depth, *roles]),
         f"model = network({width})",
         _call("p = mukron.parametrize", ["model", "shapes", *_keywords(changed)]),
         *([_call("model.to", places)] if places else []),

@@ -164,9 +164,9 @@ def network_of(config: RunConfig, dataset: Dataset) -> tuple[nn.Module, Parametr
 def _shapes_of(config: RunConfig, dataset: Dataset, factory: Factory) -> BaseShapes:
     """The base shapes of the run's network; those of built-in networks are kept, since many runs have the same."""
     options, roles = (repr(sorted(values.items())) for values in (network_options(config, dataset), config.roles))
-    key = (config.model, options, roles, base_width_of(config))
+    key = (config.model, options, roles, base_width_of(config), config.base_depth)
     if ":" in config.model or key not in _shapes:
-        _shapes[key] = base_shapes(factory, base_width_of(config), roles=dict(config.roles))
+        _shapes[key] = base_shapes(factory, base_width_of(config), roles=dict(config.roles), depth=config.base_depth)
     return _shapes[key]
 
 

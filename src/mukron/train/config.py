@@ -30,6 +30,7 @@ LATER = {
     "class_dim": None,
     "decay": "constant",
     "embedding_lr": "0",
+    "base_depth": None,
 }  # fields that came later: left out of JSON where they have this value, so that keys stay
 SAID_BY_FIELDS = {"likelihood": "loss", "betas": "momentum"}  # optimizers' arguments, and the fields they follow from
 OPTIONS_NOW = {"kl_clip": "trust=kl:KAPPA", "graft": "trust=graft:adam or trust=graft:sgd"}  # former options, and now
@@ -64,6 +65,8 @@ class RunConfig:
         scheme: "mup", "sp", "ntk" or "uniform:R".
         output_exponent: The exponent b of the output weights instead of the scheme's: a number, or "zero".
         decay: How learning rate times weight decay follows the width: "constant", "1/width" or an exponent.
+        base_depth: The depth that settings are tuned at; ``model_options`` then say the network's own, ``depth``. A
+            built-in network multiplies its residual branches by base depth / depth. None: no laws of depth.
         embedding_lr: An exponent: embeddings' learning rates are multiplied by that power of their growth.
         damping: A damping rule, or a number, which means the method's own rule; None: the method's default.
         lr: The learning rate.
@@ -108,6 +111,7 @@ class RunConfig:
     output_exponent: str | None = None
     decay: str = "constant"
     embedding_lr: str = "0"
+    base_depth: int | None = None
     damping: Rule | None = None
     lr: float = 0.01
     schedule: str = "constant"
@@ -286,6 +290,8 @@ def _contradictions(config: RunConfig) -> Iterator[str]:
     options = config.method_options
     if config.class_dim is not None and options.get("class_dim") not in (None, config.class_dim):
         yield f"class_dim={config.class_dim}, but method_options: class_dim={options['class_dim']}; say it once"
+    if config.base_depth is not None and not isinstance(config.model_options.get("depth"), int):
+        yield f"base_depth={config.base_depth}: say the network's own depth too, model_options.depth"
     if options.get("nesterov") and not config.momentum:
         yield "method_options: nesterov=True needs momentum above 0"
     if options.get("fused") and config.clip_norm is not None:

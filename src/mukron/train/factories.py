@@ -39,9 +39,9 @@ def factory_of(config: RunConfig, dataset: Dataset) -> Factory:
     if not options:
         return make
 
-    def factory(width: float) -> nn.Module:
+    def factory(width: float, depth: int | None = None) -> nn.Module:
         try:
-            model: nn.Module = make(width, **options)
+            model: nn.Module = make(width, **{**options, **({} if depth is None else {"depth": depth})})
             return model
         except TypeError as error:
             if isinstance(width, float) and ":" not in config.model:
@@ -72,11 +72,13 @@ def network_options(config: RunConfig, dataset: Dataset) -> dict[str, Any]:
     """
     if ":" in config.model:
         return dict(config.model_options)
+    base_depth = {} if config.base_depth is None else {"base_depth": config.base_depth}
     classes = dataset.classes
     if dataset.token_numbers and not dataset.tokens:  # targets of one's own may not show every token
         classes = max(classes, *(int(split.inputs.max()) + 1 for split in (dataset.train, dataset.test) if len(split)))
     try:
-        return {**get_model(config.model).options(dataset.input_shape, classes), **config.model_options}
+        fitting = get_model(config.model).options(dataset.input_shape, classes)
+        return {**fitting, **base_depth, **config.model_options}
     except ValueError as error:
         raise RunError(f"model={config.model!r}, data={config.data!r}: {error}") from error
 

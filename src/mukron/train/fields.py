@@ -135,6 +135,7 @@ READERS: dict[str, Reader] = {
     "scheme": _scheme,
     "output_exponent": read.optional(_exponent),
     "decay": _decay,
+    "base_depth": read.optional(read.whole(1)),
     "embedding_lr": lambda value: str(exponent_of("embedding_lr", read.exact(str(value)))),
     "damping": read.optional(_damping),
     "lr": read.number(above=0),
