@@ -13,7 +13,7 @@ from mukron.bench.gpt import result as gpt_result
 from mukron.bench.gpt.drawing import draw_gpt
 from mukron.bench.gpt.page import GPT_MARKER, gpt_section, write_gpt_page
 from mukron.bench.gpt.references import REFERENCE_METHODS
-from mukron.bench.gpt.result import GPTOptions, GPTResult, GPTTransfer, lowest_of_parabola, run_gpt
+from mukron.bench.gpt.result import GPTOptions, GPTResult, run_gpt
 from mukron.bench.gpt.task import (
     OUR_METHODS,
     GPTOutcome,
@@ -24,6 +24,7 @@ from mukron.bench.gpt.task import (
     train_gpt,
     validation_loss,
 )
+from mukron.bench.gpt.transfer import GPTTransfer, lowest_of_parabola
 from mukron.cli import app
 
 RUN = GPTRun("foof", 64, 64, lr=0.1, seed=0, steps=3)
@@ -251,3 +252,63 @@ def test_a_file_in_place_of_the_folder_is_refused_before_anything_is_run(command
     out = CliRunner().invoke(app, ["bench", *command, "--out", str(tmp_path / "file")])
     assert out.exit_code == 2
     assert "is a file" in " ".join(out.output.replace("│", " ").split())
+
+
+# Depth, SP and weight decay.
+
+
+def test_deep_runs_have_multipliers_and_the_law_of_depth(text):
+    run = replace(RUN, method="kfac", depth=8, base_depth=2)
+    (deep,) = _optimizers(run, network(64, 8, 0.25))
+    (plain,) = _optimizers(replace(run, base_depth=8), network(64, 8))
+    name = "branches.15.1.0.weight"
+    assert deep.rate(name) / plain.rate(name) == pytest.approx(0.25)
+    assert deep.rate("head.weight") == plain.rate("head.weight")
+    (sp,) = _optimizers(replace(run, scheme="sp"), network(64, 8))
+    assert sp.rate(name) == plain.rate(name)
+    outcome = train_gpt(replace(run, steps=1), text, "cpu", "float32")
+    assert 5 < outcome.training < 6
+
+
+def test_sizes_are_compared_along_both_axes(tmp_path):
+    result = GPTResult.new("mukron bench gpt", GPTOptions())
+    options = GPTOptions(("kfac",), (128, 256), tuple(parabola(0.0)), depths=(2, 4), schemes=("mup", "sp"))
+    for run in options.runs():
+        shift = -run.width / 1000 - run.depth / 100
+        result.runs[run] = GPTOutcome(parabola(shift)[run.lr], 1.5, 5.5, 30.0)
+    found = {(transfer.method, transfer.axis): transfer for transfer in result.transfers()}
+    assert set(found) == {(name, axis) for name in ("K-FAC", "K-FAC, SP") for axis in ("width", "depth")}
+    assert [*found["K-FAC", "depth"].curves] == [2, 4]
+    assert found["K-FAC", "depth"].verdict == "transfers, factor 1.00"
+    assert GPTTransfer("K-FAC", {2: parabola(0.0), 8: parabola(0.1)}, "depth").verdict.endswith("worse at depth 8")
+    rows = result.transfer_table().rows
+    assert ("K-FAC", "depth 4") in {row[:2] for row in rows}
+    table = result.table()
+    assert table.columns[:5] == ("method", "width", "base", "depth", "steps")
+    assert all(len(row) == len(table.columns) for row in table.rows)
+    assert draw_gpt(result, tmp_path / "both")
+    assert GPTResult.load(result.save(tmp_path)).runs == result.runs
+
+
+def test_weight_decay_has_a_column(text):
+    result = GPTResult.new("mukron bench gpt", GPTOptions())
+    for run in GPTOptions(("soap",), (64,), (0.1,), weight_decay=0.1, file=text).runs():
+        result.runs[run] = GPTOutcome(1.5, 1.5, 5.5, 30.0)
+        (optimizer,) = _optimizers(run, network(64))
+        assert optimizer.param_groups[0]["weight_decay"] == 0.1
+    (row,) = result.table().rows
+    assert dict(zip(result.table().columns, row, strict=True))["decay"] == "0.1"
+    assert row[0] == "SOAP, decay 0.1"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"depths": (0,)}, "--depths"),
+        ({"schemes": ("ntk",)}, "--schemes 'ntk'"),
+        ({"weight_decay": -1.0}, "--weight-decay"),
+    ],
+)
+def test_sizes_and_schemes_that_are_none(options, message):
+    with pytest.raises(ValueError, match=message):
+        GPTOptions(**options)

@@ -47,14 +47,24 @@ class CharGPT(nn.Module):
         context: The longest sequence.
         layers: The number of blocks.
         head_size: The size of an attention head.
+        multiplier: Of what each branch adds to the residual stream.
 
     Example:
         >>> CharGPT(16, tokens=30, head_size=8)(torch.zeros(2, 32, dtype=torch.long)).shape
         torch.Size([2, 32, 30])
     """
 
-    def __init__(self, width: int, tokens: int, context: int = 32, layers: int = 2, head_size: int = 16) -> None:
+    def __init__(
+        self,
+        width: int,
+        tokens: int,
+        context: int = 32,
+        layers: int = 2,
+        head_size: int = 16,
+        multiplier: float = 1.0,
+    ) -> None:
         super().__init__()
+        self.multiplier = multiplier
         self.tokens, self.positions = nn.Embedding(tokens, width), nn.Embedding(context, width)
         self.branches = nn.ModuleList()
         for _ in range(layers):
@@ -72,7 +82,7 @@ class CharGPT(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
         for branch in self.branches:
-            x = x + branch(x)
+            x = x + (branch(x) if self.multiplier == 1 else branch(x) * self.multiplier)
         logits: Tensor = self.head(self.norm(x))
         return logits
 

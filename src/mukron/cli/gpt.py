@@ -26,6 +26,11 @@ GPTMethodsOption = Annotated[
 GPTWidthsOption = Annotated[
     str, typer.Option(help="Widths, as in 128,256 or 128:1024. The narrowest is the base of the parametrization.")
 ]
+GPTDepthsOption = Annotated[
+    str, typer.Option(help="Numbers of blocks, as in 2,4,8. The smallest is the base of the parametrization.")
+]
+GPTSchemesOption = Annotated[str, typer.Option(help="mup, sp, or both: mup,sp.")]
+GPTDecayOption = Annotated[float, typer.Option(help="Weight decay of this library's methods, decoupled.")]
 GPTRatesOption = Annotated[str, typer.Option(help="Learning rates, as in 0.05,0.1,0.2.")]
 GPTStepsOption = Annotated[int, typer.Option(min=1, help="Steps of a run.")]
 GPTSeedsOption = Annotated[int, typer.Option(min=1, help="Seeds of every run.")]
@@ -43,6 +48,9 @@ def gpt(
     text: GPTTextOption = None,
     methods: GPTMethodsOption = "kfac,shampoo",
     widths: GPTWidthsOption = "256",
+    depths: GPTDepthsOption = "4",
+    schemes: GPTSchemesOption = "mup",
+    weight_decay: GPTDecayOption = 0.0,
     rates: GPTRatesOption = "0.1",
     steps: GPTStepsOption = 500,
     seeds: GPTSeedsOption = 1,
@@ -52,22 +60,26 @@ def gpt(
     out: GPTOutOption = Path("bench"),
     page: GPTPageOption = None,
 ) -> None:
-    """Train a GPT of 4 blocks on the bytes of a text: optimizers with all their defaults and one learning rate.
+    """Train a GPT on the bytes of a text: optimizers with all their defaults and one learning rate.
 
-    With several widths and at least three learning rates it says whether the best one transfers. Every run is stored at
-    once. The same command continues where it was interrupted.
+    With several widths or depths and at least three learning rates it says whether the best one transfers. Every run
+    is stored at once. The same command continues where it was interrupted.
     """
     with errors(continues=True):
         from mukron.bench.gpt.page import GPT_MARKER
         from mukron.bench.gpt.result import GPTOptions, GPTResult, run_gpt
         from mukron.bench.page import around_markers
 
-        numbers = read_numbers(widths, "--widths")
-        if any(number != int(number) for number in numbers):
-            raise ValueError(f"--widths {widths!r}: expected whole numbers, as in 128,256")
+        sizes = {"--widths": widths, "--depths": depths}
+        numbers = {name: read_numbers(text_of, name) for name, text_of in sizes.items()}
+        for name, of in numbers.items():
+            if any(number != int(number) for number in of):
+                raise ValueError(f"{name} {sizes[name]!r}: expected whole numbers, as in 128,256")
         given: dict[str, Any] = {"steps": steps, "seeds": seeds, "file": text, "device": device}
         given |= {"precision": precision, "workers": workers, "rates": tuple(read_numbers(rates, "--rates"))}
-        options = GPTOptions(names_in(methods), tuple(int(number) for number in numbers), **given)
+        given |= {"depths": tuple(map(int, numbers["--depths"])), "schemes": names_in(schemes)}
+        given |= {"weight_decay": weight_decay}
+        options = GPTOptions(names_in(methods), tuple(map(int, numbers["--widths"])), **given)
         if page is not None:
             around_markers(page, GPT_MARKER)  # an error now, not after hours
         result = GPTResult.stored(out, bench_command(context), options)
@@ -87,8 +99,8 @@ def _show(result: GPTResult, out: Path, page: Path | None) -> None:
         return
     written = [result.save(out)]
     show(result.table())
-    if not result.transfers() and len({run.width for run in result.runs}) > 1:
-        print("no verdict on transfer: that needs at least three learning rates at every width")
+    if not result.transfers() and len({(run.width, run.depth) for run in result.runs}) > 1:
+        print("no verdict on transfer: that needs at least three learning rates at every size")
     if result.transfers():
         show(result.transfer_table())
         if figures.available():

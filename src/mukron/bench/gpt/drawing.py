@@ -1,4 +1,4 @@
-"""The figure of the GPT: a panel for each method, validation loss against the learning rate, a line for each width."""
+"""The figure of the GPT: a panel for each method, validation loss against the learning rate, a line for each size."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mukron.bench.gpt.result import GPTResult, title_of
+from mukron.bench.gpt.result import GPTResult
 from mukron.figures import COLOURS, MARKERS, panels, save, styled
 
 if TYPE_CHECKING:
@@ -30,19 +30,18 @@ def draw_gpt(result: GPTResult, path: Path, endings: Sequence[str] = (".svg", ".
 @styled
 def _figure(result: GPTResult) -> Figure:
     transfers = result.transfers()
-    seeds = {(run.method, run.width, run.lr, run.seed): outcome.validation for run, outcome in result.runs.items()}
-    widths = sorted({width for transfer in transfers for width in transfer.curves})
-    styles = {width: (COLOURS[k % len(COLOURS)], MARKERS[k % len(MARKERS)]) for k, width in enumerate(widths)}
+    sizes = sorted({(transfer.axis == "depth", size) for transfer in transfers for size in transfer.curves})
+    styles = {size: (COLOURS[k % len(COLOURS)], MARKERS[k % len(MARKERS)]) for k, size in enumerate(sizes)}
     lines = {}
     figure, axes = panels(1, len(transfers), size=(3.4, 2.8), sharey=True)
     for axis, transfer in zip(axes[0], transfers, strict=True):
-        for width, curve in transfer.curves.items():
-            colour, marker = styles[width]
-            (lines[width],) = axis.plot([*curve], [*curve.values()], f"{marker}-", color=colour, label=f"width {width}")
-            for (method, at, lr, _), loss in seeds.items():
-                if title_of(method) == transfer.method and at == width:
-                    axis.plot([lr], [loss], ".", color=colour, markersize=2)
-            axis.plot([transfer.best(width)], [min(curve.values())], "*", color=colour, markersize=11)
+        for size, curve in transfer.curves.items():
+            key, label = (transfer.axis == "depth", size), f"{transfer.axis} {size}"
+            colour, marker = styles[key]
+            (lines[key],) = axis.plot([*curve], [*curve.values()], f"{marker}-", color=colour, label=label)
+            of_seeds = [(lr, loss) for at, lr, loss in transfer.seeds if at == size]
+            axis.plot(*zip(*of_seeds, strict=True), ".", color=colour, markersize=2)
+            axis.plot([transfer.best(size)], [min(curve.values())], "*", color=colour, markersize=11)
         rates = sorted({lr for curve in transfer.curves.values() for lr in curve})
         axis.set_xscale("log")
         axis.set_xticks(rates, [f"{lr:g}" for lr in rates])
@@ -50,7 +49,7 @@ def _figure(result: GPTResult) -> Figure:
         axis.set_title(transfer.method)
         axis.set_xlabel("learning rate")
     star = axes[0, 0].plot([], [], "*", color="0.4", markersize=11, label="best rate, by a parabola")
-    handles = [*(lines[width] for width in widths), *star]
+    handles = [*(lines[size] for size in sizes), *star]
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
     axes[0, 0].set_ylabel("validation loss, nats per byte")
     return figure

@@ -9,17 +9,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from itertools import product
-from math import inf, isfinite, log2
+from math import inf, isfinite
 from pathlib import Path
 from statistics import fmean
 from threading import Lock
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from mukron import __version__
 from mukron.bench.gpt.references import REFERENCE_METHODS
-from mukron.bench.gpt.task import GPTOutcome, GPTRun, check_method, load_text, train_gpt
+from mukron.bench.gpt.task import LAYERS, GPTOutcome, GPTRun, check_method, load_text, train_gpt
+from mukron.bench.gpt.transfer import LARGEST_FACTOR, GPTTransfer
 from mukron.bench.measure import check_device
 from mukron.bench.result import machine_of
 from mukron.bench.stability.runs import CLASS_DEFAULTS, method_defaults, same_defaults
@@ -29,7 +30,24 @@ from mukron.table import Table
 from mukron.workers.pool import WorkerPool
 from mukron.workers.progress import TimeLeft
 
-LARGEST_FACTOR = 1.5  # between the best learning rates of two widths, for a verdict of transfer
+SCHEMES = ("mup", "sp")
+
+
+class GPTGroup(NamedTuple):
+    """What runs of several widths, depths and learning rates have in common."""
+
+    method: str
+    base: int
+    base_depth: int
+    steps: int
+    scheme: str
+    weight_decay: float
+
+    @property
+    def title(self) -> str:
+        """The method's name in tables."""
+        decay = f", decay {self.weight_decay:g}" if self.weight_decay else ""
+        return title_of(self.method) + (", SP" if self.scheme == "sp" else "") + decay
 
 
 @dataclass(frozen=True)
@@ -46,6 +64,9 @@ class GPTOptions:
         device: "cpu" or "cuda".
         precision: Of float32 products on a GPU: "float32" or "tf32".
         workers: The number of processes; each trains one run at a time.
+        depths: The numbers of blocks; the smallest is the base of the parametrization.
+        schemes: "mup" and "sp".
+        weight_decay: Decoupled, of all methods of this library.
 
     Raises:
         ValueError: A name is not known, or the text cannot be read.
@@ -64,6 +85,9 @@ class GPTOptions:
     device: str = "cpu"
     precision: str = "float32"
     workers: int = 1
+    depths: tuple[int, ...] = (LAYERS,)
+    schemes: tuple[str, ...] = ("mup",)
+    weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.methods:
@@ -75,16 +99,28 @@ class GPTOptions:
                 raise ValueError(f"--widths {width}: beyond 64 expected multiples of 64, the size of a head")
         if any(not 0 < rate < inf for rate in self.rates):
             raise ValueError(f"--rates: expected positive numbers, got {', '.join(map(str, self.rates))}")
+        if any(depth < 1 for depth in self.depths):
+            raise ValueError(f"--depths: expected numbers of blocks, got {', '.join(map(str, self.depths))}")
+        for scheme in self.schemes:
+            if scheme not in SCHEMES:
+                raise ValueError(f"--schemes {scheme!r}; known: {', '.join(SCHEMES)}")
+        if not 0 <= self.weight_decay < inf:
+            raise ValueError(f"--weight-decay: expected a number not below 0, got {self.weight_decay}")
         check_device(self.device, self.precision)
         load_text(self.file, "cpu")
 
     def runs(self) -> Iterable[GPTRun]:
-        """All runs, the widest first: they take longest."""
-        base = min(self.widths)
-        for width, method, lr, seed in product(
-            sorted(self.widths, reverse=True), self.methods, self.rates, range(self.seeds)
+        """All runs, the largest first: they take longest. References have no muP, and are run once."""
+        base, base_depth = min(self.widths), min(self.depths)
+        sizes = sorted(product(self.widths, self.depths), key=lambda size: -(size[0] ** 2) * size[1])
+        for (width, depth), method, scheme, lr, seed in product(
+            sizes, self.methods, self.schemes, self.rates, range(self.seeds)
         ):
-            yield GPTRun(method, width, base, lr, seed, self.steps)
+            if method in REFERENCE_METHODS:
+                if scheme == self.schemes[0] and depth == base_depth == LAYERS:
+                    yield GPTRun(method, width, base, lr, seed, self.steps)
+                continue
+            yield GPTRun(method, width, base, lr, seed, self.steps, depth, base_depth, scheme, self.weight_decay)
 
 
 @dataclass
@@ -210,58 +246,74 @@ class GPTResult:
         self.defaults[method] = present
         return before - len(self.runs)
 
-    def groups(self) -> dict[tuple[str, int, int], dict[int, dict[float, list[GPTOutcome]]]]:
-        """Runs by method, base and steps; then by width; then by learning rate, all in rising order."""
-        found: dict[tuple[str, int, int], dict[int, dict[float, list[GPTOutcome]]]] = {}
-        for run in sorted(self.runs, key=lambda run: (run.base, run.steps, run.width, run.lr, run.seed)):
-            widths = found.setdefault((run.method, run.base, run.steps), {})
-            widths.setdefault(run.width, {}).setdefault(run.lr, []).append(self.runs[run])
+    def groups(self) -> dict[GPTGroup, dict[tuple[int, int], dict[float, list[GPTOutcome]]]]:
+        """Runs that differ in their size alone, together; then by width and depth; then by learning rate, rising."""
+        found: dict[GPTGroup, dict[tuple[int, int], dict[float, list[GPTOutcome]]]] = {}
+        for run in sorted(self.runs, key=lambda run: (run.base, run.steps, run.width, run.depth, run.lr, run.seed)):
+            group = GPTGroup(run.method, run.base, run.base_depth, run.steps, run.scheme, run.weight_decay)
+            rates = found.setdefault(group, {}).setdefault((run.width, run.depth), {})
+            rates.setdefault(run.lr, []).append(self.runs[run])
         return found
 
     def table(self) -> Table:
-        """The table of losses."""
+        """The table of losses; depth and weight decay have columns if they differ from run to run."""
         lines = []
-        for (method, base, steps), widths in self.groups().items():
-            for width, rates in widths.items():
+        deep, decays = len({run.depth for run in self.runs}) > 1, any(run.weight_decay for run in self.runs)
+        for group, sizes in self.groups().items():
+            for (width, depth), rates in sizes.items():
                 for lr, outcomes in rates.items():
                     losses = [outcome.validation for outcome in outcomes]
                     cells = (f"{fmean(losses):.3f}", " - ".join(f"{loss:.3f}" for loss in (min(losses), max(losses))))
                     largest = max(outcome.largest for outcome in outcomes)
                     seconds = fmean(outcome.seconds for outcome in outcomes)
-                    numbers = (str(width), str(base), str(steps), f"{lr:.4g}", str(len(outcomes)))
-                    lines.append((title_of(method), *numbers, *cells, f"{largest:.2f}", f"{seconds:.0f}"))
-        columns = ("method", "width", "base", "steps", "lr", "seeds", "loss", "range", "largest loss", "seconds")
+                    numbers = [str(width), str(group.base), str(group.steps), f"{lr:.4g}", str(len(outcomes))]
+                    numbers[2:2] = [str(depth)] if deep else []
+                    numbers[-2:-2] = [f"{group.weight_decay:g}"] if decays else []
+                    lines.append((group.title, *numbers, *cells, f"{largest:.2f}", f"{seconds:.0f}"))
+        columns = [*("method", "width", "base", *(["depth"] if deep else []), "steps", *(["decay"] if decays else []))]
+        columns += ["lr", "seeds", "loss", "range", "largest loss", "seconds"]
         notes = (
             "Loss: nats per byte, over the whole validation text, averaged over seeds.",
             "Largest loss: of a training batch. Seconds: of a run, beside others on the same device.",
         )
-        return Table("A GPT of bytes", columns, tuple(lines), notes if lines else ())
+        return Table("A GPT of bytes", tuple(columns), tuple(lines), notes if lines else ())
 
     def transfers(self, loss: str = "validation") -> list[GPTTransfer]:
-        """For every method with several widths and learning rates, what was found.
+        """For every method with several widths or depths, and learning rates, what was found.
+
+        Widths are compared at the base depth, depths at the base width.
 
         Args:
             loss: The loss that is compared: "validation" or "training".
         """
         found = []
-        for (method, _, _), widths in self.groups().items():
-            curves = {
-                width: {lr: fmean(getattr(o, loss) for o in outcomes) for lr, outcomes in rates.items()}
-                for width, rates in widths.items()
+        for group, sizes in self.groups().items():
+            by_axis = {
+                "width": {width: rates for (width, depth), rates in sizes.items() if depth == group.base_depth},
+                "depth": {depth: rates for (width, depth), rates in sizes.items() if width == group.base},
             }
-            if len(curves) > 1 and all(len(curve) > 2 for curve in curves.values()):
-                found.append(GPTTransfer(title_of(method), curves))
+            for axis, of_sizes in by_axis.items():
+                losses = {
+                    size: {lr: [float(getattr(o, loss)) for o in outcomes] for lr, outcomes in rates.items()}
+                    for size, rates in of_sizes.items()
+                }
+                if len(losses) > 1 and all(len(rates) > 2 for rates in losses.values()):
+                    seeds = tuple(
+                        (size, lr, x) for size, rates in losses.items() for lr, xs in rates.items() for x in xs
+                    )
+                    means = {size: {lr: fmean(xs) for lr, xs in rates.items()} for size, rates in losses.items()}
+                    found.append(GPTTransfer(group.title, means, axis, seeds))
         return found
 
     def transfer_table(self) -> Table:
         """The table of best learning rates."""
         lines = []
         for both in zip(self.transfers(), self.transfers("training"), strict=True):
-            for width in both[0].curves:
-                cells = [both[0].method, str(width)]
+            for size in both[0].curves:
+                cells = [both[0].method, str(size) if both[0].axis == "width" else f"depth {size}"]
                 for found in both:
-                    verdict = found.verdict if width == max(found.curves) else ""
-                    cells += [f"{found.best(width):.3f}", f"{found.at_narrow(width):.3f}", verdict]
+                    verdict = found.verdict if size == max(found.curves) else ""
+                    cells += [f"{found.best(size):.3f}", f"{found.at_smallest(size):.3f}", verdict]
                 lines.append(tuple(cells))
         measured = ("best lr", "loss at the narrowest width's best", "verdict")
         columns = ("method", "width", *measured, *(f"training loss: {name}" for name in measured))
@@ -272,94 +324,6 @@ class GPTResult:
             "Training loss: the same for the mean loss of the last tenth of the batches.",
         )
         return Table("Does the best learning rate transfer?", columns, tuple(lines), notes if lines else ())
-
-
-@dataclass(frozen=True)
-class GPTTransfer:
-    """Where the best learning rate of a method lies at every width.
-
-    Attributes:
-        method: The method's title.
-        curves: By width, mean losses by learning rate, in rising order.
-
-    Example:
-        >>> falling = {0.05: 2.0, 0.1: 1.8, 0.2: 2.0}
-        >>> GPTTransfer("K-FAC", {128: falling, 256: {0.05: 1.9, 0.1: 1.7, 0.2: 1.9}}).verdict
-        'transfers, factor 1.00'
-    """
-
-    method: str
-    curves: Mapping[int, Mapping[float, float]]
-
-    def best(self, width: int) -> float:
-        """The best learning rate of a width; on the edge of the grid, that edge.
-
-        Args:
-            width: The width.
-        """
-        return lowest_of_parabola(self.curves[width])
-
-    def at_narrow(self, width: int) -> float:
-        """The loss at the learning rate that is best at the narrowest width, of those that were tried.
-
-        Args:
-            width: The width.
-        """
-        narrow = self.curves[min(self.curves)]
-        return self.curves[width].get(min(narrow, key=lambda lr: narrow[lr]), inf)
-
-    @property
-    def on_edge(self) -> list[int]:
-        """Widths whose lowest loss lies on the edge of the grid."""
-        lowest = {width: min(curve, key=lambda lr: curve[lr]) for width, curve in self.curves.items()}
-        return [width for width, lr in lowest.items() if lr in (min(self.curves[width]), max(self.curves[width]))]
-
-    @property
-    def verdict(self) -> str:
-        """The verdict, and the factor between the best learning rates."""
-        rates = [self.best(width) for width in self.curves]
-        factor = max(rates) / min(rates)
-        narrow = self.at_narrow(min(self.curves))
-        worse = [width for width in self.curves if not self.at_narrow(width) <= narrow]
-        if self.on_edge:
-            return f"open: best at the edge of the grid at width {', '.join(map(str, self.on_edge))}"
-        if factor > LARGEST_FACTOR:
-            return f"does not transfer, factor {factor:.2f}"
-        if worse:
-            return f"does not transfer: worse at width {', '.join(map(str, worse))}"
-        return f"transfers, factor {factor:.2f}"
-
-
-def lowest_of_parabola(curve: Mapping[float, float]) -> float:
-    """Return where the parabola through the lowest point and its neighbours is lowest, over the logarithm.
-
-    Args:
-        curve: Losses by learning rate.
-
-    Returns:
-        The learning rate; on the edge, or with a neighbour that diverged, the lowest point itself.
-
-    Example:
-        >>> round(lowest_of_parabola({0.05: 2.0, 0.1: 1.8, 0.2: 2.0}), 3)
-        0.1
-    """
-    rates = sorted(curve)
-    place = min(range(len(rates)), key=lambda k: curve[rates[k]])
-    if place in (0, len(rates) - 1):
-        return rates[place]
-    low, mid, high = rates[place - 1 : place + 2]
-    a, b, c = curve[low], curve[mid], curve[high]
-    if not (isfinite(a) and isfinite(c)):
-        return mid
-    left, right = log2(low / mid), log2(high / mid)
-    slope, curvature = _parabola(left, a - b, right, c - b)
-    return float(mid * 2 ** (-slope / (2 * curvature))) if curvature > 0 else mid
-
-
-def _parabola(x: float, y: float, u: float, v: float) -> tuple[float, float]:
-    """The slope and the curvature of s t + k t^2 through (0, 0), (x, y) and (u, v)."""
-    k = (y / x - v / u) / (x - u)
-    return y / x - k * x, k
 
 
 def title_of(method: str) -> str:

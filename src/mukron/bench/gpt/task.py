@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from math import inf, isfinite
@@ -45,6 +44,10 @@ class GPTRun:
         lr: The learning rate. All other options are the class's defaults.
         seed: The seed of the initial weights and of the batches.
         steps: The number of steps.
+        depth: The number of blocks.
+        base_depth: That of the parametrization's base; branches are multiplied by base depth / depth.
+        scheme: "mup", or "sp": the standard parametrization, without that multiplier.
+        weight_decay: Decoupled; lr times decay is the same at every width.
 
     Example:
         >>> GPTRun("kfac", 256, 256, lr=0.1, seed=0, steps=500).width
@@ -57,6 +60,10 @@ class GPTRun:
     lr: float
     seed: int
     steps: int
+    depth: int = LAYERS
+    base_depth: int = LAYERS
+    scheme: str = "mup"
+    weight_decay: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -131,7 +138,7 @@ def train_gpt(run: GPTRun, file: Path | None, device: str, precision: str) -> GP
     with own_random_numbers(torch.device(device)), product_precision(precision), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of embeddings that the fallback rule trains, and of skipped steps
         torch.manual_seed(run.seed)
-        model = network(run.width).to(device)
+        model = network(run.width, run.depth, _multiplier(run)).to(device)
         optimizers = _optimizers(run, model)
         schedules = [LambdaLR(optimizer, partial(_rate, steps=run.steps)) for optimizer in optimizers]
         draws = torch.Generator().manual_seed(run.seed + 1)
@@ -157,9 +164,19 @@ def train_gpt(run: GPTRun, file: Path | None, device: str, precision: str) -> GP
     return GPTOutcome(whole, last, largest, seconds)
 
 
-def network(width: int) -> nn.Module:
-    """Build the GPT; a narrow one has one head."""
-    return CharGPT(width, BYTES, WINDOW, LAYERS, min(HEAD_SIZE, width))
+def network(width: int, depth: int = LAYERS, multiplier: float = 1.0) -> nn.Module:
+    """Build the GPT; a narrow one has one head.
+
+    Args:
+        width: The size of a token's vector.
+        depth: The number of blocks.
+        multiplier: Of what each branch adds to the residual stream.
+    """
+    return CharGPT(width, BYTES, WINDOW, depth, min(HEAD_SIZE, width), multiplier)
+
+
+def _multiplier(run: GPTRun) -> float:
+    return run.base_depth / run.depth if run.scheme == "mup" else 1.0
 
 
 def validation_loss(model: nn.Module, validation: Tensor) -> float:
@@ -190,11 +207,12 @@ def _rate(step: int, steps: int) -> float:
 def _optimizers(run: GPTRun, model: nn.Module) -> list[Optimizer]:
     if run.method in REFERENCE_METHODS:
         return REFERENCE_METHODS[run.method].optimizers(model, run.lr)
-    plan = parametrize(model, base_shapes(network, width=run.base))
+    deep: dict[str, Any] = {} if run.depth == run.base_depth else {"depth": run.base_depth}
+    plan = parametrize(model, base_shapes(partial(network, depth=run.depth), width=run.base, **deep), run.scheme)
     if not spec_of(run.method).layerwise:
-        return [AdamW(plan.param_groups("adamw", lr=run.lr))]
-    options: Mapping[str, Any] = {"class_dim": -1}
-    return [make_optimizer(spec_of(run.method), model, {"parametrization": plan, "lr": run.lr}, options)]
+        return [AdamW(plan.param_groups("adamw", lr=run.lr, weight_decay=run.weight_decay))]
+    arguments = {"parametrization": plan, "lr": run.lr, "weight_decay": run.weight_decay}
+    return [make_optimizer(spec_of(run.method), model, arguments, {"class_dim": -1})]
 
 
 def check_method(name: str) -> None:
