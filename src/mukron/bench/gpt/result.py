@@ -30,7 +30,7 @@ from mukron.table import Table
 from mukron.workers.pool import WorkerPool
 from mukron.workers.progress import TimeLeft
 
-SCHEMES = ("mup", "sp")
+GPT_SCHEMES = ("mup", "sp")
 
 
 class GPTGroup(NamedTuple):
@@ -102,8 +102,8 @@ class GPTOptions:
         if any(depth < 1 for depth in self.depths):
             raise ValueError(f"--depths: expected numbers of blocks, got {', '.join(map(str, self.depths))}")
         for scheme in self.schemes:
-            if scheme not in SCHEMES:
-                raise ValueError(f"--schemes {scheme!r}; known: {', '.join(SCHEMES)}")
+            if scheme not in GPT_SCHEMES:
+                raise ValueError(f"--schemes {scheme!r}; known: {', '.join(GPT_SCHEMES)}")
         if not 0 <= self.weight_decay < inf:
             raise ValueError(f"--weight-decay: expected a number not below 0, got {self.weight_decay}")
         check_device(self.device, self.precision)
