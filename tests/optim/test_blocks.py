@@ -40,9 +40,8 @@ def test_kernels_with_groups_are_cut_too():
     assert torch.equal(layer.weight(layer.matrix(convolution.weight)), convolution.weight)
 
 
-@pytest.mark.parametrize("trust", [None, "graft:adam", "rms:0.2"])
 @pytest.mark.parametrize("method", BLOCKS)
-def test_a_block_has_the_step_of_a_layer_that_is_this_block(method, trust):
+def test_a_block_has_the_step_of_a_layer_that_is_this_block(method):
     """A 12 x 8 matrix in blocks of 4 beside six layers of 4 x 4, with the same gradients."""
     torch.manual_seed(0)
     whole = nn.ModuleDict({"a": nn.Linear(8, 12, bias=False), "head": nn.Linear(4, 3)})
@@ -53,9 +52,7 @@ def test_a_block_has_the_step_of_a_layer_that_is_this_block(method, trust):
     def part(X, i, j):
         return X[4 * i : 4 * i + 4, 4 * j : 4 * j + 4].clone()
 
-    options = {"lr": 0.1, "trust": None if trust == "rms:0.2" else trust, "exclude": ("head",)}
-    if trust == "graft:adam":
-        pytest.skip("the length is that of the whole matrix") if method == "soap" else None
+    options = {"lr": 0.1, "trust": None, "exclude": ("head",)}
     ours, theirs = BLOCKS[method](whole, block=4, **options), BLOCKS[method](parts, **options)
     whole["a"].weight.data.copy_(start)
     for i, j in places:
@@ -66,9 +63,21 @@ def test_a_block_has_the_step_of_a_layer_that_is_this_block(method, trust):
             parts[f"{i}{j}"].weight.grad = part(G, i, j)
         ours.step()
         theirs.step()
-    if trust is None:
-        for i, j in places:
-            torch.testing.assert_close(part(whole["a"].weight.detach(), i, j), parts[f"{i}{j}"].weight.detach())
+    for i, j in places:
+        torch.testing.assert_close(part(whole["a"].weight.detach(), i, j), parts[f"{i}{j}"].weight.detach())
+
+
+@pytest.mark.parametrize("trust", ["graft:adam", "rms:0.2"])
+@pytest.mark.parametrize("method", BLOCKS)
+def test_lengths_are_those_of_the_whole_matrix(method, trust):
+    torch.manual_seed(0)
+    model = nn.ModuleDict({"a": nn.Linear(8, 12, bias=False), "head": nn.Linear(4, 3)})
+    optimizer = BLOCKS[method](model, block=4, lr=1.0, trust=trust, exclude=("head",), momentum=0.0)
+    before = model["a"].weight.detach().clone()
+    model["a"].weight.grad = torch.randn(12, 8)
+    optimizer.step()
+    root_mean_square = (before - model["a"].weight.detach()).square().mean().sqrt()
+    assert root_mean_square == pytest.approx(1.0 if trust == "graft:adam" else 0.2, rel=1e-3)  # Adam's first: signs
 
 
 @pytest.mark.parametrize("method", PARTS)
@@ -197,3 +206,14 @@ def test_blocks_are_part_of_a_run():
 
 def test_what_a_split_is_of():
     assert PartedLayer(layer_of(nn.Linear(4, 6)), 3).groups == 3
+
+
+@pytest.mark.parametrize("method", BLOCKS)
+def test_a_side_that_loses_its_factor_between_two_widths_is_named(method):
+    model = MLP(64, inputs=8)
+    plan = mukron.parametrize(model, mukron.base_shapes(lambda w: MLP(w, inputs=8), 16))
+    with pytest.warns(UserWarning, match=r'"fc1" \[64, 8\], "fc2" \[64, 64\].*longer than max_size=32'):
+        BLOCKS[method](model, plan, max_size=32)
+    BLOCKS[method](model, plan, max_size=32, block=32)  # no warning
+    BLOCKS[method](model, plan, max_size=8)  # too long at the base width as well
+    BLOCKS[method](model, plan)

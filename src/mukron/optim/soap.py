@@ -22,7 +22,7 @@ from mukron.optim.optimizer import SecondOrder
 from mukron.optim.options import StepOptions, StepRule, Trust
 from mukron.optim.run_options import CUT, EVERY_LAYER, INTERVALS, SPLIT, Option, memory_in_matrices
 from mukron.optim.spec import MethodSpec, register
-from mukron.optim.table import LayerEntry
+from mukron.optim.table import LayerEntry, warn_of_one_sided
 from mukron.optim.transaction import Blocks, Transaction
 from mukron.optim.update import Move
 from mukron.params import Parametrization
@@ -169,6 +169,11 @@ class SOAP(SecondOrder):
             params=params,
             options=options,
         )
+
+    def warn(self) -> None:
+        """A side that is not turned follows another law."""
+        remedy = f'raise max_size, turn one side at every width (sides="input"), or cut matrices: block={self.max_size}'
+        warn_of_one_sided("SOAP", self.layers.values(), self.parametrization, self.max_size, remedy)
 
     def measure(self, layer: LayerEntry, statistics: LayerStatistics | None, step: Transaction) -> Blocks:
         """Make L and R of a layer's gradient; a side that is not turned keeps its own coordinates.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -334,6 +335,25 @@ def growth_of(layer: LayerEntry, plan: Parametrization | None) -> tuple[float, f
         return 1.0, 1.0
     growth = layer.sides[WEIGHT].growth
     return growth["A"], growth["B"]
+
+
+def warn_of_one_sided(
+    method: str, layers: Iterable[LayerEntry], plan: Parametrization | None, max_size: int, remedy: str
+) -> None:
+    """Name layers with a side that is too long for a factor here and not at the base width: their law changes."""
+    named = []
+    for layer in layers:
+        sizes = zip((layer.layer.d_in, layer.layer.d_out), growth_of(layer, plan), strict=True)
+        if not layer.layer.one_hot and any(d > max_size >= d / r for d, r in sizes):
+            named.append(f'"{layer.name}" [{layer.layer.d_out}, {layer.layer.d_in}]')
+    if named:
+        warnings.warn(
+            f"{method}: {', '.join(named[:3])}{' and more' * (len(named) > 3)}: a side is longer than "
+            f"max_size={max_size} and has no factor of its own here, but has one at the base width. Learning rates do "
+            f"not carry over: {remedy}",
+            UserWarning,
+            stacklevel=4,
+        )
 
 
 def _excluded(name: str, exclude: Collection[str]) -> bool:
