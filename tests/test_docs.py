@@ -116,7 +116,11 @@ GPT_CHECKS = {  # by file: the steps, and the damping
     "kfac-damping-16": ("plain", "16"),
     "shampoo": ("plain", "1e-6"),
     "shampoo-bounded": ("default", "1e-6"),
+    "shampoo-blocks": ("plain, blocks of 64", "1e-6"),
+    "soap-bounded": ("default", ""),
+    "muon": ("default", ""),
 }
+GPT_TITLES = {"adamw": "AdamW", "foof": "FOOF", "kfac": "K-FAC", "shampoo": "Shampoo", "soap": "SOAP", "muon": "Muon"}
 
 
 def gpt_exponents(name: str, widest: int) -> dict[str, list[float]] | None:
@@ -147,7 +151,7 @@ def test_the_exponents_of_a_gpt_are_those_of_its_checks():
                 f"{min(slopes):+.2f} to {max(slopes):+.2f}" if slopes[1:] else f"{slopes[0]:+.2f}"
                 for slopes in exponents.values()
             ]
-            title = {"adamw": "AdamW", "foof": "FOOF", "kfac": "K-FAC", "shampoo": "Shampoo"}[name.partition("-")[0]]
+            title = GPT_TITLES[name.partition("-")[0]]
             assert f"| {' | '.join([title, steps, damping, f'64 to {widest}', *ranges])} |" in page
 
 
