@@ -50,6 +50,11 @@ class GPTGroup(NamedTuple):
         return title_of(self.method) + (", SP" if self.scheme == "sp" else "") + decay
 
 
+def group_of(run: GPTRun) -> GPTGroup:
+    """The group that a run belongs to."""
+    return GPTGroup(run.method, run.base, run.base_depth, run.steps, run.scheme, run.weight_decay)
+
+
 @dataclass(frozen=True)
 class GPTOptions:
     """What to run.
@@ -250,8 +255,7 @@ class GPTResult:
         """Runs that differ in their size alone, together; then by width and depth; then by learning rate, rising."""
         found: dict[GPTGroup, dict[tuple[int, int], dict[float, list[GPTOutcome]]]] = {}
         for run in sorted(self.runs, key=lambda run: (run.base, run.steps, run.width, run.depth, run.lr, run.seed)):
-            group = GPTGroup(run.method, run.base, run.base_depth, run.steps, run.scheme, run.weight_decay)
-            rates = found.setdefault(group, {}).setdefault((run.width, run.depth), {})
+            rates = found.setdefault(group_of(run), {}).setdefault((run.width, run.depth), {})
             rates.setdefault(run.lr, []).append(self.runs[run])
         return found
 
@@ -351,7 +355,8 @@ def run_gpt(options: GPTOptions, result: GPTResult, folder: Path, say: Callable[
         with lock:
             result.runs[run] = outcome
             result.save(folder)
-            place = f"{title_of(run.method)}, width {run.width}, lr {run.lr:.4g}, seed {run.seed}"
+            depth = f", depth {run.depth}" if len(options.depths) > 1 else ""
+            place = f"{group_of(run).title}, width {run.width}{depth}, lr {run.lr:.4g}, seed {run.seed}"
             say(f"  {left.part_done()}: {place}: {outcome.validation:.4f} in {outcome.seconds:.0f} s")
 
     with WorkerPool(options.workers) as pool:
