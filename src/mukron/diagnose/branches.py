@@ -121,8 +121,8 @@ def check_branches(
         >>> def network(width, depth):
         ...     return ResidualMLP(width, inputs=8, depth=depth, base_depth=2)
         >>> check = check_branches(network, torch.randn(4, 8), base_width=32, base_depth=2)
-        >>> round(check.exponents["blocks"], 1)
-        -1.0
+        >>> -1.25 < check.exponents["blocks"] < -0.75
+        True
     """
     shapes = base_shapes(factory, base_width, depth=base_depth, roles=roles)
     first = max(base_depth, 2)
