@@ -304,6 +304,7 @@ def test_weight_decay_has_a_column(text):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"methods": ("shampoo-as-distributed",), "depths": (2, 4)}, "no laws of depth"),
         ({"depths": (0,)}, "--depths"),
         ({"schemes": ("ntk",)}, "--schemes 'ntk'"),
         ({"weight_decay": -1.0}, "--weight-decay"),

@@ -185,7 +185,7 @@ def test_blocks_skip_and_resume(method):
         ({"block": 0}, ValueError, "block must be at least 1"),
         ({"block": 2.5}, TypeError, "block"),
         ({"split": {"0": 5}}, ValueError, '"0" has 14 outputs, which are no 5 equal parts'),
-        ({"split": {"qkv": 3}}, ValueError, 'the model has no layer "qkv"'),
+        ({"split": {"qkv": 3}}, ValueError, 'no layer that is preconditioned is called "qkv"'),
         ({"split": {"0": 0}}, ValueError, "must be at least 1"),
         ({"split": 3}, TypeError, "split takes numbers by layer"),
         ({"block": 4, "fused": True}, ValueError, "cannot be cut"),
@@ -217,3 +217,44 @@ def test_a_side_that_loses_its_factor_between_two_widths_is_named(method):
     BLOCKS[method](model, plan, max_size=32, block=32)  # no warning
     BLOCKS[method](model, plan, max_size=8)  # too long at the base width as well
     BLOCKS[method](model, plan)
+
+
+def test_the_number_of_blocks_is_exact():
+    """17 / (17 / 7) is more than 7 in floating point."""
+    model = MLP(17, inputs=8)
+    plan = mukron.parametrize(model, mukron.base_shapes(lambda w: MLP(w, inputs=8), 7))
+    assert mukron.Shampoo(model, plan, block=7).entries["fc2.weight"].scale == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize("block", [None, 4])
+def test_depthwise_convolutions_are_refused_with_blocks_too(block):
+    def make(width):
+        return nn.Sequential(
+            nn.Conv2d(3, width, 3), nn.Conv2d(width, width, 3, groups=width), nn.Flatten(), nn.Linear(width, 3)
+        )
+
+    plan = mukron.parametrize(model := make(16), mukron.base_shapes(make, width=8))
+    with pytest.raises(ValueError, match="16 groups, and their number grows"):
+        mukron.Shampoo(model, plan, block=block)
+
+
+def test_a_block_without_gradient_does_not_change_units():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 8, bias=False), nn.Linear(8, 3))
+    optimizer = mukron.Shampoo(model, block=8, exclude=("1",))
+    for power in range(6):
+        G = torch.randn(8, 16) * 10.0**-power
+        G[:, 8:] = 0
+        model[0].weight.grad = G
+        optimizer.step()
+    assert optimizer.state[model[0].weight].get("units") is None
+
+
+@pytest.mark.parametrize(
+    ("split", "message"),
+    [({"attention": 3}, "no layer that is preconditioned"), ({"in_proj_weight": 3}, "taken as 3 matrices already")],
+)
+def test_what_cannot_be_split(split, message):
+    model = nn.ModuleDict({"attention": nn.MultiheadAttention(8, 2), "head": nn.Linear(8, 3)})
+    with pytest.raises(ValueError, match=message):
+        mukron.Shampoo(model, split=split)

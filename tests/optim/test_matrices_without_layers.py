@@ -222,3 +222,93 @@ def test_attention_moves_alike_at_every_width(method):
 def test_nothing_changes_for_plain_networks():
     optimizer = mukron.Shampoo(MLP(16, inputs=8))
     assert list(optimizer.layers) == ["fc1", "fc2", "fc3"]
+
+
+class AllBare(nn.Module):
+    """Matrices of the root module itself, one of each role."""
+
+    mukron_roles: ClassVar = {"first": "input", "middle": "hidden", "last": "output"}
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        sizes = {"first": (width, 8), "middle": (width, width), "last": (3, width)}
+        for name, (out, into) in sizes.items():
+            self.register_parameter(name, nn.Parameter(torch.randn(out, into) / into**0.5))
+
+
+class Projected(nn.Module):
+    """The projection of an LSTM has the role output, its gates have not."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.lstm, self.head = nn.LSTM(8, width, proj_size=4), nn.Linear(4, 3)
+
+
+class Adapted(nn.Linear):
+    def __init__(self, width: int) -> None:
+        super().__init__(width, width)
+        self.extra = nn.Parameter(torch.randn(width, width))
+
+
+class WithAdapter(nn.Module):
+    mukron_roles: ClassVar = {"middle.extra": "hidden"}
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first, self.middle, self.head = nn.Linear(8, width), Adapted(width), nn.Linear(width, 3)
+
+
+class HeadFirst(nn.Module):
+    """The head is registered before the embedding that it is tied to; it has a bias."""
+
+    mukron_roles: ClassVar = {"head.weight": "input"}
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.head, self.middle, self.tokens = nn.Linear(width, 11), nn.Linear(width, width), nn.Embedding(11, width)
+        self.tokens.weight = self.head.weight
+
+
+class SharedBare(nn.Module):
+    """Weights of layers that are parameters of another module as well."""
+
+    mukron_roles: ClassVar = {"first.weight": "input", "middle.weight": "hidden"}
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first, self.middle, self.head = nn.Linear(8, width), nn.Linear(width, width), nn.Linear(width, 3)
+        self.others = nn.Module()
+        self.others.a, self.others.b = self.first.weight, self.middle.weight
+
+
+KINDS = (AllBare, Projected, WithAdapter, HeadFirst, SharedBare, *TAKEN)
+
+
+@pytest.mark.parametrize("exclude", [None, (), ("head",), ("middle.weight",), ("a",), ("b.weight",)])
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("method", METHODS)
+def test_the_plan_and_the_optimizer_agree_on_every_parameter(method, kind, exclude):
+    """Which ones are preconditioned, and whose multipliers they have."""
+    model, plan = planned(kind)
+    uses = [name for name, _ in model.named_parameters(remove_duplicate=False)]
+    known = {*uses, *(name for name, _ in model.named_modules())}
+    left = [plan.falls_back(name, exclude, method) for name in plan.parameters]
+    if not set(exclude or ()) <= known or all(left):
+        with pytest.raises(ValueError, match=r"the model has no module|nothing to precondition"):
+            METHODS[method](model, plan, exclude=exclude)
+        return
+    optimizer = METHODS[method](model, plan, exclude=exclude)
+    rows = {row[0]: row for row in plan.explain(method, exclude=exclude, whole=True).rows}
+    for name, entry in optimizer.entries.items():
+        assert entry.preconditioned == (not plan.falls_back(name, optimizer.options.exclude, method)), name
+        assert rows[name][-1].startswith("not preconditioned") != entry.preconditioned, name
+        law = method if entry.preconditioned else "adamw"
+        assert entry.scale == pytest.approx(plan.scales(law)[name].lr), name
+
+
+def test_all_uses_of_a_weight_are_excluded_by_one():
+    model, plan = planned(Bare)
+    for network, given in ((model, plan), (Bare(32), None)):
+        for exclude in (("b",), ("b.weight",), ("a",)):
+            optimizer = mukron.Shampoo(network, given, exclude=exclude)
+            assert not optimizer.entries["a.weight"].preconditioned, (given is None, exclude)

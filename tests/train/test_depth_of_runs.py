@@ -64,3 +64,22 @@ def test_the_script_of_a_deep_run_trains_as_the_run_does(method, tmp_path):
 def test_a_base_depth_needs_a_depth():
     with pytest.raises(RunError, match=r"base_depth=2: say the network's own depth too, model_options\.depth"):
         RunConfig(model="gpt", base_depth=2)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"model_options": {"depth": 8, "base_depth": 3}}, "say it once"),
+        ({"model_options": {"depth": True}}, "say the network's own depth too"),
+        ({"model": "mlp"}, "model='mlp' has no residual blocks"),
+    ],
+)
+def test_contradictions(options, message):
+    with pytest.raises(RunError, match=message):
+        built(**options)
+
+
+def test_sp_has_no_multiplier_and_no_law():
+    _, sp = built(method="sgd", scheme="sp")
+    assert {scale.lr for scale in sp.plan.scales("sgd").values()} == {1.0}
+    assert sp.model.blocks[0].multiplier == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -68,7 +69,7 @@ class PartedLayer(GradientLayer):
 
     def __init__(self, layer: MatrixLayer, parts: int) -> None:
         super().__init__(layer.module)
-        self.layer, self.groups = layer, parts * layer.groups
+        self.layer, self.groups, self.tf32 = layer, parts * layer.groups, layer.tf32
         self.d_out, self.d_in = layer.d_out // parts, layer.d_in
 
     def matrix(self, weight: Tensor) -> Tensor:
@@ -100,7 +101,7 @@ class BlockedLayer(GradientLayer):
 
     def __init__(self, layer: MatrixLayer, size: int) -> None:
         super().__init__(layer.module)
-        self.layer, self.size = layer, size
+        self.layer, self.size, self.tf32 = layer, size, layer.tf32
         self.cuts = cuts_of(layer.d_out, size), cuts_of(layer.d_in, size)
         self.d_out, self.d_in = (-(-d // cuts) for d, cuts in zip((layer.d_out, layer.d_in), self.cuts, strict=True))
         self.groups = layer.groups * math.prod(self.cuts)
@@ -134,6 +135,6 @@ class BlockedLayer(GradientLayer):
         return (*self.cuts, self.d_in) if name == WEIGHT else (self.cuts[0], 1, 1)
 
 
-def cuts_of(d: float, size: int) -> int:
+def cuts_of(d: Fraction | int, size: int) -> int:
     """Into how many blocks of at most that size a side is cut."""
     return math.ceil(d / size)

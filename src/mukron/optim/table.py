@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,19 +12,15 @@ from torch import nn
 from torch.nn import Parameter
 
 from mukron.damping import Sides
-from mukron.layers import BIAS, WEIGHT, BlockedLayer, MatrixLayer, ParameterMatrix, PartedLayer, cuts_of, layer_of
+from mukron.layers import BIAS, WEIGHT, BlockedLayer, MatrixLayer, cuts_of
 from mukron.optim.options import StepOptions
+from mukron.optim.places import places_of
 from mukron.params import Parametrization, Scales
-from mukron.params.inventory import clean_name, inventory, unwrap
+from mukron.params.inventory import inventory
 from mukron.params.resolve import Growth
-from mukron.theory import SP, Method, Role
+from mukron.theory import SP, Method
 
 UNSCALED = Scales(lr=1.0, damping={})  # without a plan
-
-
-def blocks_of(method: Method) -> tuple[str, ...]:
-    """The blocks of a layer that a method preconditions."""
-    return (WEIGHT,) if method.matrices_only else (WEIGHT, BIAS)
 
 
 @dataclass(frozen=True)
@@ -94,8 +90,9 @@ def build_tables(
     layers have to be called, so that their passes can be measured.
     """
     owned = _owned(model, groups)
-    layers = dict(layers_of(model, owned, options, method, plan, captures))
-    names = {name: names_of(name, layer, method) for name, layer in layers.items()}
+    places = places_of(model, owned, options, method, plan, captures)
+    layers = {name: layer for name, (layer, _) in places.items()}
+    names = {name: of_blocks for name, (_, of_blocks) in places.items()}
     naturals = {full: _natural(layers[name], block) for name, of in names.items() for block, full in of.items()}
     taken = set(naturals)
     in_blocks = {
@@ -153,136 +150,6 @@ def _owned(model: nn.Module, groups: Sequence[dict[str, Any]]) -> dict[str, tupl
     return owned
 
 
-def layers_of(
-    model: nn.Module,
-    owned: Collection[str],
-    options: StepOptions,
-    method: Method,
-    plan: Parametrization | None = None,
-    captures: bool = True,
-) -> Iterator[tuple[str, MatrixLayer]]:
-    """Layers with a layout that have an owned parameter and are not left to the fallback rule.
-
-    A method that needs gradients alone also has matrices that no layer is called with, and tied ones, once.
-    """
-    found, exclude = inventory(model), options.exclude
-    if method.gradients_alone and not captures:
-        yield from _matrices_of(model, owned, options, method, plan)
-        return
-    outputs = _output_layers(model, plan) if method.matrices_only and exclude is None else ()
-    _check_excluded(model, exclude)
-    uses = {alias: list(entry.uses) for entry in found.values() for alias in entry.uses}
-    first = {alias: name for name, entry in found.items() for alias in entry.uses}
-    for module_name, module in unwrap(model).named_modules():
-        name, layer = clean_name(module_name), layer_of(module)
-        if not isinstance(layer, MatrixLayer) or (layer.one_hot if exclude is None else _excluded(name, exclude)):
-            continue
-        parameters = [full_name(name, block) for block in blocks_of(method)]
-        if name in outputs:
-            continue
-        if options.leaves_tied and any(len(uses.get(full, ())) > 1 for full in parameters):
-            continue
-        held = [full for full in parameters if first.get(full) in owned]
-        for full in held:
-            if len(uses[full]) > 1:
-                tied = ", ".join(f'"{use}"' for use in uses[full])
-                raise ValueError(
-                    f"tied parameter {tied}: the curvature of one use is not that of the other. Leave it to the "
-                    f'fallback rule, exclude=("{name}", ...) with every layer that uses it'
-                )
-        if held:
-            _refuse_empty(name, layer)
-            yield name, layer
-
-
-def _matrices_of(
-    model: nn.Module, owned: Collection[str], options: StepOptions, method: Method, plan: Parametrization | None
-) -> Iterator[tuple[str, MatrixLayer]]:
-    found, exclude = inventory(model), options.exclude
-    outputs = _output_layers(model, plan) if method.matrices_only and exclude is None else ()
-    _check_excluded(model, exclude, found)
-    _check_split(model, options.split, found)
-    for module_name, module in unwrap(model).named_modules():
-        name, layer = clean_name(module_name), layer_of(module)
-        if name in outputs:
-            continue
-        if isinstance(layer, MatrixLayer):
-            held = [full for full in names_of(name, layer, method).values() if full in owned]  # tied: at its first use
-            if any(found[full].embedding and len(found[full].uses) > 1 for full in held):
-                continue  # one step cannot be that of an embedding and that of a matrix
-            if held and not (layer.one_hot if exclude is None else _excluded(name, exclude)):
-                _refuse_empty(name, layer)
-                yield name, _cut(layer, options, name)
-            continue
-        for local, parameter in module.named_parameters(recurse=False):
-            full, shape = full_name(name, local), tuple(parameter.shape)
-            bare = plan is not None and full in plan.parameters and plan.parameters[full].matrix
-            parts = layer.stacked(local, shape) or int(bare)
-            if full not in owned or not parts or not min(shape):
-                continue
-            if not (found[full].embedding if exclude is None else _excluded(full, exclude)):
-                yield full, _cut(ParameterMatrix(module, shape, parts), options, full)
-
-
-def _cut(layer: MatrixLayer, options: StepOptions, name: str) -> MatrixLayer:
-    """A layer in the parts that it stacks, and in blocks."""
-    parts = next((parts for key, parts in options.split.items() if _is_named(name, key)), 1)
-    if layer.d_out % parts:
-        raise ValueError(f'split: layer "{name}" has {layer.d_out} outputs, which are no {parts} equal parts')
-    layer = PartedLayer(layer, parts) if parts > 1 else layer
-    blocked = options.block is not None and max(layer.d_out, layer.d_in) > options.block and not layer.one_hot
-    return BlockedLayer(layer, options.block or 1) if blocked else layer
-
-
-def _is_named(name: str, key: str) -> bool:
-    """A layer by its whole name, or by the end of it."""
-    return name == key or name.endswith(f".{key}")
-
-
-def names_of(name: str, layer: MatrixLayer, method: Method) -> dict[str, str]:
-    """By block, the names of a layer's parameters; one that is a layer by itself has its own name."""
-    uncut = layer.layer if isinstance(layer, BlockedLayer) else layer
-    uncut = uncut.layer if isinstance(uncut, PartedLayer) else uncut
-    if isinstance(uncut, ParameterMatrix):
-        return {WEIGHT: name}
-    return {block: full_name(name, block) for block in blocks_of(method)}
-
-
-def _check_excluded(model: nn.Module, exclude: Collection[str] | None, parameters: Collection[str] = ()) -> None:
-    modules = [clean_name(name) for name, _ in unwrap(model).named_modules()]
-    for name in exclude or ():
-        if name not in modules and name not in parameters:
-            raise ValueError(f'exclude: the model has no module "{name}"; its modules: {", ".join(modules[1:])}')
-
-
-def _check_split(model: nn.Module, split: Mapping[str, int], parameters: Collection[str]) -> None:
-    modules = [clean_name(name) for name, _ in unwrap(model).named_modules()]
-    for key in split:
-        if not any(_is_named(name, key) for name in (*modules, *parameters)):
-            raise ValueError(f'split: the model has no layer "{key}"; its modules: {", ".join(modules[1:])}')
-
-
-def _refuse_empty(name: str, layer: MatrixLayer) -> None:
-    if not min(layer.d_in, layer.d_out):
-        raise ValueError(
-            f'layer "{name}" is empty, {layer.d_out} x {layer.d_in}; remove it, or leave it to the fallback rule: '
-            f'exclude=("{name}",)'
-        )
-
-
-def _output_layers(model: nn.Module, plan: Parametrization | None) -> Collection[str]:
-    """Layers from a growing to a fixed side; without a plan the last layer of the model, in its own order."""
-    if plan is not None:
-        return {name.rpartition(".")[0] for name, parameter in plan.parameters.items() if parameter.role is Role.OUTPUT}
-    known = [clean_name(name) for name, module in unwrap(model).named_modules() if _is_matrix(module)]
-    return known[-1:]
-
-
-def _is_matrix(module: nn.Module) -> bool:
-    layer = layer_of(module)
-    return isinstance(layer, MatrixLayer) and not layer.one_hot
-
-
 def _natural(layer: MatrixLayer, block: str) -> float:
     """The Frobenius norm of matrices whose singular values are all (d_out / d_in)^1/2, or of ones in an embedding."""
     layer = layer.layer if isinstance(layer, BlockedLayer) else layer
@@ -293,13 +160,10 @@ def _natural(layer: MatrixLayer, block: str) -> float:
     return math.sqrt(layer.groups * min(layer.d_out, layer.d_in) * layer.d_out / layer.d_in)
 
 
-def full_name(layer: str, block: str) -> str:
-    return f"{layer}.{block}" if layer else block
-
-
 def _refuse_growing_groups(name: str, layer: MatrixLayer, growth: Growth, method: Method) -> None:
     """The law is about factors of a whole layer. A depthwise convolution's are of one channel each, and others grow."""
     out_side = any(statistic.delta for statistic, _ in method.factors)
+    layer = layer.layer if isinstance(layer, BlockedLayer) else layer
     if layer.called and layer.groups > 1 and growth.r_in == 1 and growth.r_out > 1 and out_side:
         raise ValueError(
             f'layer "{name}" has {layer.groups} groups, and their number grows with the width; {method.title} takes '
@@ -313,8 +177,8 @@ def _more_blocks(layer: MatrixLayer, block: str, plan: Parametrization | None, n
     if not isinstance(layer, BlockedLayer) or plan is None or plan.scheme == SP:
         return 1.0, 1.0
     growth, whole = plan.parameters[name].growth, layer.layer
-    b_out = layer.cuts[0] / cuts_of(whole.d_out / float(growth.r_out), layer.size)
-    b_in = layer.cuts[1] / cuts_of(whole.d_in / float(growth.r_in), layer.size)
+    b_out = layer.cuts[0] / cuts_of(whole.d_out / growth.r_out, layer.size)
+    b_in = layer.cuts[1] / cuts_of(whole.d_in / growth.r_in, layer.size)
     return (b_in if block == WEIGHT else 1.0), b_out
 
 
@@ -354,8 +218,3 @@ def warn_of_one_sided(
             UserWarning,
             stacklevel=4,
         )
-
-
-def _excluded(name: str, exclude: Collection[str]) -> bool:
-    """A layer by its own name, or by that of a module it is in."""
-    return any(name == entry or name.startswith(f"{entry}.") for entry in exclude)

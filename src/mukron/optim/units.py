@@ -46,7 +46,9 @@ def gradients_to_square(step: Transaction, layer: LayerEntry) -> dict[str, Move]
 def changes_units(step: Transaction, sizes: list[float], traces: list[float]) -> bool:
     """Choose units for gradients whose squares underflow or overflow; whether there were any."""
     keys = [key[:2] for key, trace in step.traces.items() for _ in range(trace.numel())]
-    trace_of, values, changed = dict(zip(keys, traces, strict=True)), iter(sizes), False
+    trace_of, values, changed = dict[tuple[str, str], float](), iter(sizes), False
+    for key, trace in zip(keys, traces, strict=True):  # a block of a matrix may have no gradient
+        trace_of[key] = trace_of[key] if trace_of.get(key, 0.0) > trace else trace
     for (name, block), parts in step.sizes.items():
         layer, size = step.optimizer.layers[name], math.prod([next(values) for _ in parts])
         if not 0 < size < math.inf or (name, block) not in trace_of:

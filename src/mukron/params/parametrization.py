@@ -210,7 +210,8 @@ class Parametrization:
             method: The method or its name.
         """
         plan, layer, method = self.parameters[name], name.rpartition(".")[0], get_method(method)
-        named = any(name == entry or name.startswith(f"{entry}.") for entry in exclude or ())
+        uses = (name, *plan.tied)
+        named = any(use == entry or use.startswith(f"{entry}.") for entry in exclude or () for use in uses)
         left = plan.embedding if exclude is None else named
         left = left or (method.matrices_only and exclude is None and plan.role is Role.OUTPUT)
         tied = bool(plan.tied and plan.embedding) if method.gradients_alone else layer in self._layers_with_tied

@@ -31,8 +31,8 @@ from mukron.data import Dataset, Split
 from mukron.layers import MatrixLayer, layer_of
 from mukron.optim import SecondOrder
 from mukron.optim.options import StepOptions, Trust
+from mukron.optim.places import places_of
 from mukron.optim.sizes import LayerSize
-from mukron.optim.table import layers_of
 from mukron.optim.transaction import is_due
 from mukron.params.inventory import clean_name, inventory
 from mukron.table import Table
@@ -118,9 +118,11 @@ def _layers(config: RunConfig, model: nn.Module) -> dict[str, MatrixLayer]:
     if config.spec.layerwise:
         given = config.spec.all_options(config.method_options)
         method = config.spec.method
-        options = StepOptions.of(method, Trust.of(given.get("trust")), exclude=given.get("exclude"))
+        named = {name: given.get(name) for name in ("exclude", "block", "split")}
+        options = StepOptions.of(method, Trust.of(given.get("trust")), **named)
         captures = bool(config.spec.captures) or bool(given.get("fused"))
-        return dict(layers_of(model, set(inventory(model)), options, method, captures=captures))
+        places = places_of(model, set(inventory(model)), options, method, captures=captures)
+        return {name: layer for name, (layer, _) in places.items()}
     named = {clean_name(name): layer_of(module) for name, module in model.named_modules()}
     return {name: known for name, known in named.items() if isinstance(known, MatrixLayer)}
 

@@ -290,8 +290,12 @@ def _contradictions(config: RunConfig) -> Iterator[str]:
     options = config.method_options
     if config.class_dim is not None and options.get("class_dim") not in (None, config.class_dim):
         yield f"class_dim={config.class_dim}, but method_options: class_dim={options['class_dim']}; say it once"
-    if config.base_depth is not None and not isinstance(config.model_options.get("depth"), int):
-        yield f"base_depth={config.base_depth}: say the network's own depth too, model_options.depth"
+    if config.base_depth is not None:
+        depth = config.model_options.get("depth")
+        if isinstance(depth, bool) or not isinstance(depth, int):
+            yield f"base_depth={config.base_depth}: say the network's own depth too, model_options.depth"
+        if "base_depth" in config.model_options:
+            yield "base_depth: say it once, not in model_options too"
     if options.get("nesterov") and not config.momentum:
         yield "method_options: nesterov=True needs momentum above 0"
     if options.get("fused") and config.clip_norm is not None:

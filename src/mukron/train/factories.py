@@ -72,7 +72,7 @@ def network_options(config: RunConfig, dataset: Dataset) -> dict[str, Any]:
     """
     if ":" in config.model:
         return dict(config.model_options)
-    base_depth = {} if config.base_depth is None else {"base_depth": config.base_depth}
+    base_depth = _base_depth(config)
     classes = dataset.classes
     if dataset.token_numbers and not dataset.tokens:  # targets of one's own may not show every token
         classes = max(classes, *(int(split.inputs.max()) + 1 for split in (dataset.train, dataset.test) if len(split)))
@@ -81,6 +81,15 @@ def network_options(config: RunConfig, dataset: Dataset) -> dict[str, Any]:
         return {**fitting, **base_depth, **config.model_options}
     except ValueError as error:
         raise RunError(f"model={config.model!r}, data={config.data!r}: {error}") from error
+
+
+def _base_depth(config: RunConfig) -> dict[str, int]:
+    """The base depth as an option of a built-in network, which multiplies its branches by it; under SP it does not."""
+    if config.base_depth is None:
+        return {}
+    if "base_depth" not in inspect.signature(get_model(config.model).factory).parameters:
+        raise RunError(f"model={config.model!r} has no residual blocks, and base_depth={config.base_depth} no meaning")
+    return {} if config.scheme == "sp" else {"base_depth": config.base_depth}
 
 
 def _check_width(name: str, make: Callable[..., Any]) -> None:

@@ -106,6 +106,9 @@ class GPTOptions:
             raise ValueError(f"--rates: expected positive numbers, got {', '.join(map(str, self.rates))}")
         if any(depth < 1 for depth in self.depths):
             raise ValueError(f"--depths: expected numbers of blocks, got {', '.join(map(str, self.depths))}")
+        references = [method for method in self.methods if method in REFERENCE_METHODS]
+        if references and set(self.depths) != {LAYERS}:
+            raise ValueError(f"--methods {references[0]} has {LAYERS} blocks and no laws of depth: leave out --depths")
         for scheme in self.schemes:
             if scheme not in GPT_SCHEMES:
                 raise ValueError(f"--schemes {scheme!r}; known: {', '.join(GPT_SCHEMES)}")
@@ -122,7 +125,7 @@ class GPTOptions:
             sizes, self.methods, self.schemes, self.rates, range(self.seeds)
         ):
             if method in REFERENCE_METHODS:
-                if scheme == self.schemes[0] and depth == base_depth == LAYERS:
+                if scheme == self.schemes[0]:
                     yield GPTRun(method, width, base, lr, seed, self.steps)
                 continue
             yield GPTRun(method, width, base, lr, seed, self.steps, depth, base_depth, scheme, self.weight_decay)

@@ -1,0 +1,166 @@
+"""Which layers an optimizer preconditions: those that are called, or every matrix for methods of gradients alone."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+from torch import nn
+
+from mukron.layers import BIAS, WEIGHT, BlockedLayer, MatrixLayer, ParameterMatrix, PartedLayer, layer_of
+from mukron.optim.options import StepOptions
+from mukron.params import Parametrization
+from mukron.params.inventory import clean_name, inventory, unwrap
+from mukron.theory import Method, Role
+
+TakenLayer = tuple[MatrixLayer, dict[str, str]]  # a layer, and the names of its parameters by block
+
+
+def blocks_of(method: Method) -> tuple[str, ...]:
+    """The blocks of a layer that a method preconditions."""
+    return (WEIGHT,) if method.matrices_only else (WEIGHT, BIAS)
+
+
+def places_of(
+    model: nn.Module,
+    owned: Collection[str],
+    options: StepOptions,
+    method: Method,
+    plan: Parametrization | None = None,
+    captures: bool = True,
+) -> dict[str, TakenLayer]:
+    """The layers to precondition, by name, each with the names of its parameters by block.
+
+    captures: whether layers have to be called, so that their passes can be measured. A method that needs gradients
+    alone also has matrices that no layer is called with, and tied ones, once.
+    """
+    if method.gradients_alone and not captures:
+        return _matrices_of(model, owned, options, method, plan)
+    layers = _called_layers(model, owned, options, method, plan)
+    return {name: (layer, {block: full_name(name, block) for block in blocks_of(method)}) for name, layer in layers}
+
+
+def _called_layers(
+    model: nn.Module, owned: Collection[str], options: StepOptions, method: Method, plan: Parametrization | None
+) -> Iterator[tuple[str, MatrixLayer]]:
+    """Layers with a layout that have an owned parameter and are not left to the fallback rule."""
+    found, exclude = inventory(model), options.exclude
+    outputs = _output_layers(model, plan) if method.matrices_only and exclude is None else ()
+    _check_excluded(model, exclude)
+    uses = {alias: list(entry.uses) for entry in found.values() for alias in entry.uses}
+    first = {alias: name for name, entry in found.items() for alias in entry.uses}
+    for module_name, module in unwrap(model).named_modules():
+        name, layer = clean_name(module_name), layer_of(module)
+        if not isinstance(layer, MatrixLayer) or (layer.one_hot if exclude is None else _excluded(name, exclude)):
+            continue
+        parameters = [full_name(name, block) for block in blocks_of(method)]
+        if name in outputs:
+            continue
+        if options.leaves_tied and any(len(uses.get(full, ())) > 1 for full in parameters):
+            continue
+        held = [full for full in parameters if first.get(full) in owned]
+        for full in held:
+            if len(uses[full]) > 1:
+                tied = ", ".join(f'"{use}"' for use in uses[full])
+                raise ValueError(
+                    f"tied parameter {tied}: the curvature of one use is not that of the other. Leave it to the "
+                    f'fallback rule, exclude=("{name}", ...) with every layer that uses it'
+                )
+        if held:
+            _refuse_empty(name, layer)
+            yield name, layer
+
+
+def _matrices_of(
+    model: nn.Module, owned: Collection[str], options: StepOptions, method: Method, plan: Parametrization | None
+) -> dict[str, TakenLayer]:
+    found, exclude = inventory(model), options.exclude
+    outputs = _output_layers(model, plan) if method.matrices_only and exclude is None else ()
+    _check_excluded(model, exclude, [alias for entry in found.values() for alias in entry.uses])
+
+    def takes(full: str, module: str | None) -> bool:
+        """Whether a parameter is taken; with a plan that is the plan's answer, which tables show too."""
+        if full not in owned:
+            return False  # a tied one has its first name
+        if plan is not None:
+            return not plan.falls_back(full, exclude, method)
+        entry = found[full]
+        left = entry.embedding if exclude is None else any(_excluded(use, exclude) for use in entry.uses)
+        tied = entry.embedding and len(entry.uses) > 1  # one step cannot be that of an embedding and that of a matrix
+        return not (left or tied or module in outputs) and (entry.preconditioned or entry.matrix)
+
+    places: dict[str, TakenLayer] = {}
+    for module_name, module in unwrap(model).named_modules():
+        name, layer = clean_name(module_name), layer_of(module)
+        known: tuple[str, ...] = ()
+        if isinstance(layer, MatrixLayer):
+            known = (WEIGHT, BIAS)
+            names = {block: full for block in blocks_of(method) if takes(full := full_name(name, block), name)}
+            if names:
+                _refuse_empty(name, layer)
+                places[name] = _cut(layer, options, name), names
+        for local, parameter in module.named_parameters(recurse=False):
+            full, shape = full_name(name, local), tuple(parameter.shape)
+            bare = plan is not None and full in plan.parameters and plan.parameters[full].matrix
+            parts = layer.stacked(local, shape) or int(bare)
+            if local not in known and parts and min(shape) and takes(full, None):
+                places[full] = _cut(ParameterMatrix(module, shape, parts), options, full), {WEIGHT: full}
+    for key in options.split:
+        if not any(_is_named(name, key) for name in places):
+            listed = ", ".join(places)
+            raise ValueError(f'split: no layer that is preconditioned is called "{key}"; there are: {listed}')
+    return places
+
+
+def _cut(layer: MatrixLayer, options: StepOptions, name: str) -> MatrixLayer:
+    """A layer in the parts that it stacks, and in blocks."""
+    parts = next((parts for key, parts in options.split.items() if _is_named(name, key)), 1)
+    if parts > 1 and (layer.one_hot or not layer.called):
+        what = "an embedding" if layer.one_hot else f"taken as {layer.groups} matrices already"
+        raise ValueError(f'split: "{name}" is {what}, and cannot be split')
+    if layer.d_out % parts:
+        raise ValueError(f'split: layer "{name}" has {layer.d_out} outputs, which are no {parts} equal parts')
+    layer = PartedLayer(layer, parts) if parts > 1 else layer
+    blocked = options.block is not None and max(layer.d_out, layer.d_in) > options.block and not layer.one_hot
+    return BlockedLayer(layer, options.block or 1) if blocked else layer
+
+
+def _is_named(name: str, key: str) -> bool:
+    """A layer by its whole name, or by the end of it."""
+    return name == key or name.endswith(f".{key}")
+
+
+def _check_excluded(model: nn.Module, exclude: Collection[str] | None, parameters: Collection[str] = ()) -> None:
+    modules = [clean_name(name) for name, _ in unwrap(model).named_modules()]
+    for name in exclude or ():
+        if name not in modules and name not in parameters:
+            raise ValueError(f'exclude: the model has no module "{name}"; its modules: {", ".join(modules[1:])}')
+
+
+def _refuse_empty(name: str, layer: MatrixLayer) -> None:
+    if not min(layer.d_in, layer.d_out):
+        raise ValueError(
+            f'layer "{name}" is empty, {layer.d_out} x {layer.d_in}; remove it, or leave it to the fallback rule: '
+            f'exclude=("{name}",)'
+        )
+
+
+def _output_layers(model: nn.Module, plan: Parametrization | None) -> Collection[str]:
+    """Layers from a growing to a fixed side; without a plan the last layer of the model, in its own order."""
+    if plan is not None:
+        return {name.rpartition(".")[0] for name, parameter in plan.parameters.items() if parameter.role is Role.OUTPUT}
+    known = [clean_name(name) for name, module in unwrap(model).named_modules() if _is_matrix(module)]
+    return known[-1:]
+
+
+def _is_matrix(module: nn.Module) -> bool:
+    layer = layer_of(module)
+    return isinstance(layer, MatrixLayer) and not layer.one_hot
+
+
+def full_name(layer: str, block: str) -> str:
+    return f"{layer}.{block}" if layer else block
+
+
+def _excluded(name: str, exclude: Collection[str]) -> bool:
+    """A layer by its own name, or by that of a module it is in."""
+    return any(name == entry or name.startswith(f"{entry}.") for entry in exclude)
