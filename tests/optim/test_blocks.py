@@ -208,15 +208,14 @@ def test_what_a_split_is_of():
     assert PartedLayer(layer_of(nn.Linear(4, 6)), 3).groups == 3
 
 
-@pytest.mark.parametrize("method", BLOCKS)
-def test_a_side_that_loses_its_factor_between_two_widths_is_named(method):
+def test_a_side_that_loses_its_factor_between_two_widths_is_named():
     model = MLP(64, inputs=8)
     plan = mukron.parametrize(model, mukron.base_shapes(lambda w: MLP(w, inputs=8), 16))
     with pytest.warns(UserWarning, match=r'"fc1" \[64, 8\], "fc2" \[64, 64\].*longer than max_size=32'):
-        BLOCKS[method](model, plan, max_size=32)
-    BLOCKS[method](model, plan, max_size=32, block=32)  # no warning
-    BLOCKS[method](model, plan, max_size=8)  # too long at the base width as well
-    BLOCKS[method](model, plan)
+        mukron.SOAP(model, plan, max_size=32)
+    mukron.SOAP(model, plan, max_size=32, block=32)  # no warning
+    mukron.SOAP(model, plan, max_size=8)  # too long at the base width as well
+    mukron.SOAP(model, plan)
 
 
 def test_the_number_of_blocks_is_exact():

@@ -37,7 +37,7 @@ from mukron.optim.optimizer import SecondOrder
 from mukron.optim.options import StepOptions, StepRule, Trust
 from mukron.optim.run_options import CUT, EVERY_LAYER, FUSED, INTERVALS, SPLIT, Option, memory_in_matrices
 from mukron.optim.spec import MethodSpec, register
-from mukron.optim.table import LayerEntry, warn_of_one_sided
+from mukron.optim.table import LayerEntry
 from mukron.optim.transaction import Blocks, Transaction, measures
 from mukron.optim.units import gradients_to_square, unit_of
 from mukron.optim.update import Move, times
@@ -99,7 +99,8 @@ class Shampoo(SecondOrder):
         fused: Where the batch is small beside a layer, take its gradient as D^T H from the batch's signals and inputs
             and never form it: products then cost the batch times the width squared, not its cube. See ``KFAC``.
         tolerance: Of the solver "tracked"; the same as ``Tracked(tolerance)``.
-        max_size: A side larger than this keeps only its diagonal, as an embedding's vocabulary does.
+        max_size: A side larger than this keeps only its diagonal, as an embedding's vocabulary does. If that begins
+            between the base width and this one, learning rates do not quite carry over: use ``block`` there.
 
     Example:
         >>> import torch, mukron
@@ -183,11 +184,6 @@ class Shampoo(SecondOrder):
             options=options,
             capture_options=CaptureOptions(inputs=False, signals=False, fused=fused),
         )
-
-    def warn(self) -> None:
-        """A side that keeps its diagonal alone follows another law."""
-        remedy = f"raise max_size, or cut matrices into blocks: block={self.max_size}"
-        warn_of_one_sided("Shampoo", self.layers.values(), self.parametrization, self.max_size, remedy)
 
     def measure(self, layer: LayerEntry, statistics: LayerStatistics | None, step: Transaction) -> Blocks:
         """Make L and R of a layer's gradient and of what is remembered.
