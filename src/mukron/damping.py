@@ -23,7 +23,7 @@ from torch import Tensor
 from mukron.linalg import Factor
 from mukron.readers import check_number, check_whole
 
-__all__ = ["Adaptive", "Constant", "Fixed", "Heuristic", "MaxEigenvalue", "Rescaled", "Rule"]
+__all__ = ["Adaptive", "Constant", "Fixed", "Heuristic", "MaxEigenvalue", "MeanEigenvalue", "Rescaled", "Rule"]
 
 
 @dataclass(frozen=True)
@@ -158,6 +158,35 @@ class Rescaled(Rule):
             growth: How much that size has grown since the base width.
         """
         return d / (self.rho * growth) if self.rho > 0 else math.inf
+
+
+@dataclass(frozen=True)
+class MeanEigenvalue(Rescaled):
+    """rho times the factor's trace over its actual size. Right where a factor has more rows than features.
+
+    The eigenvalues of such a factor do not grow with the width, and neither may their damping. Of few rows, a factor's
+    eigenvalues grow like the width, and this rule breaks muP there.
+
+    Attributes:
+        rho: The number that is tuned; 1 is a good start. Schedulers may change it through ``group["damping"]``.
+        floor: The part of the largest trace seen below which the trace does not count.
+
+    Example:
+        >>> MeanEigenvalue(1.0).condition(256, growth=4.0)
+        256.0
+    """
+
+    def __call__(self, factors: Mapping[str, Factor], sides: Sides) -> dict[str, Tensor]:
+        return super().__call__(factors, replace(sides, growth={}))
+
+    def condition(self, d: int, growth: float) -> float | None:
+        """The bound d / rho of the condition number.
+
+        Args:
+            d: The factor's size.
+            growth: Has no part in it.
+        """
+        return super().condition(d, 1.0)
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from mukron.linalg import (
     inverse_root_newton,
 )
 from mukron.linalg.inverses import inverse_of_lower
+from mukron.linalg.kernel import KernelFactor, ParametersFactor
 from mukron.linalg.roots import largest_by_squaring
 
 GROUPS, N, D_IN, D_OUT, SAMPLES = 2, 7, 12, 9, 5
@@ -198,3 +199,29 @@ def test_the_largest_eigenvalue_by_squaring(kind, scale):
     assert found[2] == 0
     for share in (found[0] / scale, found[1] / (2 * scale)):
         assert 0.99 < share < 1 + 1e-5
+
+
+# Gauss-Newton's two forms.
+
+
+@pytest.mark.parametrize("positions, groups, outputs", [(1, 1, 1), (1, 1, 5), (3, 1, 5), (2, 2, 4)])
+def test_gauss_newton_is_the_same_in_the_space_of_rows_and_of_parameters(positions, groups, outputs):
+    generator = torch.Generator().manual_seed(0)
+    h = torch.randn(groups, 8, positions, 2, generator=generator, dtype=torch.float64)
+    h = h.repeat_interleave(outputs, dim=1)
+    delta = torch.randn(groups, 8 * outputs, positions, 3, generator=generator, dtype=torch.float64)
+    G = torch.randn(groups, 3, 2, generator=generator, dtype=torch.float64)
+    J = torch.einsum("grpo,grpi->rgoi", delta, h).flatten(1)
+    rho = torch.tensor([0.3], dtype=torch.float64)
+    expected = torch.linalg.solve(J.mT @ J / 7 + 0.3 * torch.eye(J.shape[1]).double(), G.flatten()).reshape(G.shape)
+    for factor in (KernelFactor(h, delta, 7.0, outputs), ParametersFactor(h, delta, 7.0, outputs)):
+        torch.testing.assert_close(factor.prepare(rho)[0].right(G), expected)
+        torch.testing.assert_close(factor.trace(), J.square().sum()[None] / 7)
+        torch.testing.assert_close(factor.largest_eigenvalue(), torch.linalg.eigvalsh(J @ J.mT)[-1:] / 7)
+        assert factor.d == 8 * outputs
+
+
+def test_gauss_newton_takes_the_smaller_form():
+    h, delta = torch.randn(1, 10, 1, 2), torch.randn(1, 10, 1, 3)
+    assert type(KernelFactor.of(h, delta, 1.0)) is ParametersFactor
+    assert type(KernelFactor.of(h[:, :6], delta[:, :6], 1.0)) is KernelFactor

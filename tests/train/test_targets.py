@@ -212,7 +212,7 @@ def test_token_numbers(tmp_path):
 
 @pytest.mark.parametrize("method", ["adamw", "kfac", "foof", "shampoo", "gauss-newton", "sgd"])
 def test_regression(method, own):
-    lr = {"adamw": 0.01, "kfac": 0.1, "foof": 0.1, "shampoo": 0.1, "gauss-newton": 0.1, "sgd": 0.1}[method]
+    lr = {"adamw": 0.01, "kfac": 0.1, "foof": 0.1, "shampoo": 0.1, "gauss-newton": 0.02, "sgd": 0.1}[method]
     config = RunConfig(data=f"{own}:line", width=32, base_width=16, loss="mse", method=method, lr=lr, epochs=40)
     assert dataset_of(config).classes == 2
     run = train(config)

@@ -20,7 +20,8 @@ GPTMethodsOption = Annotated[
     str,
     typer.Option(
         help="Methods: adamw, kfac, foof, shampoo, soap, muon; and without muP torch-muon, pytorch-optimizer-soap and "
-        "distributed-shampoo (if they are installed), shampoo-as-distributed (ours, with its settings)."
+        "distributed-shampoo (if they are installed), shampoo-as-distributed (ours, with its settings); "
+        "torch-muon-groups and pytorch-optimizer-soap-groups take our groups."
     ),
 ]
 GPTWidthsOption = Annotated[
@@ -31,6 +32,10 @@ GPTDepthsOption = Annotated[
 ]
 GPTSchemesOption = Annotated[str, typer.Option(help="mup, sp, or both: mup,sp.")]
 GPTDecayOption = Annotated[float, typer.Option(help="Weight decay of this library's methods, decoupled.")]
+GPTDampingsOption = Annotated[
+    str | None,
+    typer.Option(help="Damping rules, as in rescaled:0.25,rescaled:1,mean-eigenvalue:1. Default: each method's own."),
+]
 GPTRatesOption = Annotated[str, typer.Option(help="Learning rates, as in 0.05,0.1,0.2.")]
 GPTStepsOption = Annotated[int, typer.Option(min=1, help="Steps of a run.")]
 GPTSeedsOption = Annotated[int, typer.Option(min=1, help="Seeds of every run.")]
@@ -51,6 +56,7 @@ def gpt(
     depths: GPTDepthsOption = "4",
     schemes: GPTSchemesOption = "mup",
     weight_decay: GPTDecayOption = 0.0,
+    dampings: GPTDampingsOption = None,
     rates: GPTRatesOption = "0.1",
     steps: GPTStepsOption = 500,
     seeds: GPTSeedsOption = 1,
@@ -78,7 +84,7 @@ def gpt(
         given: dict[str, Any] = {"steps": steps, "seeds": seeds, "file": text, "device": device}
         given |= {"precision": precision, "workers": workers, "rates": tuple(read_numbers(rates, "--rates"))}
         given |= {"depths": tuple(map(int, numbers["--depths"])), "schemes": names_in(schemes)}
-        given |= {"weight_decay": weight_decay}
+        given |= {"weight_decay": weight_decay, "dampings": names_in(dampings) or ("",)}
         options = GPTOptions(names_in(methods), tuple(map(int, numbers["--widths"])), **given)
         if page is not None:
             around_markers(page, GPT_MARKER)  # an error now, not after hours

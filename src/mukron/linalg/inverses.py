@@ -74,7 +74,8 @@ def factorize(M: Tensor, rho: Tensor) -> Factorization:
     for rescue, times, dtype, device in RESCUES:
         damped = add_to_diagonal(M.to(dtype=dtype or M.dtype, device=device or M.device), times * rho)
         lower, info = torch.linalg.cholesky_ex(damped)
-        if not bool(info.any()) and bool(torch.isfinite(lower).all()):
+        # an entry that is not finite makes the diagonal of its row so
+        if not bool(info.any()) and bool(lower.diagonal(dim1=-2, dim2=-1).isfinite().all()):
             return Factorization(lower.to(M), times * rho, rescue)
     raise FactorizationError(f"a {list(M.shape)} matrix could not be factorized at damping {rho.tolist()}")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from math import gcd
 from typing import Any
 
 import torch
@@ -125,15 +126,16 @@ class GaussNewton(SecondOrder):
         # rows are samples x outputs; the errors go into the signals
         jacobians = statistics.jacobians
         h = torch.cat([j.inputs.repeat_interleave(j.errors.shape[1], dim=1) for j in jacobians], dim=1)
+        outputs = gcd(*(j.errors.shape[1] for j in jacobians))
         signals = [j.signals * (scale * j.errors)[None, :, :, None, None] for j in jacobians]
         delta = torch.cat([part.flatten(1, 2) for part in signals], dim=1)
         if any(j.counts is not None for j in jacobians):  # ignored outputs are no rows, and none of the mean eigenvalue
             every = [torch.ones_like(j.errors, dtype=torch.bool) if j.counts is None else j.counts for j in jacobians]
             counts = torch.cat([part.flatten() for part in every])
-            h, delta = h[:, counts], delta[:, counts]
+            h, delta, outputs = h[:, counts], delta[:, counts], 1
         ones = h.new_ones(*h.shape[:3], 1)
         blocks = [block for block, entry in layer.blocks.items() if entry.parameter.grad is not None]
-        factors = {block: KernelFactor(ones if block == BIAS else h, delta, n) for block in blocks}
+        factors = {block: KernelFactor.of(ones if block == BIAS else h, delta, n, outputs) for block in blocks}
         double = layer.name in step.double
         if double:  # of n times the gradient, which keeps its digits so
             statistics.halves = [Halves(delta.flatten(1, 2).double(), h.flatten(1, 2).double(), fused=False)]

@@ -1,4 +1,4 @@
-"""Optimizers of other libraries for the GPT, without muP, and our Shampoo with another library's settings."""
+"""Optimizers of other libraries for the GPT, without muP or with our groups, and our Shampoo with such settings."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from torch.optim import AdamW, Optimizer
 from mukron.damping import Constant
 from mukron.memory import EMA
 from mukron.optim import AdamStep, GradientMomentum, Graft, Shampoo
+from mukron.params import Parametrization
 
 MUON_ADAM_RATE = 1e-3  # for all but the hidden matrices
 BETAS, ROOT_EPSILON, EVERY = (0.9, 0.99), 1e-12, 10  # of Distributed Shampoo: of averages, in its roots, between roots
@@ -28,8 +29,9 @@ class ReferenceMethod:
 
     Attributes:
         title: Its name in tables.
-        optimizers: Makes the optimizers of a network for a learning rate.
+        optimizers: Makes the optimizers of a network for a learning rate; and for a plan, if there is one.
         missing: Why it cannot be run here; empty if it can.
+        with_plan: Whether it is given a plan, of which it takes its groups: muP, or SP.
 
     Example:
         >>> REFERENCE_METHODS["torch-muon"].title
@@ -37,14 +39,26 @@ class ReferenceMethod:
     """
 
     title: str
-    optimizers: Callable[[nn.Module, float], list[Optimizer]]
+    optimizers: Callable[..., list[Optimizer]]
     missing: Callable[[], str] = lambda: ""
+    with_plan: bool = False
 
 
 def _muon(model: nn.Module, lr: float) -> list[Optimizer]:
     hidden, others = _split(model, lambda name, p: name.startswith("branches") and p.ndim == 2)
     muon: Callable[..., Optimizer] = torch.optim.Muon
     return [muon(hidden, lr, weight_decay=0.0), AdamW(others, MUON_ADAM_RATE, weight_decay=0.0)]
+
+
+def _muon_in_groups(model: nn.Module, lr: float, plan: Parametrization) -> list[Optimizer]:
+    muon: Callable[..., Optimizer] = torch.optim.Muon
+    return [muon(plan.param_groups("muon", lr=lr)), AdamW(plan.param_groups("adamw", lr=MUON_ADAM_RATE, beside="muon"))]
+
+
+def _soap_in_groups(model: nn.Module, lr: float, plan: Parametrization) -> list[Optimizer]:
+    library: Any = import_module("pytorch_optimizer")
+    soap: Optimizer = library.SOAP(plan.param_groups("soap", lr=lr), weight_decay=0.0, precondition_frequency=EVERY)
+    return [soap, AdamW(plan.param_groups("adamw", lr=MUON_ADAM_RATE, beside="soap"))]
 
 
 def _distributed_shampoo(model: nn.Module, lr: float) -> list[Optimizer]:
@@ -102,6 +116,10 @@ def _without_pytorch_optimizer() -> str:
 REFERENCE_METHODS = {
     "pytorch-optimizer-soap": ReferenceMethod("SOAP (pytorch_optimizer)", _soap, _without_pytorch_optimizer),
     "torch-muon": ReferenceMethod("Muon (torch)", _muon, _without_muon),
+    "torch-muon-groups": ReferenceMethod("Muon (torch), our groups", _muon_in_groups, _without_muon, with_plan=True),
+    "pytorch-optimizer-soap-groups": ReferenceMethod(
+        "SOAP (pytorch_optimizer), our groups", _soap_in_groups, _without_pytorch_optimizer, with_plan=True
+    ),
     "distributed-shampoo": ReferenceMethod("Distributed Shampoo", _distributed_shampoo, _without_library),
     "shampoo-as-distributed": ReferenceMethod("Shampoo, as Distributed Shampoo", _like_distributed_shampoo),
 }

@@ -6,7 +6,7 @@ import json
 import os
 import platform
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
 from itertools import product
 from math import inf, isfinite
@@ -20,10 +20,11 @@ import torch
 from mukron import __version__
 from mukron.bench.gpt.references import REFERENCE_METHODS
 from mukron.bench.gpt.task import LAYERS, GPTOutcome, GPTRun, check_method, load_text, train_gpt
-from mukron.bench.gpt.transfer import LARGEST_FACTOR, GPTTransfer
+from mukron.bench.gpt.transfer import LARGEST_FACTORS, GPTTransfer
 from mukron.bench.measure import check_device
 from mukron.bench.result import machine_of
 from mukron.bench.stability.runs import CLASS_DEFAULTS, method_defaults, same_defaults
+from mukron.damping import Rule
 from mukron.optim.spec import spec_of
 from mukron.params.storage import write_json
 from mukron.table import Table
@@ -42,17 +43,19 @@ class GPTGroup(NamedTuple):
     steps: int
     scheme: str
     weight_decay: float
+    damping: str
 
     @property
     def title(self) -> str:
         """The method's name in tables."""
         decay = f", decay {self.weight_decay:g}" if self.weight_decay else ""
-        return title_of(self.method) + (", SP" if self.scheme == "sp" else "") + decay
+        damping = f", damping {self.damping}" if self.damping else ""
+        return title_of(self.method) + (", SP" if self.scheme == "sp" else "") + decay + damping
 
 
 def group_of(run: GPTRun) -> GPTGroup:
     """The group that a run belongs to."""
-    return GPTGroup(run.method, run.base, run.base_depth, run.steps, run.scheme, run.weight_decay)
+    return GPTGroup(run.method, run.base, run.base_depth, run.steps, run.scheme, run.weight_decay, run.damping)
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,7 @@ class GPTOptions:
         depths: The numbers of blocks; the smallest is the base of the parametrization.
         schemes: "mup" and "sp".
         weight_decay: Decoupled, of all methods of this library.
+        dampings: Damping rules as text, such as "rescaled:0.25"; an empty text is the method's own.
 
     Raises:
         ValueError: A name is not known, or the text cannot be read.
@@ -93,6 +97,7 @@ class GPTOptions:
     depths: tuple[int, ...] = (LAYERS,)
     schemes: tuple[str, ...] = ("mup",)
     weight_decay: float = 0.0
+    dampings: tuple[str, ...] = ("",)
 
     def __post_init__(self) -> None:
         if not self.methods:
@@ -112,6 +117,11 @@ class GPTOptions:
         for scheme in self.schemes:
             if scheme not in GPT_SCHEMES:
                 raise ValueError(f"--schemes {scheme!r}; known: {', '.join(GPT_SCHEMES)}")
+        for damping in filter(None, self.dampings):
+            Rule.parse(damping)
+            for method in self.methods:
+                if method in REFERENCE_METHODS or spec_of(method).damping is None:
+                    raise ValueError(f"--dampings {damping}: {title_of(method)} has no damping")
         if not 0 <= self.weight_decay < inf:
             raise ValueError(f"--weight-decay: expected a number not below 0, got {self.weight_decay}")
         check_device(self.device, self.precision)
@@ -121,14 +131,15 @@ class GPTOptions:
         """All runs, the largest first: they take longest. References have no muP, and are run once."""
         base, base_depth = min(self.widths), min(self.depths)
         sizes = sorted(product(self.widths, self.depths), key=lambda size: -(size[0] ** 2) * size[1])
-        for (width, depth), method, scheme, lr, seed in product(
-            sizes, self.methods, self.schemes, self.rates, range(self.seeds)
+        for (width, depth), method, scheme, damping, lr, seed in product(
+            sizes, self.methods, self.schemes, self.dampings, self.rates, range(self.seeds)
         ):
             if method in REFERENCE_METHODS:
-                if scheme == self.schemes[0]:
-                    yield GPTRun(method, width, base, lr, seed, self.steps)
+                if scheme == self.schemes[0] or REFERENCE_METHODS[method].with_plan:
+                    yield GPTRun(method, width, base, lr, seed, self.steps, scheme=scheme)
                 continue
-            yield GPTRun(method, width, base, lr, seed, self.steps, depth, base_depth, scheme, self.weight_decay)
+            laws = (depth, base_depth, scheme, self.weight_decay, damping)
+            yield GPTRun(method, width, base, lr, seed, self.steps, *laws)
 
 
 @dataclass
@@ -310,24 +321,42 @@ class GPTResult:
                     )
                     means = {size: {lr: fmean(xs) for lr, xs in rates.items()} for size, rates in losses.items()}
                     found.append(GPTTransfer(group.title, means, axis, seeds))
-        return found
+        return found + self._damping_transfers(loss)
+
+    def _damping_transfers(self, loss: str) -> list[GPTTransfer]:
+        """The same for damping, at one learning rate; each kind of rule by itself."""
+        found: dict[tuple[Any, ...], dict[int, dict[float, list[float]]]] = {}
+        for run, outcome in self.runs.items():
+            if run.damping and run.depth == run.base_depth:
+                kind, _, number = run.damping.partition(":")
+                key = (group_of(replace(run, damping=kind)), run.lr)
+                numbers = found.setdefault(key, {}).setdefault(run.width, {})
+                numbers.setdefault(float(number.split(",")[0]), []).append(float(getattr(outcome, loss)))
+        transfers = []
+        for (group, lr), widths in sorted(found.items()):
+            if len(widths) > 1 and all(len(numbers) > 2 for numbers in widths.values()):
+                curves = {w: {rho: fmean(widths[w][rho]) for rho in sorted(widths[w])} for w in sorted(widths)}
+                seeds = tuple((w, rho, x) for w, of in widths.items() for rho, xs in of.items() for x in xs)
+                transfers.append(GPTTransfer(f"{group.title}, lr {lr:g}", curves, "width", seeds, "damping"))
+        return transfers
 
     def transfer_table(self) -> Table:
         """The table of best learning rates."""
         lines = []
         for both in zip(self.transfers(), self.transfers("training"), strict=True):
             for size in both[0].curves:
-                cells = [both[0].method, str(size) if both[0].axis == "width" else f"depth {size}"]
+                cells = [both[0].method, f"{both[0].axis} {size}", both[0].setting]
                 for found in both:
                     verdict = found.verdict if size == max(found.curves) else ""
-                    cells += [f"{found.best(size):.3f}", f"{found.at_smallest(size):.3f}", verdict]
+                    cells += [f"{found.best(size):.3g}", f"{found.at_smallest(size):.3f}", verdict]
                 lines.append(tuple(cells))
-        measured = ("best lr", "loss at the narrowest width's best", "verdict")
-        columns = ("method", "width", *measured, *(f"training loss: {name}" for name in measured))
+        measured = ("best", "loss at the smallest size's best", "verdict")
+        columns = ("method", "size", "tuned", *measured, *(f"training loss: {name}" for name in measured))
         notes = (
-            "Best lr: where the parabola through the lowest mean loss and its two neighbours is lowest, over log lr.",
-            f"Transfers: no two best rates are more than a factor of {LARGEST_FACTOR:g} apart, and at the tried rate "
-            "that is best at the narrowest width no width is worse than the narrowest.",
+            "Best: where the parabola through the lowest mean loss and its neighbours is lowest, over the logarithm.",
+            f"Transfers: no two best learning rates are more than a factor of {LARGEST_FACTORS['lr']:g} apart "
+            f"(dampings: {LARGEST_FACTORS['damping']:g}), and at the tried value that is best at the smallest size no "
+            "size is worse than the smallest.",
             "Training loss: the same for the mean loss of the last tenth of the batches.",
         )
         return Table("Does the best learning rate transfer?", columns, tuple(lines), notes if lines else ())

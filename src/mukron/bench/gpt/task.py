@@ -21,6 +21,7 @@ from mukron.bench.measure import product_precision
 from mukron.bench.networks import CharGPT
 from mukron.bench.stability.runs import make_optimizer
 from mukron.bench.stability.text import markov_text
+from mukron.damping import Rule
 from mukron.data.tokens import BYTES
 from mukron.optim.spec import SPECS, spec_of
 from mukron.params import base_shapes, parametrize
@@ -48,6 +49,7 @@ class GPTRun:
         base_depth: That of the parametrization's base; branches are multiplied by base depth / depth.
         scheme: "mup", or "sp": the standard parametrization, without that multiplier.
         weight_decay: Decoupled; lr times decay is the same at every width.
+        damping: A damping rule as text, such as "rescaled:0.25". Empty: the method's own.
 
     Example:
         >>> GPTRun("kfac", 256, 256, lr=0.1, seed=0, steps=500).width
@@ -64,6 +66,7 @@ class GPTRun:
     base_depth: int = LAYERS
     scheme: str = "mup"
     weight_decay: float = 0.0
+    damping: str = ""
 
 
 @dataclass(frozen=True)
@@ -205,13 +208,16 @@ def _rate(step: int, steps: int) -> float:
 
 
 def _optimizers(run: GPTRun, model: nn.Module) -> list[Optimizer]:
-    if run.method in REFERENCE_METHODS:
+    if run.method in REFERENCE_METHODS and not REFERENCE_METHODS[run.method].with_plan:
         return REFERENCE_METHODS[run.method].optimizers(model, run.lr)
     deep: dict[str, Any] = {} if run.depth == run.base_depth else {"depth": run.base_depth}
     plan = parametrize(model, base_shapes(partial(network, depth=run.depth), width=run.base, **deep), run.scheme)
+    if run.method in REFERENCE_METHODS:
+        return REFERENCE_METHODS[run.method].optimizers(model, run.lr, plan)
     if not spec_of(run.method).layerwise:
         return [AdamW(plan.param_groups("adamw", lr=run.lr, weight_decay=run.weight_decay))]
     arguments = {"parametrization": plan, "lr": run.lr, "weight_decay": run.weight_decay}
+    arguments |= {"damping": Rule.parse(run.damping)} if run.damping else {}
     return [make_optimizer(spec_of(run.method), model, arguments, {"class_dim": -1})]
 
 

@@ -1,4 +1,4 @@
-"""Where the best learning rate lies at every width or depth, and the verdict on transfer, fixed before results."""
+"""Where the best learning rate or damping lies at every width or depth; the verdict on it, fixed before results."""
 
 from __future__ import annotations
 
@@ -6,18 +6,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf, isfinite, log2
 
-LARGEST_FACTOR = 1.5  # between the best learning rates of two sizes, for a verdict of transfer
+# Between the best values of two sizes, for a verdict of transfer. Losses hardly depend on damping near its best.
+LARGEST_FACTORS = {"lr": 1.5, "damping": 4.0}
 
 
 @dataclass(frozen=True)
 class GPTTransfer:
-    """Where the best learning rate of a method lies at every width, or at every depth.
+    """Where the best learning rate, or damping, of a method lies at every width, or at every depth.
 
     Attributes:
         method: The method's title.
-        curves: By size, mean losses by learning rate, in rising order.
+        curves: By size, mean losses by learning rate or damping, in rising order.
         axis: What the sizes are: "width" or "depth".
-        seeds: Size, learning rate and loss of every run.
+        seeds: Size, learning rate or damping, and loss of every run.
+        setting: What is tuned: "lr" or "damping".
 
     Example:
         >>> falling = {0.05: 2.0, 0.1: 1.8, 0.2: 2.0}
@@ -29,9 +31,10 @@ class GPTTransfer:
     curves: Mapping[int, Mapping[float, float]]
     axis: str = "width"
     seeds: tuple[tuple[int, float, float], ...] = ()
+    setting: str = "lr"
 
     def best(self, size: int) -> float:
-        """The best learning rate of a size; on the edge of the grid, that edge.
+        """The best value of a size; on the edge of the grid, that edge.
 
         Args:
             size: The width or depth.
@@ -39,7 +42,7 @@ class GPTTransfer:
         return lowest_of_parabola(self.curves[size])
 
     def at_smallest(self, size: int) -> float:
-        """The loss at the learning rate that is best at the smallest size, of those that were tried.
+        """The loss at the value that is best at the smallest size, of those that were tried.
 
         Args:
             size: The width or depth.
@@ -55,14 +58,14 @@ class GPTTransfer:
 
     @property
     def verdict(self) -> str:
-        """The verdict, and the factor between the best learning rates."""
+        """The verdict, and the factor between the best values."""
         rates = [self.best(size) for size in self.curves]
         factor = max(rates) / min(rates)
         smallest = self.at_smallest(min(self.curves))
         worse = [size for size in self.curves if not self.at_smallest(size) <= smallest]
         if self.on_edge:
             return f"open: best at the edge of the grid at {self.axis} {', '.join(map(str, self.on_edge))}"
-        if factor > LARGEST_FACTOR:
+        if factor > LARGEST_FACTORS[self.setting]:
             return f"does not transfer, factor {factor:.2f}"
         if worse:
             return f"does not transfer: worse at {self.axis} {', '.join(map(str, worse))}"
