@@ -204,7 +204,7 @@ def test_the_largest_eigenvalue_by_squaring(kind, scale):
 # Gauss-Newton's two forms.
 
 
-@pytest.mark.parametrize("positions, groups, outputs", [(1, 1, 1), (1, 1, 5), (3, 1, 5), (2, 2, 4)])
+@pytest.mark.parametrize(("positions", "groups", "outputs"), [(1, 1, 1), (1, 1, 5), (3, 1, 5), (2, 2, 4)])
 def test_gauss_newton_is_the_same_in_the_space_of_rows_and_of_parameters(positions, groups, outputs):
     generator = torch.Generator().manual_seed(0)
     h = torch.randn(groups, 8, positions, 2, generator=generator, dtype=torch.float64)

@@ -367,3 +367,38 @@ def test_before_the_start_the_gradient_is_within_its_trust():
 
 def test_kl_clip_is_a_value():
     assert KFAC(mlp(), trust=KLClip(1e-4)).options.trust == Trust.of("kl:1e-4")
+
+
+# Stacks of small moves, as on a GPU.
+
+
+@pytest.mark.parametrize("method", [KFAC, FOOF, Shampoo, mukron.SOAP])
+def test_moves_that_are_bounded_as_a_stack_are_those_bounded_one_by_one(method, monkeypatch):
+    def weights(devices):
+        monkeypatch.setattr("mukron.optim.direction.STACKS_ON", devices)
+        torch.manual_seed(0)
+        layers = [nn.Linear(6, 8), nn.Tanh(), *(part for _ in range(3) for part in (nn.Linear(8, 8), nn.Tanh()))]
+        model = nn.Sequential(*layers, nn.Linear(8, 3)).double()
+        optimizer = method(model, lr=0.3, inverse_every=3, refresh_warmup=1)
+        for k in range(8):
+            x = torch.randn(16, 6, generator=torch.Generator().manual_seed(k), dtype=torch.float64)
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), x[:, :3].argmax(1)).backward()
+            optimizer.step()
+            if k == 4:  # a state that was kept continues
+                state = copy.deepcopy(optimizer.state_dict())
+                optimizer.load_state_dict(state)
+        return [*model.parameters()]
+
+    assert calls(monkeypatch, lambda: weights(("cpu",))) < calls(monkeypatch, lambda: weights(()))
+    for stacked, alone in zip(weights(("cpu",)), weights(()), strict=True):
+        torch.testing.assert_close(stacked, alone, rtol=1e-9, atol=1e-12)
+
+
+def calls(monkeypatch, work):
+    """How many spectral norms a piece of work computes."""
+    count = []
+    with monkeypatch.context() as patched:
+        patched.setattr("mukron.optim.direction.spectral_norm", lambda *args: count.append(1) or spectral_norm(*args))
+        work()
+    return len(count)

@@ -17,12 +17,7 @@ import torch
 from torch import Tensor
 
 from mukron.layers import WEIGHT
-from mukron.linalg import (
-    LowRank,
-    Operator,
-    probe,
-    products_of,
-)
+from mukron.linalg import LowRank, Operator, probe, products_of
 from mukron.optim.options import RMS, AdamStep, Graft, KLClip, Spectral, StepRule
 from mukron.optim.table import LayerEntry, ParameterEntry
 from mukron.optim.update import Move, times
@@ -32,9 +27,11 @@ if TYPE_CHECKING:
     from mukron.optim.transaction import Transaction
 
 Place = tuple[LayerEntry, str]  # a layer and one of its blocks
+NO_MOVE = 1e-20  # of its bound: what is no longer than that is a move of zeros
 DIRECTIONS = 3  # random directions beside the one of the last step: a new large direction is seen at once
 ROUNDS, FIRST_ROUNDS = 3, 6
-NO_MOVE = 1e-20  # of its bound: what is no longer than that is a move of zeros
+STACKS_ON = ("cuda",)  # devices where each operation costs a launch
+SMALL = 1 << 20  # entries of a move up to which a launch costs more than what it computes
 OUT_SIDE, IN_SIDE = ("B", "L"), ("A", "R", "K")  # factors of the layer's output and of its input
 
 
@@ -42,26 +39,25 @@ def directions(optimizer: SecondOrder, step: Transaction) -> dict[str, Move]:
     """What to subtract from every parameter that has a gradient, by name, before its learning rate."""
     moves: dict[str, Move] = {}
     gains: list[Tensor] = []  # eta^2 s <move, gradient>, s the parametrization's multiplier of the learning rate
-    options = optimizer.options
-    started = optimizer.steps >= options.start
+    options, started = optimizer.options, optimizer.steps >= optimizer.options.start
+    found: list[tuple[LayerEntry, str, Move, Move, Move]] = []
     for alike in _places(optimizer, step):
         with products_of(True) if alike[0][0].layer.tf32 else nullcontext():
-            found = [(layer, block, *both) for layer, block in alike if (both := _gradient(step, layer, block))]
-            made = _preconditioned(step, found) if started else [G for *_, G in found]
-            for (layer, block, raw, G), direction in zip(found, made, strict=True):
-                entry = layer.blocks[block]
-                if step.applied is not None and started:
-                    step.applied[layer.name, block] = raw, G, direction
-                move = bounded(step, layer, block, raw, G, direction)
-                if isinstance(options.trust, KLClip):
-                    move = dense(move)
-                    gains.append(base_rate(entry) ** 2 * entry.scale * (move * dense(G)).sum().double())
-                if isinstance(move, LowRank) and not entry.group["nesterov"]:
-                    parameter = entry.parameter
-                    if parameter.is_contiguous() and parameter.dtype == move.D.dtype:
-                        moves[entry.name] = move  # it is added straight to its weight or buffer
-                        continue
-                moves[entry.name] = layer.layer.values(block, dense(move))
+            given = [(layer, block, *both) for layer, block in alike if (both := _gradient(step, layer, block))]
+            made = _preconditioned(step, given) if started else [G for *_, G in given]
+            found += [(*each, direction) for each, direction in zip(given, made, strict=True)]
+    for (layer, block, raw, G, direction), bounded_move in zip(found, all_bounded(step, found), strict=True):
+        entry, move = layer.blocks[block], bounded_move
+        if step.applied is not None and started:
+            step.applied[layer.name, block] = raw, G, direction
+        if isinstance(options.trust, KLClip):
+            move = dense(move)
+            gains.append(base_rate(entry) ** 2 * entry.scale * (move * dense(G)).sum().double())
+        if isinstance(move, LowRank) and not entry.group["nesterov"] and _takes_products(entry, move):
+            moves[entry.name] = move
+            continue
+        with products_of(True) if layer.layer.tf32 else nullcontext():
+            moves[entry.name] = layer.layer.values(block, dense(move))
     if isinstance(options.trust, KLClip) and gains:
         # nu = min(1, sqrt(kappa / sum of eta^2 s <move, gradient>))
         nu = (options.trust.kappa / torch.stack(gains).sum().clamp_min(1e-30)).sqrt().clamp_max(1.0)
@@ -74,6 +70,11 @@ def directions(optimizer: SecondOrder, step: Transaction) -> dict[str, Move]:
                 averaged = _averaged(step, entry, G)
             moves[entry.name] = _by_rule(step, options.fallback, entry, G, averaged)
     return moves
+
+
+def _takes_products(entry: ParameterEntry, move: LowRank) -> bool:
+    """Whether D^T H can be added straight to the weight or its buffer."""
+    return entry.parameter.is_contiguous() and entry.parameter.dtype == move.D.dtype
 
 
 def _places(optimizer: SecondOrder, step: Transaction) -> Iterable[list[Place]]:
@@ -125,6 +126,36 @@ def _announce(step: Transaction, entry: ParameterEntry) -> None:
 # Trust.
 
 
+def all_bounded(step: Transaction, found: Sequence[tuple[LayerEntry, str, Move, Move, Move]]) -> list[Move]:
+    """Every move within its trust; on a GPU small ones of one shape are one stack. found: what ``bounded`` takes."""
+    trust, stacks = step.optimizer.options.trust, dict[Any, list[int]]()
+    for place, (layer, block, _, _, move) in enumerate(found):
+        alike = _kind_of_bound(step, layer, block, move) if isinstance(trust, Spectral) else None
+        stacks.setdefault(place if alike is None else alike, []).append(place)
+    moves = [move for *_, move in found]
+    for places in stacks.values():
+        with products_of(True) if found[places[0]][0].layer.tf32 else nullcontext():
+            if len(places) == 1:
+                moves[places[0]] = bounded(step, *found[places[0]])
+                continue
+            assert isinstance(trust, Spectral)
+            of, stack = [found[place][:2] for place in places], torch.cat([dense(moves[place]) for place in places])
+            shorter = dense(_within_spectral_norm(step, trust, of, stack))
+            for place, part in zip(places, shorter.chunk(len(places)), strict=True):
+                moves[place] = part
+    return moves
+
+
+def _kind_of_bound(step: Transaction, layer: LayerEntry, block: str, move: Move) -> tuple[Any, ...] | None:
+    """What moves have in common that may be bounded as one stack; None: this one is bounded by itself."""
+    by_token, cut = layer.layer.one_hot and block == WEIGHT, step.optimizer.options.block is not None
+    if isinstance(move, LowRank) or move.device.type not in STACKS_ON or move[0].numel() > SMALL or by_token or cut:
+        return None
+    entry = layer.blocks[block]
+    known = "power_vector" in step.state_of(entry.parameter), _first_excess(step, layer, block) is not None
+    return (*move.shape, move.dtype, move.device, entry.scale, layer.layer.tf32, *known)
+
+
 def bounded(step: Transaction, layer: LayerEntry, block: str, raw: Move, G: Move, move: Move) -> Move:
     """A layer's move within its trust. ``KLClip`` is of all layers together, and not for here.
 
@@ -133,16 +164,15 @@ def bounded(step: Transaction, layer: LayerEntry, block: str, raw: Move, G: Move
     trust, entry = step.optimizer.options.trust, layer.blocks[block]
     if isinstance(trust, Spectral):
         if step.optimizer.options.block is not None:  # the bound is on the whole matrix, whatever it was cut into
-            whole = _within_spectral_norm(step, trust, layer, block, layer.layer.whole(block, dense(move)))
+            whole = _within_spectral_norm(step, trust, [(layer, block)], layer.layer.whole(block, dense(move)))
             return layer.layer.cut(block, dense(whole))
-        return _within_spectral_norm(step, trust, layer, block, move)
+        return _within_spectral_norm(step, trust, [(layer, block)], move)
     if isinstance(trust, RMS):
         return _of_length(step, layer, block, dense(move), trust.size * entry.parameter.numel() ** 0.5)
     if isinstance(trust, Graft):
         plain, averaged = (layer.layer.values(block, dense(gradient)) for gradient in (raw, G))
         own = _by_rule(step, trust.step_rule, entry, plain, averaged)
-        started = step.optimizer.steps >= step.optimizer.options.start
-        if not started:
+        if step.optimizer.steps < step.optimizer.options.start:
             return layer.layer.block(block, own)
         return _of_length(step, layer, block, dense(move), own.norm(dtype=torch.float64))
     return move
@@ -157,24 +187,40 @@ def _of_length(step: Transaction, layer: LayerEntry, block: str, move: Tensor, l
     return scaled
 
 
-def _within_spectral_norm(step: Transaction, trust: Spectral, layer: LayerEntry, block: str, move: Move) -> Move:
-    """The move, shortened if its singular value exceeds size (d_out / d_in)^1/2, or ``growth`` times its first one."""
-    entry, operators_of = layer.blocks[block], block if step.optimizer.by_block else WEIGHT
-    state = step.state_of(entry.parameter)
+def _within_spectral_norm(step: Transaction, trust: Spectral, places: Sequence[Place], move: Move) -> Move:
+    """Moves of one shape and scale, shortened to size (d_out / d_in)^1/2 and to ``growth`` times their first ones."""
+    (layer, block), entries = places[0], [layer.blocks[block] for layer, block in places]
     d_out, d_in = (move.D.shape[-1], move.H.shape[-1]) if isinstance(move, LowRank) else move.shape[-2:]
     if layer.layer.one_hot and block == WEIGHT:  # an input picks the row of one token
         move, d_in = dense(move), 1
         largest = torch.linalg.vector_norm(move, dim=-2, keepdim=True)
     else:
-        largest, vector = spectral_norm(move, state.get("power_vector"))
-        step.stage(entry.parameter, power_vector=vector)
-    excess = (largest * (entry.scale / (trust.size * (d_out / d_in) ** 0.5))).clamp_min(NO_MOVE)
-    first = state.get("first_excess") if (layer.name, operators_of) in step.stale else None
+        last = [step.state_of(entry.parameter).get("power_vector") for entry in entries]
+        largest, vectors = spectral_norm(move, _joined(last))
+        for entry, vector in zip(entries, vectors.chunk(len(places)), strict=True):
+            step.stage(entry.parameter, power_vector=vector)
+    excess = (largest * (entries[0].scale / (trust.size * (d_out / d_in) ** 0.5))).clamp_min(NO_MOVE)
+    first = _joined([_first_excess(step, layer, block) for layer, block in places])
     if first is None:
-        step.stage(entry.parameter, first_excess=excess.amax((-1, -2)))
+        for entry, part in zip(entries, excess.amax((-1, -2)).chunk(len(places)), strict=True):
+            step.stage(entry.parameter, first_excess=part)
     shortening = to_shorten(trust, excess, first)
-    step.shortenings[layer.name, block] = shortening.amin((-1, -2))  # the least over an embedding's tokens
+    least = shortening.amin((-1, -2))  # over an embedding's tokens
+    for (layer, block), part in zip(places, least.chunk(len(places)), strict=True):
+        step.shortenings[layer.name, block] = part
     return times(move, shortening)
+
+
+def _first_excess(step: Transaction, layer: LayerEntry, block: str) -> Tensor | None:
+    """The excess of the first move with the same inverse, [groups]; None: this step has made the inverse."""
+    operators_of = block if step.optimizer.by_block else WEIGHT
+    first = step.state_of(layer.blocks[block].parameter).get("first_excess")
+    return first if (layer.name, operators_of) in step.stale else None
+
+
+def _joined(parts: Sequence[Tensor | None]) -> Tensor | None:
+    known = [part for part in parts if part is not None]
+    return known[0] if len(known) == 1 else torch.cat(known) if known else None
 
 
 def to_shorten(trust: Spectral, excess: Tensor, first: Tensor | None) -> Tensor:

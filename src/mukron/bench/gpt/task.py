@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import time
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from itertools import islice
 from math import inf, isfinite
 from pathlib import Path
 from typing import Any
@@ -138,33 +141,78 @@ def train_gpt(run: GPTRun, file: Path | None, device: str, precision: str) -> GP
         True
     """
     train, validation = load_text(file, device)
-    with own_random_numbers(torch.device(device)), product_precision(precision), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of embeddings that the fallback rule trains, and of skipped steps
-        torch.manual_seed(run.seed)
-        model = network(run.width, run.depth, _multiplier(run)).to(device)
-        optimizers = _optimizers(run, model)
-        schedules = [LambdaLR(optimizer, partial(_rate, steps=run.steps)) for optimizer in optimizers]
-        draws = torch.Generator().manual_seed(run.seed + 1)
-        window = torch.arange(WINDOW + 1, device=device)
-        losses: list[Tensor] = []
+    with _alone(device, precision):
+        model = _initial(run, device)
         begin = time.perf_counter()
-        for _ in range(run.steps):
-            starts = torch.randint(len(train) - WINDOW, (BATCH, 1), generator=draws).to(device)
-            batch = train[starts + window]
-            for optimizer in optimizers:
-                optimizer.zero_grad()
-            loss = _loss(model, batch)
-            loss.backward()  # type: ignore[no-untyped-call]
-            for optimizer, schedule in zip(optimizers, schedules, strict=True):
-                optimizer.step()
-                schedule.step()
-            losses.append(loss.detach())
-        numbers = torch.stack(losses).double()
+        numbers = torch.stack([*_losses(run, model, train)]).double()
         last = float(numbers[-max(1, run.steps // 10) :].mean())
         seconds = time.perf_counter() - begin
         measured = (validation_loss(model, validation), last, float(numbers.max()))
         whole, last, largest = (number if isfinite(number) else inf for number in measured)
     return GPTOutcome(whole, last, largest, seconds)
+
+
+def step_milliseconds(run: GPTRun, file: Path | None, device: str, precision: str) -> float:
+    """Measure what a step costs, all of it: passes, refreshes of inverses, the optimizer, the schedule.
+
+    Args:
+        run: The run, of which the first steps are not counted.
+        file: The text. None: a synthetic one.
+        device: "cpu" or "cuda".
+        precision: Of float32 products on a GPU: "float32" or "tf32".
+
+    Returns:
+        Milliseconds per step, averaged over steps.
+
+    Example:
+        >>> step_milliseconds(GPTRun("foof", 64, 64, lr=0.1, seed=0, steps=22), None, "cpu", "float32") > 0
+        True
+    """
+    train, _ = load_text(file, device)
+    with _alone(device, precision):
+        losses = _losses(run, _initial(run, device), train)
+        for _ in islice(losses, WARMUP):
+            pass
+        begin = _now(device)
+        counted = sum(1 for _ in losses)
+        return 1e3 * (_now(device) - begin) / counted
+
+
+def _now(device: str) -> float:
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+@contextmanager
+def _alone(device: str, precision: str) -> Iterator[None]:
+    with own_random_numbers(torch.device(device)), product_precision(precision), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of embeddings that the fallback rule trains, and of skipped steps
+        yield
+
+
+def _initial(run: GPTRun, device: str) -> nn.Module:
+    torch.manual_seed(run.seed)
+    return network(run.width, run.depth, _multiplier(run)).to(device)
+
+
+def _losses(run: GPTRun, model: nn.Module, train: Tensor) -> Iterator[Tensor]:
+    """Trains the network, and yields the loss of every batch after its step."""
+    optimizers = _optimizers(run, model)
+    schedules = [LambdaLR(optimizer, partial(_rate, steps=run.steps)) for optimizer in optimizers]
+    draws = torch.Generator().manual_seed(run.seed + 1)
+    window = torch.arange(WINDOW + 1, device=train.device)
+    for _ in range(run.steps):
+        starts = torch.randint(len(train) - WINDOW, (BATCH, 1), generator=draws).to(train.device)
+        batch = train[starts + window]
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        loss = _loss(model, batch)
+        loss.backward()  # type: ignore[no-untyped-call]
+        for optimizer, schedule in zip(optimizers, schedules, strict=True):
+            optimizer.step()
+            schedule.step()
+        yield loss.detach()
 
 
 def network(width: int, depth: int = LAYERS, multiplier: float = 1.0) -> nn.Module:
