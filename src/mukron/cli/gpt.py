@@ -42,6 +42,13 @@ GPTSeedsOption = Annotated[int, typer.Option(min=1, help="Seeds of every run.")]
 GPTDeviceOption = Annotated[str, typer.Option(help="cpu or cuda.")]
 GPTPrecisionOption = Annotated[str, typer.Option(help="Precision of float32 products on a GPU: float32 or tf32.")]
 GPTWorkersOption = Annotated[int, typer.Option(min=1, help="Number of processes; each trains one run at a time.")]
+GPTSecondsOption = Annotated[
+    float | None,
+    typer.Option(
+        help="Also measure what a step costs, and train each method for so many seconds at its best learning rate: "
+        "which optimizer is best after equal time? With one width.",
+    ),
+]
 GPTOutOption = Annotated[Path, typer.Option(file_okay=False, help="Folder for the numbers and the figure.")]
 GPTPageOption = Annotated[
     Path | None, typer.Option(help="A page to write the tables into, between its two markers <!-- gpt -->.")
@@ -63,6 +70,7 @@ def gpt(
     device: GPTDeviceOption = "cpu",
     precision: GPTPrecisionOption = "float32",
     workers: GPTWorkersOption = 1,
+    seconds: GPTSecondsOption = None,
     out: GPTOutOption = Path("bench"),
     page: GPTPageOption = None,
 ) -> None:
@@ -72,8 +80,10 @@ def gpt(
     is stored at once. The same command continues where it was interrupted.
     """
     with errors(continues=True):
+        from mukron.bench.gpt.choice import run_equal_time
+        from mukron.bench.gpt.options import GPTOptions
         from mukron.bench.gpt.page import GPT_MARKER
-        from mukron.bench.gpt.result import GPTOptions, GPTResult, run_gpt
+        from mukron.bench.gpt.result import GPTResult, run_gpt
         from mukron.bench.page import around_markers
 
         sizes = {"--widths": widths, "--depths": depths}
@@ -85,12 +95,16 @@ def gpt(
         given |= {"precision": precision, "workers": workers, "rates": tuple(read_numbers(rates, "--rates"))}
         given |= {"depths": tuple(map(int, numbers["--depths"])), "schemes": names_in(schemes)}
         given |= {"weight_decay": weight_decay, "dampings": names_in(dampings) or ("",)}
+        if seconds is not None and not (seconds > 0 and len(numbers["--widths"]) == 1):
+            raise ValueError(f"--seconds {seconds:g}: expected a positive number, and one width")
         options = GPTOptions(names_in(methods), tuple(map(int, numbers["--widths"])), **given)
         if page is not None:
             around_markers(page, GPT_MARKER)  # an error now, not after hours
         result = GPTResult.stored(out, bench_command(context), options)
         try:
             run_gpt(options, result, out, say)
+            if seconds is not None:
+                run_equal_time(options, seconds, result, out, say)
         finally:
             _show(result, out, page)
 
@@ -98,6 +112,7 @@ def gpt(
 def _show(result: GPTResult, out: Path, page: Path | None) -> None:
     """Prints the tables, and writes the figure and the page. Nothing of it if there are no runs yet."""
     from mukron import figures
+    from mukron.bench.gpt.choice import choice_table
     from mukron.bench.gpt.drawing import draw_gpt
     from mukron.bench.gpt.page import write_gpt_page
 
@@ -105,6 +120,8 @@ def _show(result: GPTResult, out: Path, page: Path | None) -> None:
         return
     written = [result.save(out)]
     show(result.table())
+    if result.costs:
+        show(choice_table(result))
     if not result.transfers() and len({(run.width, run.depth) for run in result.runs}) > 1:
         print("no verdict on transfer: that needs at least three learning rates at every size")
     if result.transfers():

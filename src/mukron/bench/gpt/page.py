@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from mukron.bench.gpt.choice import choice_table
 from mukron.bench.gpt.drawing import draw_gpt
 from mukron.bench.gpt.result import GPTResult
 from mukron.bench.page import markdown_lines, page_link, write_marked_page
@@ -46,13 +47,16 @@ def gpt_section(file: Path, beside: Path) -> str:
         "",
     ]
     lines += ["```sh", *result.commands, "```", ""]
+    if result.costs:
+        lines += [*markdown_lines(choice_table(result)), ""]
     if result.transfers():
         picture = page_link(file.with_suffix(".svg"), beside)
         lines += [
             *markdown_lines(result.transfer_table()),
             "",
-            f"![Loss against learning rate by width]({picture})",
+            f"![Loss against what is tuned, by size]({picture})",
             "",
         ]
-    lines += [*markdown_lines(result.table()), "", f"Numbers: [{file.name}]({page_link(file, beside)})."]
+    lines += ["<details><summary>All runs</summary>", "", *markdown_lines(result.table()), "", "</details>", ""]
+    lines += [f"Numbers: [{file.name}]({page_link(file, beside)})."]
     return "\n".join(lines)

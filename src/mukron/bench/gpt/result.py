@@ -8,7 +8,6 @@ import platform
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
-from itertools import product
 from math import inf, isfinite
 from pathlib import Path
 from statistics import fmean
@@ -18,20 +17,17 @@ from typing import Any, NamedTuple
 import torch
 
 from mukron import __version__
+from mukron.bench.gpt.options import GPTOptions, title_of
 from mukron.bench.gpt.references import REFERENCE_METHODS
-from mukron.bench.gpt.task import LAYERS, GPTOutcome, GPTRun, check_method, load_text, train_gpt
+from mukron.bench.gpt.task import GPTOutcome, GPTRun, train_gpt
 from mukron.bench.gpt.transfer import LARGEST_FACTORS, GPTTransfer
-from mukron.bench.measure import check_device
 from mukron.bench.result import machine_of
 from mukron.bench.stability.runs import CLASS_DEFAULTS, method_defaults, same_defaults
-from mukron.damping import Rule
 from mukron.optim.spec import spec_of
 from mukron.params.storage import write_json
 from mukron.table import Table
 from mukron.workers.pool import WorkerPool
 from mukron.workers.progress import TimeLeft
-
-GPT_SCHEMES = ("mup", "sp")
 
 
 class GPTGroup(NamedTuple):
@@ -58,90 +54,6 @@ def group_of(run: GPTRun) -> GPTGroup:
     return GPTGroup(run.method, run.base, run.base_depth, run.steps, run.scheme, run.weight_decay, run.damping)
 
 
-@dataclass(frozen=True)
-class GPTOptions:
-    """What to run.
-
-    Attributes:
-        methods: Names of methods.
-        widths: The sizes of a token's vector; the narrowest is the base of the parametrization.
-        rates: Learning rates.
-        steps: The number of steps.
-        seeds: The number of seeds.
-        file: The text. None: a synthetic one.
-        device: "cpu" or "cuda".
-        precision: Of float32 products on a GPU: "float32" or "tf32".
-        workers: The number of processes; each trains one run at a time.
-        depths: The numbers of blocks; the smallest is the base of the parametrization.
-        schemes: "mup" and "sp".
-        weight_decay: Decoupled, of all methods of this library.
-        dampings: Damping rules as text, such as "rescaled:0.25"; an empty text is the method's own.
-
-    Raises:
-        ValueError: A name is not known, or the text cannot be read.
-
-    Example:
-        >>> len([*GPTOptions(methods=("kfac",), widths=(64, 128), rates=(0.05, 0.1), seeds=2).runs()])
-        8
-    """
-
-    methods: tuple[str, ...] = ("kfac", "shampoo")
-    widths: tuple[int, ...] = (256,)
-    rates: tuple[float, ...] = (0.1,)
-    steps: int = 500
-    seeds: int = 1
-    file: Path | None = None
-    device: str = "cpu"
-    precision: str = "float32"
-    workers: int = 1
-    depths: tuple[int, ...] = (LAYERS,)
-    schemes: tuple[str, ...] = ("mup",)
-    weight_decay: float = 0.0
-    dampings: tuple[str, ...] = ("",)
-
-    def __post_init__(self) -> None:
-        if not self.methods:
-            raise ValueError("--methods: name at least one")
-        for method in self.methods:
-            check_method(method)
-        for width in self.widths:
-            if width < 1 or (width > 64 and width % 64):
-                raise ValueError(f"--widths {width}: beyond 64 expected multiples of 64, the size of a head")
-        if any(not 0 < rate < inf for rate in self.rates):
-            raise ValueError(f"--rates: expected positive numbers, got {', '.join(map(str, self.rates))}")
-        if any(depth < 1 for depth in self.depths):
-            raise ValueError(f"--depths: expected numbers of blocks, got {', '.join(map(str, self.depths))}")
-        references = [method for method in self.methods if method in REFERENCE_METHODS]
-        if references and set(self.depths) != {LAYERS}:
-            raise ValueError(f"--methods {references[0]} has {LAYERS} blocks and no laws of depth: leave out --depths")
-        for scheme in self.schemes:
-            if scheme not in GPT_SCHEMES:
-                raise ValueError(f"--schemes {scheme!r}; known: {', '.join(GPT_SCHEMES)}")
-        for damping in filter(None, self.dampings):
-            Rule.parse(damping)
-            for method in self.methods:
-                if method in REFERENCE_METHODS or spec_of(method).damping is None:
-                    raise ValueError(f"--dampings {damping}: {title_of(method)} has no damping")
-        if not 0 <= self.weight_decay < inf:
-            raise ValueError(f"--weight-decay: expected a number not below 0, got {self.weight_decay}")
-        check_device(self.device, self.precision)
-        load_text(self.file, "cpu")
-
-    def runs(self) -> Iterable[GPTRun]:
-        """All runs, the largest first: they take longest. References have no muP, and are run once."""
-        base, base_depth = min(self.widths), min(self.depths)
-        sizes = sorted(product(self.widths, self.depths), key=lambda size: -(size[0] ** 2) * size[1])
-        for (width, depth), method, scheme, damping, lr, seed in product(
-            sizes, self.methods, self.schemes, self.dampings, self.rates, range(self.seeds)
-        ):
-            if method in REFERENCE_METHODS:
-                if scheme == self.schemes[0] or REFERENCE_METHODS[method].with_plan:
-                    yield GPTRun(method, width, base, lr, seed, self.steps, scheme=scheme)
-                continue
-            laws = (depth, base_depth, scheme, self.weight_decay, damping)
-            yield GPTRun(method, width, base, lr, seed, self.steps, *laws)
-
-
 @dataclass
 class GPTResult:
     """All stored runs, and where they were made.
@@ -156,6 +68,7 @@ class GPTResult:
         machine: Names of processor and GPU, numbers of cores and threads.
         versions: Versions by package.
         date: The day of the last run.
+        costs: By method and width, milliseconds per step with nothing else on the device.
 
     Example:
         >>> result = GPTResult.new("mukron bench gpt", GPTOptions())
@@ -172,6 +85,7 @@ class GPTResult:
     machine: Mapping[str, Any] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
     date: str = ""
+    costs: dict[str, float] = field(default_factory=dict)
 
     @staticmethod
     def new(command: str, options: GPTOptions) -> GPTResult:
@@ -208,7 +122,7 @@ class GPTResult:
                     f"{path} has runs with text {old.text} and precision {old.precision}; choose another --out"
                 )
             result.commands = list(dict.fromkeys([*old.commands, command]))
-            result.runs, result.defaults = old.runs, old.defaults
+            result.runs, result.defaults, result.costs = old.runs, old.defaults, old.costs
         return result
 
     @property
@@ -224,7 +138,7 @@ class GPTResult:
         """
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{self.name}.json"
-        names = ("commands", "device", "text", "precision", "date", "machine", "versions", "defaults")
+        names = ("commands", "device", "text", "precision", "date", "machine", "versions", "defaults", "costs")
         runs = [{"run": asdict(run), "outcome": _finite(asdict(outcome))} for run, outcome in self.runs.items()]
         write_json(path, {**{name: getattr(self, name) for name in names}, "runs": runs})
         return path
@@ -262,13 +176,15 @@ class GPTResult:
         before, present = len(self.runs), method_defaults(spec_of(method), CLASS_DEFAULTS)
         if not same_defaults(self.defaults.get(method), present):
             self.runs = {run: outcome for run, outcome in self.runs.items() if run.method != method}
+            self.costs = {key: cost for key, cost in self.costs.items() if key.split()[0] != method}
         self.defaults[method] = present
         return before - len(self.runs)
 
     def groups(self) -> dict[GPTGroup, dict[tuple[int, int], dict[float, list[GPTOutcome]]]]:
         """Runs that differ in their size alone, together; then by width and depth; then by learning rate, rising."""
         found: dict[GPTGroup, dict[tuple[int, int], dict[float, list[GPTOutcome]]]] = {}
-        for run in sorted(self.runs, key=lambda run: (run.base, run.steps, run.width, run.depth, run.lr, run.seed)):
+        runs = [run for run in self.runs if not run.seconds]
+        for run in sorted(runs, key=lambda run: (run.base, run.steps, run.width, run.depth, run.lr, run.seed)):
             rates = found.setdefault(group_of(run), {}).setdefault((run.width, run.depth), {})
             rates.setdefault(run.lr, []).append(self.runs[run])
         return found
@@ -362,11 +278,6 @@ class GPTResult:
         return Table("Does the best learning rate transfer?", columns, tuple(lines), notes if lines else ())
 
 
-def title_of(method: str) -> str:
-    """The name of a method for people."""
-    return REFERENCE_METHODS[method].title if method in REFERENCE_METHODS else spec_of(method).title
-
-
 def run_gpt(options: GPTOptions, result: GPTResult, folder: Path, say: Callable[[str], None]) -> None:
     """Run what is not stored yet, and store every run at once.
 
@@ -379,7 +290,22 @@ def run_gpt(options: GPTOptions, result: GPTResult, folder: Path, say: Callable[
     for method in options.methods:
         if method not in REFERENCE_METHODS and (dropped := result.drop_outdated(method)):
             say(f"{title_of(method)} has other defaults than when it was stored: {dropped} runs are repeated")
-    missing: Sequence[GPTRun] = [run for run in options.runs() if run not in result.runs]
+    train_missing(options.runs(), options, result, folder, say)
+
+
+def train_missing(
+    runs: Iterable[GPTRun], options: GPTOptions, result: GPTResult, folder: Path, say: Callable[[str], None]
+) -> None:
+    """Train what is not stored yet, and store every run at once.
+
+    Args:
+        runs: The runs.
+        options: Where they are trained, and in how many processes.
+        result: Where runs are added.
+        folder: Where the result is saved.
+        say: Is told what was done, in lines.
+    """
+    missing: Sequence[GPTRun] = [run for run in runs if run not in result.runs]
     lock, left = Lock(), TimeLeft(len(missing))
 
     def train(run: GPTRun) -> None:

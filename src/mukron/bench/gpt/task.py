@@ -53,6 +53,7 @@ class GPTRun:
         scheme: "mup", or "sp": the standard parametrization, without that multiplier.
         weight_decay: Decoupled; lr times decay is the same at every width.
         damping: A damping rule as text, such as "rescaled:0.25". Empty: the method's own.
+        seconds: The time that this number of steps was to take; 0: the number was given.
 
     Example:
         >>> GPTRun("kfac", 256, 256, lr=0.1, seed=0, steps=500).width
@@ -70,6 +71,7 @@ class GPTRun:
     scheme: str = "mup"
     weight_decay: float = 0.0
     damping: str = ""
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
