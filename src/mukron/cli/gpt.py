@@ -36,7 +36,10 @@ GPTDampingsOption = Annotated[
     str | None,
     typer.Option(help="Damping rules, as in rescaled:0.25,rescaled:1,mean-eigenvalue:1. Default: each method's own."),
 ]
-GPTRatesOption = Annotated[str, typer.Option(help="Learning rates, as in 0.05,0.1,0.2.")]
+GPTRatesOption = Annotated[
+    str | None,
+    typer.Option(help="Learning rates, as in 0.05,0.1,0.2. Default: 0.1; with --seconds: those that are stored."),
+]
 GPTStepsOption = Annotated[int, typer.Option(min=1, help="Steps of a run.")]
 GPTSeedsOption = Annotated[int, typer.Option(min=1, help="Seeds of every run.")]
 GPTDeviceOption = Annotated[str, typer.Option(help="cpu or cuda.")]
@@ -45,8 +48,8 @@ GPTWorkersOption = Annotated[int, typer.Option(min=1, help="Number of processes;
 GPTSecondsOption = Annotated[
     float | None,
     typer.Option(
-        help="Also measure what a step costs, and train each method for so many seconds at its best learning rate: "
-        "which optimizer is best after equal time? With one width.",
+        help="Also measure what a step costs, and train each method for so many seconds at the best learning rate of "
+        "the stored runs: which optimizer is best after equal time? With one width.",
     ),
 ]
 GPTOutOption = Annotated[Path, typer.Option(file_okay=False, help="Folder for the numbers and the figure.")]
@@ -64,7 +67,7 @@ def gpt(
     schemes: GPTSchemesOption = "mup",
     weight_decay: GPTDecayOption = 0.0,
     dampings: GPTDampingsOption = None,
-    rates: GPTRatesOption = "0.1",
+    rates: GPTRatesOption = None,
     steps: GPTStepsOption = 500,
     seeds: GPTSeedsOption = 1,
     device: GPTDeviceOption = "cpu",
@@ -92,7 +95,8 @@ def gpt(
             if any(number != int(number) for number in of):
                 raise ValueError(f"{name} {sizes[name]!r}: expected whole numbers, as in 128,256")
         given: dict[str, Any] = {"steps": steps, "seeds": seeds, "file": text, "device": device}
-        given |= {"precision": precision, "workers": workers, "rates": tuple(read_numbers(rates, "--rates"))}
+        tried = () if rates is None and seconds is not None else tuple(read_numbers(rates or "0.1", "--rates"))
+        given |= {"precision": precision, "workers": workers, "rates": tried}
         given |= {"depths": tuple(map(int, numbers["--depths"])), "schemes": names_in(schemes)}
         given |= {"weight_decay": weight_decay, "dampings": names_in(dampings) or ("",)}
         if seconds is not None and not (seconds > 0 and len(numbers["--widths"]) == 1):

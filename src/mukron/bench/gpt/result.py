@@ -263,6 +263,9 @@ class GPTResult:
             for size in both[0].curves:
                 cells = [both[0].method, f"{both[0].axis} {size}", both[0].setting]
                 for found in both:
+                    if not any(isfinite(x) for curve in found.curves.values() for x in curve.values()):
+                        cells += ["", "", "not kept" if size == max(found.curves) else ""]
+                        continue
                     verdict = found.verdict if size == max(found.curves) else ""
                     cells += [f"{found.best(size):.3g}", f"{found.at_smallest(size):.3f}", verdict]
                 lines.append(tuple(cells))
