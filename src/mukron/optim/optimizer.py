@@ -9,7 +9,7 @@ are applied (``precondition``). Everything else is here.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -20,7 +20,6 @@ from torch.optim import Optimizer
 
 from mukron.curvature import Capture, CaptureOptions, LayerStatistics, gather
 from mukron.damping import Adaptive, Rule
-from mukron.layers import BIAS, WEIGHT
 from mukron.linalg import Factor
 from mukron.optim.direction import apply, base_rate, directions
 from mukron.optim.docs import describe, refuse_unknown
@@ -111,7 +110,6 @@ class SecondOrder(Optimizer):
         check_arguments(type(self).__name__, model, parametrization, lr)
         self.model, self.options, self.capture_options = model, options, capture_options
         self.parametrization = None if parametrization is None else parametrization.bind(model)
-        self.powers = {block: self.powers_of(block) for block in (WEIGHT, BIAS)}
         self.exchange: Exchange | None = None
         self.steps, self.skipped, self._skipped_in_a_row, self._skip_cause, self._ready = 0, 0, 0, "", False
         self.watchers: list[Watcher] = []
@@ -158,11 +156,18 @@ class SecondOrder(Optimizer):
     def warn(self) -> None:
         """What a user should know of the model before the first step."""
 
-    def powers_of(self, block: str) -> dict[str, Fraction]:
+    def check_tables(self) -> None:
+        """Refuse layers that the method can do nothing with."""
+
+    def notes(self) -> list[str]:
+        """What ``plan`` says below its table of the method's choices."""
+        return []
+
+    def powers_of(self, factors: Collection[str]) -> dict[str, Fraction]:
         """By factor, the power of it that the gradient of a block is divided by.
 
         Args:
-            block: The weight or the bias.
+            factors: The names of the factors that the block has.
         """
         return {statistic.name: e for statistic, e in self.method.factors}
 
@@ -191,6 +196,7 @@ class SecondOrder(Optimizer):
             self.model, self.param_groups, options, self.parametrization, self.method,
             (rates, options.fallback.name), self.capture_options.anything,
         )  # fmt: skip
+        self.check_tables()
         if self._capture is not None:
             self._capture.close()
         heard = {name: entry.layer for name, entry in self.layers.items()} if self.capture_options.anything else {}
