@@ -145,7 +145,7 @@ class Shampoo(SecondOrder):
         split: Mapping[str, int] | None = None,
         params: Iterable[Any] | None = None,
     ) -> None:
-        self.method = shampoo(e, sides)  # type: ignore[misc]
+        self.method = shampoo(e, str(sides))  # type: ignore[misc]
         solver = Solver.of(solver, (Eigh, Newton, Tracked))
         if tolerance is not None:
             if not isinstance(solver, Tracked):
