@@ -9,7 +9,7 @@ are applied (``precondition``). Everything else is here.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -110,6 +110,7 @@ class SecondOrder(Optimizer):
         check_arguments(type(self).__name__, model, parametrization, lr)
         self.model, self.options, self.capture_options = model, options, capture_options
         self.parametrization = None if parametrization is None else parametrization.bind(model)
+        self.powers = {number: self.powers_of(number) for number in range(1, 1 + max(2, len(self.method.factors)))}
         self.exchange: Exchange | None = None
         self.steps, self.skipped, self._skipped_in_a_row, self._skip_cause, self._ready = 0, 0, 0, "", False
         self.watchers: list[Watcher] = []
@@ -163,11 +164,11 @@ class SecondOrder(Optimizer):
         """What ``plan`` says below its table of the method's choices."""
         return []
 
-    def powers_of(self, factors: Collection[str]) -> dict[str, Fraction]:
+    def powers_of(self, number: int) -> dict[str, Fraction]:
         """By factor, the power of it that the gradient of a block is divided by.
 
         Args:
-            factors: The names of the factors that the block has.
+            number: How many factors the block has.
         """
         return {statistic.name: e for statistic, e in self.method.factors}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from fractions import Fraction
 from typing import Any
 
@@ -268,13 +268,13 @@ class Shampoo(SecondOrder):
                 factors[name] = MatrixFactor(rows.mT @ rows)
         return factors
 
-    def powers_of(self, factors: Collection[str]) -> dict[str, Fraction]:
+    def powers_of(self, number: int) -> dict[str, Fraction]:
         """By factor, the power that a gradient is divided by: e in all.
 
         Args:
-            factors: L and R, or one of them.
+            number: How many of L and R there are.
         """
-        return dict.fromkeys(factors, self.method.e_A / len(factors))
+        return dict.fromkeys(("L", "R"), self.method.e_A / number)
 
     def precondition(self, layer: LayerEntry, block: str, G: Move, step: Transaction) -> Move:
         """Apply the roots of L and R to the gradient of a block.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from fractions import Fraction
 from typing import Any
 
@@ -194,11 +194,11 @@ class SOAP(SecondOrder):
                 factors[name] = PlainFactor(rows.square().sum(-2))
         return {WEIGHT: factors}
 
-    def powers_of(self, factors: Collection[str]) -> dict[str, Fraction]:
+    def powers_of(self, number: int) -> dict[str, Fraction]:
         """None: of L and R the bases alone are used.
 
         Args:
-            factors: L and R.
+            number: How many factors there are, two.
         """
         return dict.fromkeys(("L", "R"), Fraction(0))
 
