@@ -379,6 +379,26 @@ def test_it_skips_and_resumes_bit_for_bit(options, solver, trust):
         assert torch.equal(a, c)
 
 
+@pytest.mark.parametrize("solver", ["eigh", "tracked"])
+def test_a_state_of_other_sides_can_be_continued(solver):
+    """With the operators that were saved, until the next refresh."""
+    choices = ({}, {"max_size": MAX_SIZE}, {"sides": "input"}, {"sides": "output"})
+    for before, after in itertools.permutations(choices, 2):
+        torch.manual_seed(0)
+        model = mlp()
+        optimizer, other = (mukron.Shampoo(model, solver=solver, **options) for options in (before, after))
+        for number in range(26):
+            if number == 13:
+                other.load_state_dict(optimizer.state_dict())
+                optimizer = other
+            optimizer.zero_grad()
+            differentiate(model, *batch((16, 5), number))
+            optimizer.step()
+        assert optimizer.skipped == 0
+        held = optimizer.state[model[0].weight]["operators"]["weight"]
+        assert tuple(held) == optimizer.factors_of(optimizer.layers["0"], "weight")
+
+
 def test_a_matrix_without_any_factor_is_refused():
     model = nn.Sequential(nn.Linear(8, 9), nn.Linear(9, 3))
     match = r'"0" \[9, 8\]: no side that could have a factor is within max_size=6.*block=6'
