@@ -75,8 +75,8 @@ def test_names_aliases_and_variants_lead_to_one_record():
     assert spec_of("soap:input") is SPECS["soap"]
     assert spec_of("adam") is spec_of("AdamW") is SPECS["adamw"]
     assert spec_of("gn") is SPECS["gauss-newton"]
-    known = ["sgd", "adamw", "kfac", "foof", "gauss-newton", "muon", "shampoo", "shampoo:E", "soap", "soap:SIDES"]
-    assert method_names() == known
+    known = ["sgd", "adamw", "kfac", "foof", "gauss-newton", "muon", "shampoo", "shampoo:E[,SIDES]"]
+    assert method_names() == [*known, "soap", "soap:SIDES"]
 
 
 @pytest.mark.parametrize("name", ["foof-mirror", "kronecker:1,1/2"])
@@ -86,7 +86,7 @@ def test_methods_of_theory_alone_have_no_record(name):
 
 
 def test_an_unknown_method_lists_the_known():
-    with pytest.raises(ValueError, match=r"unknown method 'kfca'; known: 'sgd', .*'shampoo:E'"):
+    with pytest.raises(ValueError, match=r"unknown method 'kfca'; known: 'sgd', .*'shampoo:E\[,SIDES\]'"):
         spec_of("kfca")
 
 
@@ -104,6 +104,8 @@ def test_arguments_follow_from_a_run():
     assert run.spec.keywords(run) == {"betas": (0.8, 0.99)}
     run = RunConfig(method="shampoo:1/4")
     assert run.spec.keywords(run) == {"momentum": 0.9, "e": Fraction(1, 4)}
+    run = RunConfig(method="shampoo:1/2,input")
+    assert run.spec.keywords(run) == {"momentum": 0.9, "e": Fraction(1, 2), "sides": "input"}
     run = RunConfig(method="foof", momentum=0.5, method_options={"trust": "none"})
     assert run.spec.keywords(run) == {"momentum": 0.5, "trust": None}
     assert "seed" not in RunConfig(method="foof").spec.keywords(RunConfig(method="foof", seed=3))
@@ -150,7 +152,9 @@ LAYER = LayerSize(d_in=300, d_out=200, samples=16, classes=10)
         ("shampoo", {}, LAYER, 2 * (300**2 + 200**2)),  # the sums and their roots
         ("shampoo", {"memory": "batch"}, LAYER, 300**2 + 200**2),
         ("shampoo", {"solver": "tracked"}, LAYER, 3 * (300**2 + 200**2)),
-        ("shampoo", {"max_size": 250}, LAYER, 2 * (300 + 200**2)),
+        ("shampoo", {"max_size": 250}, LAYER, 2 * 200**2),  # one side has no factor
+        ("shampoo", {"max_size": 100}, replace(LAYER, one_hot=True), 2 * 300),
+        ("soap", {"max_size": 250}, LAYER, 2 * 200**2),
         ("gauss-newton", {}, replace(LAYER, positions=4), 160**2 + 160 * 4 * 500),
     ],
 )
@@ -158,6 +162,19 @@ def test_numbers_that_a_layers_state_holds(method, options, layer, numbers):
     spec = SPECS[method]
     plain = {"trust": "none"} if "trust" in spec.known_options else {}
     assert spec.state_size(layer, spec.all_options({**plain, **options})) == numbers
+
+
+@pytest.mark.parametrize(
+    ("name", "numbers"),
+    [
+        ("shampoo:1/2,input", 2 * 300**2),
+        ("shampoo:1/2,output", 2 * 200**2),
+        ("soap:input", 2 * 300**2),
+    ],
+)
+def test_numbers_that_one_side_holds(name, numbers):
+    spec = spec_of(name)
+    assert spec.state_size(LAYER, {**spec.all_options({}), **spec.variant(name)}) == numbers
 
 
 @pytest.mark.parametrize(

@@ -224,7 +224,8 @@ FORMS = {
     "every output": {"method": "kfac", "method_options": {"fisher": "exact", **PLAIN}},
     "shampoo": {"method": "shampoo"},
     "an embedding that is left to the fallback rule": {"method": "kfac", **WORDS},
-    "shampoo with a large side": {"method": "shampoo", "method_options": {"max_size": 100, "memory": "batch"}},
+    "shampoo with a large side": {"method": "shampoo", "method_options": {"max_size": 100, "memory": "batch"}, **CNN},
+    "shampoo with one side": {"method": "shampoo:1/2,input", "method_options": {"memory": "batch"}},
 }
 
 

@@ -112,7 +112,8 @@ class TrackedFactor(KeptFactor, MatrixFactor):
 
     def _mix(self, old: float, new: float) -> None:
         S = self.kept.get("S")
-        self.strange = S is None or old == 0  # nothing says that S is near its diagonal
+        # nothing says that S is near its diagonal: it is new, or was kept without ever being prepared
+        self.strange = S is None or old == 0 or "spent" not in self.kept
         if S is None:
             self.M = new * (self.rows.mT @ self.rows)
         else:

@@ -20,7 +20,6 @@ from torch.optim import Optimizer
 
 from mukron.curvature import Capture, CaptureOptions, LayerStatistics, gather
 from mukron.damping import Adaptive, Rule
-from mukron.layers import BIAS, WEIGHT
 from mukron.linalg import Factor
 from mukron.optim.direction import apply, base_rate, directions
 from mukron.optim.docs import describe, refuse_unknown
@@ -111,7 +110,7 @@ class SecondOrder(Optimizer):
         check_arguments(type(self).__name__, model, parametrization, lr)
         self.model, self.options, self.capture_options = model, options, capture_options
         self.parametrization = None if parametrization is None else parametrization.bind(model)
-        self.powers = {block: self.powers_of(block) for block in (WEIGHT, BIAS)}
+        self.powers = {number: self.powers_of(number) for number in range(1, 1 + max(2, len(self.method.factors)))}
         self.exchange: Exchange | None = None
         self.steps, self.skipped, self._skipped_in_a_row, self._skip_cause, self._ready = 0, 0, 0, "", False
         self.watchers: list[Watcher] = []
@@ -158,11 +157,18 @@ class SecondOrder(Optimizer):
     def warn(self) -> None:
         """What a user should know of the model before the first step."""
 
-    def powers_of(self, block: str) -> dict[str, Fraction]:
+    def check_tables(self) -> None:
+        """Refuse layers that the method can do nothing with."""
+
+    def notes(self) -> list[str]:
+        """What ``plan`` says below its table of the method's choices."""
+        return []
+
+    def powers_of(self, number: int) -> dict[str, Fraction]:
         """By factor, the power of it that the gradient of a block is divided by.
 
         Args:
-            block: The weight or the bias.
+            number: How many factors the block has.
         """
         return {statistic.name: e for statistic, e in self.method.factors}
 
@@ -191,6 +197,7 @@ class SecondOrder(Optimizer):
             self.model, self.param_groups, options, self.parametrization, self.method,
             (rates, options.fallback.name), self.capture_options.anything,
         )  # fmt: skip
+        self.check_tables()
         if self._capture is not None:
             self._capture.close()
         heard = {name: entry.layer for name, entry in self.layers.items()} if self.capture_options.anything else {}

@@ -23,6 +23,7 @@ def plan_table(optimizer: SecondOrder) -> Table:
     notes = [
         "matrix: d x d, made of all rows; sample space: N rows, no d x d matrix; work: multiplications to apply it",
         law_of(optimizer.options.trust, optimizer.method),
+        *optimizer.notes(),
     ]
     if others:
         notes.append(f"by the fallback rule ({optimizer.options.fallback.name}): {', '.join(others)}")

@@ -31,7 +31,8 @@ def ill_conditioned(optimizer: SecondOrder, layer: LayerEntry) -> bool:
         return False
     rule, growth = optimizer.rule_of(layer, WEIGHT), layer.sides[WEIGHT].growth
     sizes = {"B": layer.layer.d_out} if layer.layer.one_hot else {"A": layer.layer.d_in, "B": layer.layer.d_out}
-    bounds = [rule.condition(sizes[name], growth.get(name, 1.0)) for name in optimizer.powers[WEIGHT] if name in sizes]
+    names = [statistic.name for statistic, _ in optimizer.method.factors if statistic.name in sizes]
+    bounds = [rule.condition(sizes[name], growth.get(name, 1.0)) for name in names]
     return EPS * max([bound for bound in bounds if bound is not None], default=0.0) > ILL_CONDITIONED
 
 

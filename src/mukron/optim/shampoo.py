@@ -73,7 +73,7 @@ ROOT_SOLVERS = ("eigh", "newton", "tracked")
             Option(
                 "max_size",
                 read.whole(1),
-                "the longest side of a layer that keeps a whole factor; of longer ones the diagonal is kept",
+                "the longest side of a layer that has a factor; where one is longer, the other's has the whole power",
             ),
         ),
         damping=MaxEigenvalue(1e-6),
@@ -86,12 +86,15 @@ ROOT_SOLVERS = ("eigh", "newton", "tracked")
 class Shampoo(SecondOrder):
     """Shampoo: W <- W - lr (L + rho_L)^(-e/2) G (R + rho_R)^(-e/2) with L = sum G G^T, R = sum G^T G.
 
-    A bias is a tensor of order one and has one factor: b <- b - lr (L + rho_L)^-e g (Gupta and others 2018).
+    A bias is a tensor of order one and has one factor: b <- b - lr (L + rho_L)^-e g (Gupta and others 2018). A matrix
+    with a factor on one side alone has that one to the same power, W <- W - lr (L + rho_L)^-e G: its steps are as long
+    as with both, and learning rates follow the same law.
 
     Args:
         damping: A number means ``MaxEigenvalue(number)``, which muP allows. None: 1e-6; beside a ``trust`` 1e-4 with
             ``Sum()`` and 1e-2 with ``Batch()``.
         e: The exponent; 1/2 is the usual one.
+        sides: Which sides of a matrix have a factor: "both", "input" (R) or "output" (L).
         memory: What factors remember: ``Sum()``, ``EMA(decay)`` or ``Batch()``, or text such as "ema:0.99". None:
             ``EMA()`` with a ``trust``, else ``Sum()``.
         solver: How roots are made: "eigh" or ``Eigh()``; "newton" or ``Newton()``, an iteration of matrix products;
@@ -99,8 +102,9 @@ class Shampoo(SecondOrder):
         fused: Where the batch is small beside a layer, take its gradient as D^T H from the batch's signals and inputs
             and never form it: products then cost the batch times the width squared, not its cube. See ``KFAC``.
         tolerance: Of the solver "tracked"; the same as ``Tracked(tolerance)``.
-        max_size: A side larger than this keeps only its diagonal, as an embedding's vocabulary does. If that begins
-            between the base width and this one, learning rates do not quite carry over: use ``block`` there.
+        max_size: A side longer than this has no factor; the other side's has the whole power. An embedding keeps the
+            diagonal of R, over its vocabulary, whatever its length. A matrix with two longer sides is refused: cut it
+            into blocks, ``block``.
 
     Example:
         >>> import torch, mukron
@@ -118,6 +122,7 @@ class Shampoo(SecondOrder):
         *,
         damping: float | Rule | None = None,
         e: Fraction | int | str = Fraction(1, 2),
+        sides: str = "both",
         memory: str | Memory | None = None,
         solver: str | Solver = "eigh",
         fused: bool = False,
@@ -140,7 +145,7 @@ class Shampoo(SecondOrder):
         split: Mapping[str, int] | None = None,
         params: Iterable[Any] | None = None,
     ) -> None:
-        self.method = shampoo(e)  # type: ignore[misc]
+        self.method = shampoo(e, str(sides))  # type: ignore[misc]
         solver = Solver.of(solver, (Eigh, Newton, Tracked))
         if tolerance is not None:
             if not isinstance(solver, Tracked):
@@ -185,6 +190,46 @@ class Shampoo(SecondOrder):
             capture_options=CaptureOptions(inputs=False, signals=False, fused=fused),
         )
 
+    def check_tables(self) -> None:
+        """Refuse layers without a factor on any side: their step would be the gradient itself."""
+        refused = [
+            layer for layer in self.layers.values() if not all(self.factors_of(layer, block) for block in layer.blocks)
+        ]
+        if refused:
+            named = ", ".join(f'"{layer.name}" [{layer.layer.d_out}, {layer.layer.d_in}]' for layer in refused)
+            blocks = not (self.capture_options.fused or any(layer.layer.one_hot for layer in refused))
+            raise ValueError(
+                f"Shampoo: {named}: no side that could have a factor is within max_size={self.max_size}. Raise max_size"
+                + (f", or cut matrices into blocks: block={self.max_size}" if blocks else "")
+            )
+
+    def notes(self) -> list[str]:
+        """Which layers have a factor on one side alone, and the law that they follow."""
+        one_sided: dict[str, list[str]] = {}
+        for name, layer in self.layers.items():
+            factors = self.factors_of(layer, WEIGHT) if WEIGHT in layer.blocks else ()
+            if len(factors) == 1:
+                one_sided.setdefault(factors[0], []).append(name)
+        e = self.method.e_A
+        forms = {"L": f"L^-{e} G", "R": f"G R^-{e}"}
+        return [
+            f"one side has a factor, {forms[name]}, with the learning rates and damping of both sides: {', '.join(of)}"
+            for name, of in one_sided.items()
+        ]
+
+    def factors_of(self, layer: LayerEntry, block: str) -> tuple[str, ...]:
+        """Which of L and R the gradient of a block has. A bias, a matrix of one column, has one of them.
+
+        Args:
+            layer: The layer and its blocks.
+            block: The weight or the bias.
+        """
+        matrix, named = layer.layer, [statistic.name for statistic, _ in self.method.factors]
+        d_in = 1 if block == BIAS or matrix.one_hot else matrix.d_in  # a diagonal over tokens is never too long
+        sizes = {"L": matrix.d_out, "R": d_in}
+        factors = tuple(name for name in named if sizes[name] <= self.max_size)
+        return factors[:1] if block == BIAS else factors
+
     def measure(self, layer: LayerEntry, statistics: LayerStatistics | None, step: Transaction) -> Blocks:
         """Make L and R of a layer's gradient and of what is remembered.
 
@@ -196,25 +241,24 @@ class Shampoo(SecondOrder):
         memory = step.state_of(layer.anchor).get("memory", {})
         blocks: Blocks = {}
         for block, G in gradients_to_square(step, layer).items():
-            kept = {name: dict(memory.get(block, {}).get(name, {})) for name in ("L", "R")}
+            kept = {name: dict(memory.get(block, {}).get(name, {})) for name in self.factors_of(layer, block)}
             blocks[block] = self._factors(layer, block, G, kept, step)
         return blocks
 
     def _factors(
         self, layer: LayerEntry, block: str, G: Move, kept: Mapping[str, State], step: Transaction
     ) -> dict[str, Factor]:
-        """L and R; tracked ones are measured in the bases that are kept, where Q_L^T G Q_R serves both sides."""
+        """Those of L and R that are kept; tracked ones are measured in their bases, where Q_L^T G Q_R serves both."""
         d_out, d_in = (G.D.shape[-1], G.H.shape[-1]) if isinstance(G, LowRank) else G.shape[-2:]
         one_hot = block == WEIGHT and layer.layer.one_hot
-        diagonal = {"L": d_out == 1 or d_out > self.max_size, "R": one_hot or d_in == 1 or d_in > self.max_size}
+        diagonal = {"L": d_out == 1, "R": one_hot or d_in == 1}
         solver = self.options.solver
         if isinstance(solver, Tracked):
-            G = _turned(G, kept, diagonal)
+            G = _turned(G, {name: side for name, side in kept.items() if not diagonal[name]})
             step.scratch[layer.name, block] = G, {name: side.get("Q") for name, side in kept.items()}
         factors: dict[str, Factor] = {}
-        for name, rows in zip(("L", "R"), rows_of(G), strict=True):
-            if block == BIAS and name == "R":
-                continue
+        for name in kept:
+            rows = rows_of(G, name)
             if diagonal[name]:
                 factors[name] = DiagonalFactor(rows.square().sum(-2))
             elif isinstance(solver, Tracked):
@@ -224,14 +268,13 @@ class Shampoo(SecondOrder):
                 factors[name] = MatrixFactor(rows.mT @ rows)
         return factors
 
-    def powers_of(self, block: str) -> dict[str, Fraction]:
-        """By factor, the power that a gradient is divided by; a bias is a vector and has L alone.
+    def powers_of(self, number: int) -> dict[str, Fraction]:
+        """By factor, the power that a gradient is divided by: e in all.
 
         Args:
-            block: The weight or the bias.
+            number: How many of L and R there are.
         """
-        e = self.method.e_A
-        return {"L": e} if block == BIAS else {"L": e / 2, "R": e / 2}
+        return dict.fromkeys(("L", "R"), self.method.e_A / number)
 
     def precondition(self, layer: LayerEntry, block: str, G: Move, step: Transaction) -> Move:
         """Apply the roots of L and R to the gradient of a block.
@@ -253,7 +296,7 @@ class Shampoo(SecondOrder):
         if G_turned is None or not fresh or any(not sides[name].lies_in(bases[name]) for name in sides):
             return apply(sides, G)
         # the bases that this step's factors were measured in still stand: Q_L C_L (Q_L^T G Q_R) C_R Q_R^T
-        L, R = sides["L"], sides.get("R", Identity())
+        L, R = (sides.get(name, Identity()) for name in ("L", "R"))
         if isinstance(G_turned, LowRank):
             return LowRank(L.back(L.inside(G_turned.D)), R.back(R.inside(G_turned.H)))
         moved: Tensor = L.back(R.back(R.inside(L.inside(G_turned.mT).mT)).mT).mT
@@ -293,22 +336,22 @@ def _usual_damping(options: StepOptions) -> float:
     return usual.get(type(options.memory), 1e-6)
 
 
-def _turned(G: Move, kept: Mapping[str, State], diagonal: Mapping[str, bool]) -> Move:
-    """Q_L^T G Q_R; a side that keeps its diagonal alone has no basis."""
+def _turned(G: Move, kept: Mapping[str, State]) -> Move:
+    """Q_L^T G Q_R, of the sides that keep a basis."""
     if isinstance(G, LowRank):
-        return LowRank(G.D if diagonal["L"] else turn(kept["L"], G.D), G.H if diagonal["R"] else turn(kept["R"], G.H))
-    G = G if diagonal["L"] else turn(kept["L"], G.mT).mT
-    return G if diagonal["R"] else turn(kept["R"], G)
+        return LowRank(*(turn(kept[name], X) if name in kept else X for name, X in (("L", G.D), ("R", G.H))))
+    G = turn(kept["L"], G.mT).mT if "L" in kept else G
+    return turn(kept["R"], G) if "R" in kept else G
 
 
-def rows_of(G: Move) -> tuple[Tensor, Tensor]:
-    """Rows X and Y with X^T X = G G^T and Y^T Y = G^T G, as few as G has.
+def rows_of(G: Move, name: str) -> Tensor:
+    """Rows X with X^T X = G G^T for "L", G^T G for "R", as few as G has.
 
     Of G = D^T H they are N: with H H^T = C C^T, G G^T = (C^T D)^T (C^T D). Rounding's part of the trace keeps C real.
     """
     if not isinstance(G, LowRank):
-        return G.mT, G
-    return _root(G.H).mT @ G.D, _root(G.D).mT @ G.H
+        return G.mT if name == "L" else G
+    return _root(G.H).mT @ G.D if name == "L" else _root(G.D).mT @ G.H
 
 
 def _root(X: Tensor) -> Tensor:

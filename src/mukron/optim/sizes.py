@@ -49,15 +49,15 @@ def both_factors(layer: LayerSize, options: Mapping[str, Any]) -> int:
 
 
 def gradient_moments(layer: LayerSize, options: Mapping[str, Any]) -> int:
-    """Shampoo's L and R and their roots; of sides that are too long, the diagonals."""
+    """Shampoo's L and R and their roots; over tokens R is a diagonal."""
     copies = _copies(_memory(options, Sum(), EMA()), options["solver"])
-    L, R = (d if d > options["max_size"] else d * d for d in (layer.d_out, layer.d_in))
-    return layer.groups * copies * (L + (layer.d_in if layer.one_hot else R))
+    tokens = layer.d_in if layer.one_hot and options.get("sides") != "output" else 0
+    return layer.groups * copies * (tokens + sum(d * d for d in _whole_sides(layer, options)))
 
 
 def bases(layer: LayerSize, options: Mapping[str, Any]) -> int:
-    """SOAP's L and R with their eigenbases; sides that are too long have neither."""
-    return layer.groups * 2 * sum(d if d > options["max_size"] else d * d for d in (layer.d_out, layer.d_in))
+    """SOAP's L and R with their eigenbases; sides that are not turned have neither."""
+    return layer.groups * 2 * sum(d * d for d in _whole_sides(layer, options))
 
 
 def kernel_size(layer: LayerSize, options: Mapping[str, Any]) -> int:
@@ -99,6 +99,13 @@ def _memory(options: Mapping[str, Any], plain: Memory, bounded: Memory) -> Memor
         memory: Memory = options["memory"]
         return memory
     return plain if Trust.of(options["trust"]) is None else bounded
+
+
+def _whole_sides(layer: LayerSize, options: Mapping[str, Any]) -> list[int]:
+    """The lengths of the sides that have a factor: those that were chosen, are not too long, and not tokens."""
+    chosen = options.get("sides", "both")
+    lengths = {"output": layer.d_out, **({} if layer.one_hot else {"input": layer.d_in})}
+    return [d for side, d in lengths.items() if chosen in ("both", side) and d <= options["max_size"]]
 
 
 def _copies(memory: Memory, solver: str) -> int:

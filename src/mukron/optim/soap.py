@@ -194,11 +194,11 @@ class SOAP(SecondOrder):
                 factors[name] = PlainFactor(rows.square().sum(-2))
         return {WEIGHT: factors}
 
-    def powers_of(self, block: str) -> dict[str, Fraction]:
+    def powers_of(self, number: int) -> dict[str, Fraction]:
         """None: of L and R the bases alone are used.
 
         Args:
-            block: The weight.
+            number: How many factors there are, two.
         """
         return dict.fromkeys(("L", "R"), Fraction(0))
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from functools import cached_property
 from typing import Any, Protocol, TypeVar
 
@@ -202,9 +201,16 @@ class MethodSpec:
         Args:
             run: The run's configuration.
         """
-        _, _, exponents = run.method.partition(":")
-        variant: dict[str, Fraction] = self.family.read(exponents) if self.family is not None and exponents else {}
-        return self.arguments(run, {**self.parsed(run.method_options), **variant})
+        return self.arguments(run, {**self.parsed(run.method_options), **self.variant(run.method)})
+
+    def variant(self, method: str) -> dict[str, Any]:
+        """The optimizer's arguments in the name of a variant: {"sides": "input"} of "soap:input".
+
+        Args:
+            method: The name, as a run's configuration has it.
+        """
+        _, _, settings = method.partition(":")
+        return self.family.read(settings) if self.family is not None and settings else {}
 
 
 SPECS: dict[str, MethodSpec] = {}  # by name
@@ -302,7 +308,7 @@ def spec_of(name: str) -> MethodSpec:
 
 
 def method_names() -> list[str]:
-    """What ``RunConfig.method`` may be, for help and errors: "shampoo" and "shampoo:E"."""
+    """What ``RunConfig.method`` may be, for help and errors: "soap" and "soap:SIDES"."""
     return [
         name for spec in SPECS.values() for name in (spec.name, *([] if spec.family is None else [spec.family.pattern]))
     ]

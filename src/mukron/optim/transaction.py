@@ -187,7 +187,7 @@ class Transaction:
         blocks = [self._factors[key] for key in wanted]
         damping, conditions = at_least_rounding(blocks)
         damped = [(factors, rho) for (factors, _), rho in zip(blocks, damping, strict=True)]
-        powers = [optimizer.powers[block] for _, block in wanted]
+        powers = [optimizer.powers[len(factors)] for factors, _ in damped]
         prepared, self._inverted = prepare(damped, powers, optimizer.options.solver, self.rescue)
         for (name, block), result, condition in zip(wanted, prepared, conditions, strict=True):
             staged = self._staged[optimizer.layers[name].anchor]["operators"]

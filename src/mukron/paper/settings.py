@@ -136,8 +136,8 @@ def _smoke(fields: Mapping[str, Any]) -> dict[str, Any]:
     }
     changes |= {"epochs": steps, "batch": None if batch is None else min(batch, 8 // steps), "evaluate_every": 1}
     changes |= {"warmup": 0.0, "augment": (), "record": record}
-    if fields["method"] == "shampoo":  # the diagonal only for long sides: no roots of large matrices
-        changes["method_options"] = {**fields.get("method_options", {}), "max_size": 64}
+    if fields["method"] == "shampoo":  # in blocks: no roots of large matrices
+        changes["method_options"] = {**fields.get("method_options", {}), "block": 64}
     return {**fields, **changes}
 
 

@@ -130,7 +130,7 @@ def _layers(config: RunConfig, model: nn.Module) -> dict[str, MatrixLayer]:
 def training_memory(config: RunConfig, network: nn.Module, dataset: Dataset, batch: int) -> TrainingMemory:
     """Count the memory that training takes; ``network`` is the config's, and may be on the meta device."""
     positions, spec = _positions(config, dataset), config.spec
-    options = spec.all_options(config.method_options)
+    options = {**spec.all_options(config.method_options), **spec.variant(config.method)}
     numbers = sum(parameter.numel() for parameter in network.parameters())
     factors = activations = 0
     for name, known in _layers(config, network).items():

@@ -237,29 +237,41 @@ def kronecker(e_A: Number, e_B: Number) -> Method:
     return Method(name, title, tuple((statistic, e) for statistic, e in factors if e))
 
 
-def shampoo(e: Number = Fraction(1, 2)) -> Method:
-    """Return Shampoo with the update L^(-e/2) G R^(-e/2).
+def shampoo(e: Number = Fraction(1, 2), sides: str = "both") -> Method:
+    """Return Shampoo: L^(-e/2) G R^(-e/2), or with a factor on one side alone, L^-e G or G R^-e.
+
+    The power e is that of a gradient's whole order: two factors have half of it each, one factor has all of it. L and R
+    have the same size, so all three have one law. For the gradient of a single batch they are the same step.
 
     Args:
-        e: The sum of both exponents. The usual Shampoo has 1/2.
+        e: The sum of the exponents. The usual Shampoo has 1/2.
+        sides: Which sides have a factor: "both", "input" (R) or "output" (L).
 
     Returns:
         The method.
 
     Raises:
-        ValueError: e is negative.
+        ValueError: e is negative, or there are no such sides.
 
     Example:
-        >>> from mukron.theory import shampoo
+        >>> from mukron.theory import Role, shampoo, solve
         >>> shampoo("1/4").title
         'Shampoo (e = 1/4)'
+        >>> print(-solve(shampoo(sides="output"))[Role.HIDDEN].c)
+        r_out^1/2 / r_in^1/2
     """
     e = Fraction(e)
     if e < 0:
         raise ValueError(f"Shampoo's exponent e must not be negative, got {e}")
-    usual = e == Fraction(1, 2)
-    name, title = ("shampoo", "Shampoo") if usual else (f"shampoo:{e}", f"Shampoo (e = {e})")
-    return Method(name, title, ((L, e / 2), (R, e / 2)), gradients_alone=True)
+    factors = {"both": ((L, e / 2), (R, e / 2)), "input": ((R, e),), "output": ((L, e),)}
+    if sides not in factors:
+        raise ValueError(f"unknown sides {sides!r}; known: {_quoted(factors)}")
+    usual, both = e == Fraction(1, 2), sides == "both"
+    name = "shampoo" if usual and both else f"shampoo:{e}" if both else f"shampoo:{e},{sides}"
+    notes = [] if usual else [f"e = {e}"]
+    notes += [] if both else [f"{sides} side"]
+    title = f"Shampoo ({', '.join(notes)})" if notes else "Shampoo"
+    return Method(name, title, factors[sides], gradients_alone=True)
 
 
 SIDES = {"both": V_LR, "input": V_R, "output": V_L}
@@ -297,6 +309,7 @@ class Family:
         settings: Their names: keyword arguments of ``make`` and, if there is one, of the optimizer.
         make: From the settings to the method.
         parse: From the text of one setting to its value: an exact number, unless it says otherwise.
+        optional: Names of settings that may follow, as text: "shampoo:1/2,input".
 
     Example:
         >>> from mukron.theory import FAMILIES
@@ -308,11 +321,13 @@ class Family:
     settings: tuple[str, ...]
     make: Callable[..., Method]
     parse: Callable[[str], Any] = Fraction
+    optional: tuple[str, ...] = ()
 
     @property
     def pattern(self) -> str:
-        """Return the form that help texts show: "kronecker:E_A,E_B"."""
-        return f"{self.name}:{','.join(self.settings).upper()}"
+        """Return the form that help texts show: "kronecker:E_A,E_B", "shampoo:E[,SIDES]"."""
+        optional = "".join(f"[,{name}]" for name in self.optional)
+        return f"{self.name}:{(','.join(self.settings) + optional).upper()}"
 
     def read(self, text: str) -> dict[str, Any]:
         """Return the settings, by name, in the text after the colon.
@@ -326,10 +341,13 @@ class Family:
         Raises:
             ValueError: There are too many or too few of them, or one is not what it should be.
         """
-        parts = text.split(",")
-        if len(parts) != len(self.settings):
-            raise ValueError(f"expected {len(self.settings)} after the colon, got {len(parts)}")
-        return dict(zip(self.settings, map(self.parse, parts), strict=True))
+        parts, least = text.split(","), len(self.settings)
+        most = least + len(self.optional)
+        if not least <= len(parts) <= most:
+            expected = f"{least}" if least == most else f"{least} to {most}"
+            raise ValueError(f"expected {expected} after the colon, got {len(parts)}")
+        needed = dict(zip(self.settings, map(self.parse, parts[:least]), strict=True))
+        return needed | dict(zip(self.optional, map(str.strip, parts[least:]), strict=False))
 
 
 ONE = Fraction(1)
@@ -349,7 +367,7 @@ METHODS: dict[str, Method] = {
     )
 }
 FAMILIES: dict[str, Family] = {
-    "shampoo": Family("shampoo", ("e",), shampoo),
+    "shampoo": Family("shampoo", ("e",), shampoo, optional=("sides",)),
     "kronecker": Family("kronecker", ("e_A", "e_B"), kronecker),
     "soap": Family("soap", ("sides",), soap, parse=str),
 }
@@ -360,8 +378,9 @@ def get_method(method: Method | str) -> Method:
     """Return the method of a name.
 
     Args:
-        method: A name in ``METHODS``, ``"shampoo:E"`` as in ``"shampoo:1/4"``, ``"kronecker:E_A,E_B"`` as in
-            ``"kronecker:1,1/2"``, or ``"soap:SIDES"`` as in ``"soap:input"``. A ``Method`` is returned as it is.
+        method: A name in ``METHODS``, ``"shampoo:E[,SIDES]"`` as in ``"shampoo:1/4"`` and ``"shampoo:1/2,input"``,
+            ``"kronecker:E_A,E_B"`` as in ``"kronecker:1,1/2"``, or ``"soap:SIDES"`` as in ``"soap:input"``. A
+            ``Method`` is returned as it is.
 
     Returns:
         The method.
