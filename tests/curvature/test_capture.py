@@ -143,7 +143,7 @@ def test_a_gpt_trains():
         model, lr=0.02, exclude=("token", "head"), class_dim=-1, fallback="adamw", fallback_lr=0.01, trust=None
     )
     assert {"blocks.0.up", "blocks.1.down"} <= set(optimizer.layers)
-    assert not any("out_proj" in name for name in optimizer.layers)
+    assert {"blocks.0.attention.in_proj_weight", "blocks.1.attention.out_proj"} <= set(optimizer.layers)
     tokens = torch.randint(VOCABULARY, (8, LENGTH))
     losses = []
     for _ in range(20):

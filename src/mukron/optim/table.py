@@ -36,6 +36,7 @@ class ParameterEntry:
         eps: That of the eps of its method, if it has one.
         adams_eps: That of Adam's eps, where Adam is the fallback rule or is grafted.
         preconditioned: Whether it belongs to a layer that is preconditioned.
+        layer: The name of that layer.
         natural: The Frobenius norm of a move whose singular values are all (d_out / d_in)^1/2, the usual size of a
             weight, before that multiplier; of a preconditioned matrix or bias.
     """
@@ -46,6 +47,7 @@ class ParameterEntry:
     scale: float
     preconditioned: bool
     natural: float = math.inf
+    layer: str = ""
     decay: float = 1.0
     eps: float = 1.0
     adams_eps: float = 1.0
@@ -94,6 +96,7 @@ def build_tables(
     layers = {name: layer for name, (layer, _) in places.items()}
     names = {name: of_blocks for name, (_, of_blocks) in places.items()}
     naturals = {full: _natural(layers[name], block) for name, of in names.items() for block, full in of.items()}
+    layer_names = {full: name for name, of in names.items() for full in of.values()}
     taken = set(naturals)
     in_blocks = {
         full: method.in_blocks(*_more_blocks(layers[name], block, plan, full))
@@ -111,7 +114,9 @@ def build_tables(
         natural = naturals.get(name, math.inf) / own.lr if own.lr > 0 else math.inf
         eps = [of_law.get(law, UNSCALED).eps for law in (method, "adamw")]
         eps[0] *= in_blocks.get(name, 1.0)
-        entries[name] = ParameterEntry(name, parameter, group, own.lr, name in taken, natural, own.decay, *eps)
+        settings = {"decay": own.decay, "eps": eps[0], "adams_eps": eps[1]}
+        of_layer = layer_names.get(name, "")
+        entries[name] = ParameterEntry(name, parameter, group, own.lr, name in taken, natural, of_layer, **settings)
     _refuse_coupled_decay(groups, plan)
     damping = laws.get(method, {})
     table = {}

@@ -64,9 +64,8 @@ def inventory(model: nn.Module) -> dict[str, Found]:
             layer = layer_of(module)
             first.uses[name] = layer.fans(local, first.shape)
             first.preconditioned &= layer.preconditions(local)
-            first.matrix &= layer.stacked(local, first.shape) > 0 or (
-                layer.preconditions(local) and isinstance(layer, MatrixLayer) and len(first.shape) > 1
-            )
+            is_layers = layer.preconditions(local) and len(first.shape) > 1
+            first.matrix &= is_layers or layer.stacked(local, first.shape) > 0
             first.embedding |= isinstance(layer, MatrixLayer) and layer.one_hot
     return dict(found.values())
 

@@ -1,0 +1,102 @@
+"""Statistics of several linear maps, whose weights one parameter stacks, as groups of one layer.
+
+Maps may have different inputs, and different numbers of positions: keys have as many as there are tokens to attend to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from mukron.curvature.frequencies import Frequencies
+
+if TYPE_CHECKING:
+    from mukron.curvature.passes import Accumulator, LayerStatistics
+
+
+class Jacobian(NamedTuple):
+    """Every output's derivative by a layer's weight: the sum over positions of signals inputs^T."""
+
+    inputs: Tensor  # [groups, samples, positions, d_in]
+    signals: Tensor  # [groups, samples, outputs, positions, d_out]
+    errors: Tensor  # [samples, outputs], the derivative of the user's loss by the outputs
+    counts: Tensor | None = (
+        None  # [samples, outputs], False where the loss ignores an output; None: it has no positions
+    )
+
+
+class Halves(NamedTuple):
+    """One pass's gradient of a layer's weight as D^T H."""
+
+    D: Tensor
+    H: Tensor
+    fused: bool  # autograd does not form this gradient: it is not in the weight's ``grad``
+
+
+class Stack:
+    """Rows of several maps as groups of one tensor, with zeros where a map has fewer; once for the same rows."""
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[int, ...], tuple[Sequence[Tensor], Tensor]] = {}  # which keeps the parts' identities
+
+    def __call__(self, parts: Sequence[Tensor], dim: int = 1) -> Tensor:
+        """parts: [1, ..., N, ...] with N at ``dim``."""
+        key = (dim, *map(id, parts))
+        if key not in self._made:
+            self._made[key] = parts, self._stacked(parts, dim)
+        return self._made[key][1]
+
+    def _stacked(self, parts: Sequence[Tensor], dim: int) -> Tensor:
+        if all(part is parts[0] for part in parts):
+            return parts[0].expand(len(parts), *parts[0].shape[1:])
+        N = max(part.shape[dim] for part in parts)
+        after = [0, 0] * (parts[0].ndim - 1 - dim)
+        return torch.cat([F.pad(part, (*after, 0, N - part.shape[dim])) for part in parts])
+
+
+def stacked(parts: Sequence[LayerStatistics]) -> LayerStatistics:
+    """The statistics of a layer whose weight stacks several maps, a group for each, from those of one pass."""
+    stack = Stack()
+    halves = zip(*(part.halves for part in parts), strict=True)
+    jacobians = zip(*(part.jacobians for part in parts), strict=True)
+    return replace(
+        parts[0],
+        A=_stacked_sums([part.A for part in parts], stack),
+        B=_stacked_sums([part.B for part in parts], stack),
+        rows=_stacked_counts([part.rows for part in parts]),
+        rounding=max(part.rounding for part in parts),
+        halves=[one[0]._replace(D=stack([x.D for x in one]), H=stack([x.H for x in one])) for one in halves],
+        jacobians=[
+            one[0]._replace(inputs=stack([x.inputs for x in one], 2), signals=stack([x.signals for x in one], 3))
+            for one in jacobians
+        ],
+    )
+
+
+def _stacked_sums(parts: Sequence[Accumulator | Frequencies | None], stack: Stack) -> Accumulator | None:
+    """Sums of one size as groups; None: one of them is missing. Those over fewer rows are scaled to the same count."""
+    sums = [part for part in parts if part is not None and not isinstance(part, Frequencies)]
+    if len(sums) < len(parts):
+        return None
+    total = sums[0].empty()
+    total.count = max(part.count for part in sums)
+    scales = [total.count / part.count for part in sums]
+    if all(part.matrix is None for part in sums):
+        rows = [[x if c == 1 else x * c**0.5 for x in part.rows] for part, c in zip(sums, scales, strict=True)]
+        total.rows = [stack(of_draw) for of_draw in zip(*rows, strict=True)]
+    else:
+        matrices = [part.as_matrix() for part in sums]
+        total.matrix = stack([M if c == 1 else M * c for M, c in zip(matrices, scales, strict=True)])
+    return total
+
+
+def _stacked_counts(rows: Sequence[float | Tensor]) -> float | Tensor:
+    """One number if all maps have as many rows, else one a group, [groups, 1, 1]."""
+    if all(count is rows[0] or (not isinstance(count, Tensor) and count == rows[0]) for count in rows):
+        return rows[0]
+    return torch.stack([torch.as_tensor(count, dtype=torch.float64) for count in rows])[:, None, None]
