@@ -328,6 +328,16 @@ def test_micro_batches():
     compare(ours, theirs)
 
 
+def test_an_attention_that_is_used_twice():
+    ours, theirs = twins()
+    for model in (ours, theirs):
+        attend = model.attend
+        model.attend = lambda q, k, v, attend=attend: attend(attend(q, k, v), k, v)
+        optimizer = made(KFAC, model, trust=None)
+        step(model, optimizer)
+    compare(ours, theirs)
+
+
 def test_autocast_and_float32():
     ours, theirs = (model.float() for model in twins())
     optimizers = made(KFAC, ours), made(KFAC, theirs)

@@ -169,6 +169,7 @@ class Capture:
         if self._running is None or not torch.is_grad_enabled() or not inputs:
             return
         weight = getattr(self.modules[key], "weight", None)
+        self._fused.discard(key)  # of another use in this pass
         if weight is not None and weight.requires_grad and self._replaces_gradient(self.layers[key], inputs[0]):
             weight.requires_grad_(self.checks_uses or self.asks_reduction)
             self._fused.add(key)
@@ -205,6 +206,7 @@ class Capture:
             known = layer.parts[first + number] if isinstance(layer, Projection) else layer
             columns = slice(number * layer.d_out, (number + 1) * layer.d_out)
             this = LayerPass(name, known, watch.samples_first(x.detach()), part=part, shares=same.get(known.cancels))
+            this.parts = layer.groups
             this.of_output = partial(_columns, watch.samples_first, columns if parts > 1 else None)
             self._note(name if part is None else f"{name}[{part}]", this, x, output)
             same.setdefault(known.cancels, this)
@@ -216,11 +218,8 @@ class Capture:
     def _note(self, key: str, this: LayerPass, x: Tensor, output: Tensor) -> None:
         """x, output: as the layer got and returned them."""
         assert self._running is not None
-        if key in self._running:
-            raise RuntimeError(
-                f'layer "{this.name}" ran twice in one forward pass; its two uses share one weight, which the factors '
-                f'of one use do not describe. Leave it to the fallback rule: exclude=("{this.name}",)'
-            )
+        uses = sum(use.name == this.name and use.part == this.part for use in self._running.values())
+        key = f"{key} ({uses + 1})" if uses else key  # the positions of all uses of a weight count alike
         if x.numel():  # without samples (an expert that got none) it is as if the layer had not run
             this.edge = get_gradient_edge(output) if output.requires_grad else None
             this.version, this.made = x._version, x.grad_fn is not None

@@ -22,7 +22,7 @@ from mukron.curvature.fisher import CaptureOptions
 from mukron.curvature.forms import AUTO, MATRIX, as_rows, keeps_halves, rows_wait
 from mukron.curvature.frequencies import Frequencies
 from mukron.curvature.ignored import Ignored
-from mukron.curvature.stacking import Halves, Jacobian, stacked
+from mukron.curvature.stacking import Halves, Jacobian, stacked, summed
 from mukron.layers import MatrixLayer
 from mukron.linalg import Factor, LowRank, MatrixFactor, RowsFactor, probe, products_of
 
@@ -143,6 +143,7 @@ class LayerPass:
         layer: Its layout.
         input: What it got; None once its statistics are made.
         part: Which of the stacked maps it is; None: its weight is one map.
+        parts: Their number.
         shares: Another map of the same layer with the same input.
         version: Of the input, when the layer used it.
         made: The model itself made the input. What the user passed in may be overwritten before the step.
@@ -165,6 +166,7 @@ class LayerPass:
     is_output: bool = False
     fused: bool = False
     part: int | None = None
+    parts: int = 1
     shares: LayerPass | None = None
     of_output: Callable[[Tensor], Tensor] | None = None
     statistics: LayerStatistics = field(default_factory=LayerStatistics)
@@ -189,7 +191,7 @@ class Pass:
 
     Attributes:
         samples: Of the batch.
-        layers: Those that ran, by name; the maps that a weight stacks have a number after it.
+        layers: Those that ran, by name; after it, maps that a weight stacks and further uses of it have a number.
         options: What is measured.
         due: Factors of this pass are wanted, not only D and H.
         checked: Uses of weights are checked, for which fused weights get their gradient all the same.
@@ -382,17 +384,30 @@ class Pass:
 
     def gather(self) -> dict[str, LayerStatistics]:
         """The statistics of every layer; the maps that a weight stacks are its groups."""
-        finished: dict[str, list[tuple[LayerPass, LayerStatistics]]] = {}
+        keys: dict[str, list[str]] = {}
         for key, this in self.layers.items():
-            finished.setdefault(this.name, []).append((this, self.finish(key)))
-        return {name: _combined(uses) for name, uses in finished.items()}
+            keys.setdefault(this.name, []).append(key)
+        return {
+            name: self.finish(of[0]) if len(of) == 1 == self.layers[of[0]].parts else self._combined(of)
+            for name, of in keys.items()
+        }
+
+    def _combined(self, keys: list[str]) -> LayerStatistics:
+        uses: dict[int, list[LayerStatistics]] = {}
+        for key in keys:
+            uses.setdefault(self.layers[key].part or 0, []).append(self.finish(key))
+        return stacked([summed(uses[part]) for part in sorted(uses)], self.layers[keys[0]].parts)
 
     def along(self, name: str) -> Tensor | None:
         """D^T (H v) of a layer, [groups, d_out, 1]; None: it is not known."""
-        uses = sorted((use for use in self.layers.values() if use.name == name), key=lambda use: use.part or 0)
-        products = [use.along for use in uses]
-        known = [product for product in products if product is not None]
-        return torch.cat(known) if known and len(known) == len(products) else None
+        uses = [use for use in self.layers.values() if use.name == name]
+        products: dict[int, Tensor] = {}
+        for use in uses:
+            if use.along is not None:
+                part = use.part or 0
+                products[part] = use.along if part not in products else products[part] + use.along
+        complete = bool(uses) and len(products) == uses[0].parts
+        return torch.cat([products[part] for part in sorted(products)]) if complete else None
 
     def _precise(self, x: Tensor, name: str) -> Tensor:
         return x.double() if name in self.double else precise(x)
@@ -400,13 +415,6 @@ class Pass:
 
 def _dtype_of(layer: MatrixLayer) -> torch.dtype:
     return precise(next(layer.module.parameters())[:0]).dtype
-
-
-def _combined(uses: list[tuple[LayerPass, LayerStatistics]]) -> LayerStatistics:
-    if uses[0][0].part is None:
-        ((_, statistics),) = uses
-        return statistics
-    return stacked([statistics for _, statistics in sorted(uses, key=lambda use: use[0].part or 0)])
 
 
 def gather(passes: list[Pass]) -> dict[str, LayerStatistics]:

@@ -1,12 +1,17 @@
-"""Statistics of several linear maps, whose weights one parameter stacks, as groups of one layer.
+"""Statistics of one layer from those of several: of the maps that its weight stacks, and of several uses of the weight.
 
-Maps may have different inputs, and different numbers of positions: keys have as many as there are tokens to attend to.
+Stacked maps are groups of the layer. They may have different inputs, and different numbers of positions: keys have as
+many as there are tokens to attend to.
+
+A weight that is used twice in a forward pass has twice as many positions. So A is the sum of both uses' A, and B the
+mean over the rows of both, as if the layer had been called once with both inputs side by side.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import reduce
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -59,8 +64,31 @@ class Stack:
         return torch.cat([F.pad(part, (*after, 0, N - part.shape[dim])) for part in parts])
 
 
-def stacked(parts: Sequence[LayerStatistics]) -> LayerStatistics:
+def summed(uses: Sequence[LayerStatistics]) -> LayerStatistics:
+    """The statistics of a layer whose weight is used several times in one pass.
+
+    Uses that the output does not depend on have no signals, and do not count.
+    """
+    if len(uses) == 1:
+        return uses[0]
+    counted = [use for use in uses if use.B is not None] or uses
+    total = reduce(lambda one, other: one.merged(other), counted)
+    total.samples = counted[0].samples
+    if total.A is not None:
+        total.A.count = counted[0].A.count if counted[0].A is not None else total.A.count
+    if total.jacobians:
+        inputs = torch.cat([j.inputs for j in total.jacobians], dim=2)
+        signals = torch.cat([j.signals for j in total.jacobians], dim=3)
+        total.jacobians = [total.jacobians[0]._replace(inputs=inputs, signals=signals)]
+    return total
+
+
+def stacked(parts: Sequence[LayerStatistics], groups: int) -> LayerStatistics:
     """The statistics of a layer whose weight stacks several maps, a group for each, from those of one pass."""
+    if groups == 1:
+        return parts[0]
+    if len(parts) < groups:  # one of them was not seen
+        return replace(parts[0], A=None, B=None, halves=[], jacobians=[])
     stack = Stack()
     halves = zip(*(part.halves for part in parts), strict=True)
     jacobians = zip(*(part.jacobians for part in parts), strict=True)
