@@ -27,7 +27,7 @@ def attention() -> nn.MultiheadAttention:
 def watch_of(module: nn.Module, listener: Listener) -> Watch:
     layers = {name: product.layer for name, product in layer_of(module).products().items()}
     layers["out_proj"] = layer_of(module.out_proj)
-    (host,) = hosts(module, layers)
+    (host,) = hosts(module, {name: (name, layer) for name, layer in layers.items()})
     return host.watch(listener.hear)
 
 
@@ -122,7 +122,7 @@ def test_somebody_who_replaces_the_function_later_is_left_alone():
 
 def test_modules_without_such_layers_are_no_hosts():
     model = nn.Sequential(nn.Linear(3, 2), attention())
-    assert list(hosts(model, {"0": layer_of(model[0])})) == []
-    layers = {"1.in_proj_weight": Projection(model[1], (24, 8), (False, True, False))}
-    (host,) = hosts(model, layers)
+    assert list(hosts(model, {"0": ("0", layer_of(model[0]))})) == []
+    layer = Projection(model[1], (24, 8), (False, True, False))
+    (host,) = hosts(model, {"1.in_proj_weight": ("1.in_proj_weight", layer)})
     assert (host.name, dict(host.layers)) == ("1", {"in_proj_weight": "1.in_proj_weight", "out_proj.weight": ""})

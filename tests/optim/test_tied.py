@@ -1,4 +1,4 @@
-"""Tied parameters: by default every layer that uses one takes the fallback rule, and the network trains."""
+"""Tied parameters: uses as one matrix are preconditioned by all of them, a tied embedding is left by default."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from mukron import FOOF, KFAC, Shampoo, base_shapes, parametrize
+from mukron import FOOF, KFAC, GaussNewton, Shampoo, base_shapes, parametrize
 from mukron.diagnose import coordinate_check
 from mukron.models import GPT
 
@@ -78,7 +78,9 @@ def test_explain_says_what_the_optimizer_does(make, trust):
         assert row["lr x"] == f"{entry.scale:.4g}"
         assert plan.falls_back(row["parameter"], optimizer.options.exclude, "kfac") != entry.preconditioned, row
     if make is TiedWithBias:
-        assert list(optimizer.layers) == ["first", "head"]
+        assert list(optimizer.layers) == ["first", "one", "head"]
+        left = {name for name, entry in optimizer.entries.items() if not entry.preconditioned}
+        assert left == {"one.bias", "two.bias"}
     assert "tokens.weight" in str(optimizer.plan()) or make is TiedWithBias
 
 
@@ -100,8 +102,69 @@ def test_nothing_but_tied_layers():
     class Only(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.one, self.two = nn.Linear(4, 4), nn.Linear(4, 4)
+            self.one, self.two = nn.Embedding(4, 4), nn.Linear(4, 4)
             self.two.weight = self.one.weight
 
     with pytest.raises(ValueError, match=r"nothing to precondition.*layers that use a tied parameter"):
         KFAC(Only())
+
+
+class Shared(nn.Module):
+    """One weight on two inputs: two layers that share it, or one layer that runs twice."""
+
+    def __init__(self, shares: bool, attention: bool = False) -> None:
+        super().__init__()
+        self.attends = attention
+        self.first, self.extra, self.head = nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+        self.one = nn.MultiheadAttention(8, 2, bias=False) if attention else nn.Linear(8, 8, bias=False)
+        self.two = self.one
+        if shares:
+            self.two = nn.MultiheadAttention(8, 2, bias=False) if attention else nn.Linear(8, 8, bias=False)
+            for name in ("in_proj_weight", "out_proj.weight") if attention else ("weight",):
+                owner = self.two.get_submodule(name.rpartition(".")[0])
+                setattr(owner, name.rpartition(".")[2], self.one.get_parameter(name))
+
+    def forward(self, x):
+        h = self.first(x).tanh()
+        z = self.extra(h).tanh()
+        if self.attends:
+            return self.head(self.one(h, h, h)[0] + self.two(z, h, h)[0].tanh()).mean(1)
+        return self.head(self.one(h) + self.two(z).tanh()).mean(1)
+
+
+SHARING = {
+    "plain": (KFAC, {"trust": None}),
+    "defaults": (KFAC, {}),
+    "empirical": (KFAC, {"fisher": "empirical", "memory": "window:2"}),
+    "reduce": (KFAC, {"sharing": "reduce"}),
+    "fused": (KFAC, {"form": "rows", "fused": True, "memory": "batch"}),
+    "foof": (FOOF, {"trust": None}),
+    "gauss-newton": (GaussNewton, {"trust": None}),
+}
+
+
+@pytest.mark.parametrize("attention", [False, True], ids=["linear", "attention"])
+@pytest.mark.parametrize("kind", SHARING)
+def test_two_layers_that_share_a_weight_step_like_one_that_runs_twice(kind, attention):
+    method, options = SHARING[kind]
+    torch.manual_seed(0)
+    models = [Shared(shares, attention).double() for shares in (True, False)]
+    models[1].load_state_dict({name: models[0].state_dict()[name] for name in models[1].state_dict()})
+    for model in models:
+        optimizer = method(model, lr=0.1, **options)
+        for seed in range(3):
+            generator = torch.Generator().manual_seed(seed)
+            optimizer.zero_grad()
+            x = torch.randn(6, 5, 4, generator=generator, dtype=torch.float64)
+            F.cross_entropy(model(x), torch.arange(6) % 3).backward()
+            optimizer.step()
+        assert optimizer.skipped == 0
+        assert sum(name.startswith(("one", "two")) for name in optimizer.layers) == 1 + attention
+    for a, b in zip(*(model.parameters() for model in models), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_excluding_one_use_excludes_all():
+    for exclude in (("one",), ("two",)):
+        optimizer = KFAC(TiedWithBias(8), exclude=exclude)
+        assert not optimizer.entries["one.weight"].preconditioned

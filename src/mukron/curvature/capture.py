@@ -62,11 +62,18 @@ class Capture:
     """Hooks on a model and its layers, and the passes that were differentiated since the last step."""
 
     def __init__(
-        self, model: nn.Module, layers: Mapping[str, MatrixLayer], options: CaptureOptions, generator: Generator
+        self,
+        model: nn.Module,
+        layers: Mapping[str, MatrixLayer],
+        options: CaptureOptions,
+        generator: Generator,
+        others: Mapping[str, tuple[str, MatrixLayer]] | None = None,
     ) -> None:
+        """others: by name, layers that use the weight of one of these layers, with the name of that one."""
         self.model, self.layers, self.options, self.generator = model, dict(layers), options, generator
+        self.uses = {**{name: (name, layer) for name, layer in layers.items()}, **(others or {})}
         self.close: Callable[[], Any] = lambda: None
-        self.modules: dict[str, nn.Module] = {"": model, **{name: layer.module for name, layer in layers.items()}}
+        self.modules: dict[str, nn.Module] = {"": model, **{key: layer.module for key, (_, layer) in self.uses.items()}}
         self.parameters = list(model.parameters())
         self.passes: list[Pass] = []
         self.paused = False
@@ -84,14 +91,16 @@ class Capture:
         if not layers:
             return  # a method that measures nothing leaves the model alone
         handles = [model.register_forward_pre_hook(Hook(self, "before_forward", ""))]
-        self.hosts = {host.name: host for host in hosts(model, layers)}
-        inside = {name for host in self.hosts.values() for name in host.layers.values()}
+        self.hosts = {host.name: host for host in hosts(model, self.uses)}
+        inside = {host.module for host in self.hosts.values()} | {
+            host.module.get_submodule(path.rpartition(".")[0]) for host in self.hosts.values() for path in host.layers
+        }
         for name, host in self.hosts.items() if options.measures else ():
             self.modules[name] = host.module
             handles.append(host.module.register_forward_pre_hook(Hook(self, "before_host", name)))
             handles.append(host.module.register_forward_hook(Hook(self, "after_host", name), always_call=True))
-        for name, layer in layers.items():
-            if name in inside:
+        for name, (_, layer) in self.uses.items():
+            if layer.module in inside:
                 continue
             if options.fused:
                 handles.append(layer.module.register_forward_pre_hook(Hook(self, "before_layer", name)))
@@ -170,7 +179,7 @@ class Capture:
             return
         weight = getattr(self.modules[key], "weight", None)
         self._fused.discard(key)  # of another use in this pass
-        if weight is not None and weight.requires_grad and self._replaces_gradient(self.layers[key], inputs[0]):
+        if weight is not None and weight.requires_grad and self._replaces_gradient(self.uses[key][1], inputs[0]):
             weight.requires_grad_(self.checks_uses or self.asks_reduction)
             self._fused.add(key)
 
@@ -188,10 +197,11 @@ class Capture:
             return None
         if fused and not output.requires_grad:  # the first layer, whose input needs no gradient
             output = Joined.apply(output, torch.ones((), requires_grad=True))  # type: ignore[no-untyped-call]
-        if fused or self._wants(key):
+        name, layer = self.uses[key]
+        if fused or self._wants(name):
             if not inputs:
                 raise RuntimeError(f'layer "{key}" was called with keywords alone; pass its input by position')
-            self._note(key, LayerPass(key, self.layers[key], inputs[0].detach(), fused=fused), inputs[0], output)
+            self._note(name, LayerPass(name, layer, inputs[0].detach(), fused=fused), inputs[0], output)
         return output if fused else None
 
     def note_product(self, watch: Watch, x: Tensor, weight: Tensor, output: Tensor) -> None:

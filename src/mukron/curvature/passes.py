@@ -387,12 +387,11 @@ class Pass:
         keys: dict[str, list[str]] = {}
         for key, this in self.layers.items():
             keys.setdefault(this.name, []).append(key)
-        return {
-            name: self.finish(of[0]) if len(of) == 1 == self.layers[of[0]].parts else self._combined(of)
-            for name, of in keys.items()
-        }
+        return {name: self._finish_all(of) for name, of in keys.items()}
 
-    def _combined(self, keys: list[str]) -> LayerStatistics:
+    def _finish_all(self, keys: list[str]) -> LayerStatistics:
+        if len(keys) == 1 and self.layers[keys[0]].parts == 1:
+            return self.finish(keys[0])
         uses: dict[int, list[LayerStatistics]] = {}
         for key in keys:
             uses.setdefault(self.layers[key].part or 0, []).append(self.finish(key))

@@ -126,10 +126,10 @@ class Host(NamedTuple):
         return Watch(hear, {id(parameters[path]): name for path, name in self.layers.items()}, positions_first)
 
 
-def hosts(model: nn.Module, layers: Mapping[str, MatrixLayer]) -> Iterator[Host]:
-    """The modules that give weights of these layers to ``F.linear``."""
+def hosts(model: nn.Module, uses: Mapping[str, tuple[str, MatrixLayer]]) -> Iterator[Host]:
+    """The modules that give weights of layers to ``F.linear``. uses: by use, the layer's name and layout there."""
     names: dict[nn.Module, list[str]] = {}
-    for layer_name, layer in layers.items():
+    for layer_name, layer in uses.values():
         names.setdefault(layer.module, []).append(layer_name)
     for name, module in model.named_modules():
         known, own = layer_of(module), names.get(module, [])

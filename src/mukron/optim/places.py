@@ -57,24 +57,53 @@ def _measured_layers(
     _check_excluded(model, exclude, [full for name, _, of in named if name == of[WEIGHT] for full in of.values()])
     uses = {alias: list(entry.uses) for entry in found.values() for alias in entry.uses}
     first = {alias: name for name, entry in found.items() for alias in entry.uses}
+
+    def shared(full: str) -> bool:
+        return full in first and found[first[full]].sums_uses
+
     for name, layer, of_blocks in named:
         if (layer.one_hot and exclude is None) or name in outputs:
             continue
-        names = {block: full for block in blocks_of(method) if (full := of_blocks.get(block))}
-        names = {block: full for block, full in names.items() if not _excluded(full, exclude or ())}
-        if options.leaves_tied and any(len(uses.get(full, ())) > 1 for full in names.values()):
+        names = {block: full for block in blocks_of(method) if (full := of_blocks.get(block, "")) in first}
+        names = {
+            block: full
+            for block, full in names.items()
+            if not any(_excluded(use, exclude or ()) for use in (full, *(uses.get(full, ()) if shared(full) else ())))
+        }
+        if shared(of_blocks[WEIGHT]):  # once, with what all its layers see; their biases take the fallback rule
+            names = {at: full for at, full in names.items() if at == WEIGHT and first[full] == full}
+        elif options.leaves_tied and any(len(uses.get(full, ())) > 1 for full in names.values()):
             continue
         held = [full for full in names.values() if first.get(full) in owned]
         for full in held:
-            if len(uses[full]) > 1:
+            if len(uses[full]) > 1 and not shared(full):
                 tied = ", ".join(f'"{use}"' for use in uses[full])
                 raise ValueError(
                     f"tied parameter {tied}: the curvature of one use is not that of the other. Leave it to the "
                     f'fallback rule, exclude=("{name}", ...) with every layer that uses it'
                 )
+        if plan is not None:  # its answer is what tables show, too
+            names = {at: full for at, full in names.items() if not plan.falls_back(first[full], exclude, method)}
+            held = [full for full in held if full in names.values()]
         if held:
             _refuse_empty(name, layer)
             yield name, (layer, names)
+
+
+def other_uses(model: nn.Module, places: Mapping[str, TakenLayer]) -> dict[str, dict[str, MatrixLayer]]:
+    """By layer, the other layers that use its weight, by name."""
+    named = {
+        of_blocks[WEIGHT]: (name, layer)
+        for module_name, module in unwrap(model).named_modules()
+        for name, layer, of_blocks in layers_in(module_name, module)
+    }
+    found = inventory(model)
+    others = {}
+    for name, (_, of_blocks) in places.items():
+        full = of_blocks.get(WEIGHT, "")
+        if full in found and found[full].sums_uses:
+            others[name] = dict(named[use] for use in found[full].uses if use != full)
+    return others
 
 
 def _matrices_of(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import nn
@@ -14,7 +14,7 @@ from torch.nn import Parameter
 from mukron.damping import Sides
 from mukron.layers import BIAS, WEIGHT, BlockedLayer, MatrixLayer, cuts_of
 from mukron.optim.options import StepOptions
-from mukron.optim.places import places_of
+from mukron.optim.places import other_uses, places_of
 from mukron.params import Parametrization, Scales
 from mukron.params.inventory import inventory
 from mukron.params.resolve import Growth
@@ -63,6 +63,7 @@ class LayerEntry:
         blocks: "weight", "bias" -> the parameter there.
         sides: By block, what a damping rule may know of it.
         anchor: The parameter whose optimizer state holds the layer's curvature.
+        others: Other layers that use the same weight, by name: its curvature is that of all uses.
     """
 
     name: str
@@ -70,6 +71,7 @@ class LayerEntry:
     blocks: Mapping[str, ParameterEntry]
     sides: Mapping[str, Sides]
     anchor: Parameter
+    others: Mapping[str, MatrixLayer] = field(default_factory=dict)
 
     def has_gradient_values(self) -> bool:
         """Whether a gradient of the layer has an entry that is not zero."""
@@ -119,6 +121,7 @@ def build_tables(
         entries[name] = ParameterEntry(name, parameter, group, own.lr, name in taken, natural, of_layer, **settings)
     _refuse_coupled_decay(groups, plan)
     damping = laws.get(method, {})
+    others = other_uses(model, places) if captures else {}
     table = {}
     for name, layer in layers.items():
         blocks = {block: entries[full] for block, full in names[name].items() if full in entries}
@@ -129,7 +132,8 @@ def build_tables(
             for block, entry in blocks.items()
         }
         sides = {WEIGHT: next(iter(sides.values())), **sides}
-        table[name] = LayerEntry(name, layer, blocks, sides, next(iter(blocks.values())).parameter)
+        anchor = next(iter(blocks.values())).parameter
+        table[name] = LayerEntry(name, layer, blocks, sides, anchor, others.get(name, {}))
     return entries, table
 
 

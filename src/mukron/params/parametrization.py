@@ -205,8 +205,9 @@ class Parametrization:
         Args:
             name: The parameter's name.
             exclude: Layers that are left to the fallback rule, as optimizers take them; None: embeddings, and those
-                that the method is not for. Tied embeddings are left to it in any case; by methods that need more than
-                gradients, all layers that use a tied parameter are.
+                that the method is not for. Tied embeddings are left to it in any case. By methods that need more than
+                gradients, a weight that several layers use as the same matrix is preconditioned, and all else in layers
+                that use a tied parameter is left.
             method: The method or its name.
         """
         plan, layer, method = self.parameters[name], name.rpartition(".")[0], get_method(method)
@@ -214,7 +215,9 @@ class Parametrization:
         named = any(use == entry or use.startswith(f"{entry}.") for entry in exclude or () for use in uses)
         left = plan.embedding if exclude is None else named
         left = left or (method.matrices_only and exclude is None and plan.role is Role.OUTPUT)
-        tied = bool(plan.tied and plan.embedding) if method.gradients_alone else layer in self._layers_with_tied
+        tied = bool(plan.tied and plan.embedding)
+        if not method.gradients_alone and not (plan.tied and len(plan.shape) > 1):
+            tied = layer in self._layers_with_tied
         return left or tied or not plan.suits(method)
 
     def explain(

@@ -109,7 +109,7 @@ def _positions(config: RunConfig, dataset: Dataset) -> Mapping[str, int]:
         for name, known in layers.items():
             if known.called:
                 known.module.register_forward_pre_hook(counter(name, known))
-        for host in hosts(built.model, layers):
+        for host in hosts(built.model, {name: (name, known) for name, known in layers.items()}):
             host.module.register_forward_pre_hook(lambda *_, host=host: inside.begin(host))
             host.module.register_forward_hook(inside.end, always_call=True)
         x = dataset.prepare(dataset.train.inputs[:TRIED], config.weights_dtype)
