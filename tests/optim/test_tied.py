@@ -168,3 +168,49 @@ def test_excluding_one_use_excludes_all():
     for exclude in (("one",), ("two",)):
         optimizer = KFAC(TiedWithBias(8), exclude=exclude)
         assert not optimizer.entries["one.weight"].preconditioned
+
+
+class SharedSizes(nn.Module):
+    """Projections of attention from another size, of which two attentions share one."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(4, width), nn.Linear(width, 3)
+        self.one, self.two = (nn.MultiheadAttention(width, 2, kdim=4, vdim=4) for _ in range(2))
+        self.two.q_proj_weight = self.one.q_proj_weight
+
+
+class SharedBias(nn.Module):
+    """Two layers with one bias, and two with all in common."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(4, width), nn.Linear(width, 3)
+        self.a, self.b, self.c, self.d = (nn.Linear(width, width) for _ in range(4))
+        self.b.bias = self.a.bias
+        self.d.weight, self.d.bias = self.c.weight, self.c.bias
+
+
+@pytest.mark.parametrize("exclude", [None, (), ("head",), ("one",), ("c",)])
+@pytest.mark.parametrize("make", [TiedWithBias, SharedSizes, SharedBias, gpt], ids=lambda make: make.__name__)
+@pytest.mark.parametrize("method", ["kfac", "foof", "gauss-newton"])
+def test_the_plan_and_the_optimizer_agree_on_every_parameter(method, make, exclude):
+    model = make(32)
+    plan = parametrize(model, base_shapes(make, width=16))
+    kind = {"kfac": KFAC, "foof": FOOF, "gauss-newton": GaussNewton}[method]
+    known = {name for name, _ in model.named_modules()}
+    refused = make in (gpt, SharedBias) and exclude is not None  # a tied embedding, and a bias of two layers
+    if refused or not set(exclude or ()) <= known:
+        with pytest.raises(ValueError, match=r"tied parameter|has no module"):
+            kind(model, plan, exclude=exclude)
+        return
+    optimizer = kind(model, plan, exclude=exclude)
+    table = plan.explain(method, exclude=exclude, whole=True)
+    for row in (dict(zip(table.columns, row, strict=True)) for row in table.rows):
+        entry = optimizer.entries[row["parameter"]]
+        assert plan.falls_back(entry.name, optimizer.options.exclude, method) != entry.preconditioned, entry.name
+        assert row["why"].startswith("not preconditioned") != entry.preconditioned, row
+        assert row["lr x"] == f"{entry.scale:.4g}"
+    without = {name for name, entry in kind(make(32), exclude=exclude).entries.items() if entry.preconditioned}
+    if make is not SharedSizes:  # without a plan, other projections of such an attention are preconditioned, too
+        assert without == {name for name, entry in optimizer.entries.items() if entry.preconditioned}
