@@ -179,6 +179,8 @@ class Capture:
             return
         weight = getattr(self.modules[key], "weight", None)
         self._fused.discard(key)  # of another use in this pass
+        if self._is_transposed(key):
+            return  # the sum with an embedding's gradient is no D^T H
         if weight is not None and weight.requires_grad and self._replaces_gradient(self.uses[key][1], inputs[0]):
             weight.requires_grad_(self.checks_uses or self.asks_reduction)
             self._fused.add(key)
@@ -201,7 +203,8 @@ class Capture:
         if fused or self._wants(name):
             if not inputs:
                 raise RuntimeError(f'layer "{key}" was called with keywords alone; pass its input by position')
-            self._note(name, LayerPass(name, layer, inputs[0].detach(), fused=fused), inputs[0], output)
+            this = LayerPass(name, layer, inputs[0].detach(), fused=fused, transposed=self._is_transposed(key))
+            self._note(name, this, inputs[0], output)
         return output if fused else None
 
     def note_product(self, watch: Watch, x: Tensor, weight: Tensor, output: Tensor) -> None:
@@ -220,6 +223,11 @@ class Capture:
             this.of_output = partial(_columns, watch.samples_first, columns if parts > 1 else None)
             self._note(name if part is None else f"{name}[{part}]", this, x, output)
             same.setdefault(known.cancels, this)
+
+    def _is_transposed(self, key: str) -> bool:
+        """Whether that use of a weight is a head's, and the weight an embedding's."""
+        name, layer = self.uses[key]
+        return self.layers[name].one_hot and not layer.one_hot
 
     def _wants(self, name: str) -> bool:
         options = self.options

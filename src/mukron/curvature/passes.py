@@ -22,7 +22,7 @@ from mukron.curvature.fisher import CaptureOptions
 from mukron.curvature.forms import AUTO, MATRIX, as_rows, keeps_halves, rows_wait
 from mukron.curvature.frequencies import Frequencies
 from mukron.curvature.ignored import Ignored
-from mukron.curvature.stacking import Halves, Jacobian, stacked, summed
+from mukron.curvature.stacking import Halves, Jacobian, stacked, summed, tied
 from mukron.layers import MatrixLayer
 from mukron.linalg import Factor, LowRank, MatrixFactor, RowsFactor, probe, products_of
 
@@ -145,6 +145,7 @@ class LayerPass:
         part: Which of the stacked maps it is; None: its weight is one map.
         parts: Their number.
         shares: Another map of the same layer with the same input.
+        transposed: It uses the transposed weight: a head that is tied to an embedding.
         version: Of the input, when the layer used it.
         made: The model itself made the input. What the user passed in may be overwritten before the step.
         edge: Where the derivative by the layer's output arrives; None: there is none, or it is the model's own output.
@@ -168,6 +169,7 @@ class LayerPass:
     part: int | None = None
     parts: int = 1
     shares: LayerPass | None = None
+    transposed: bool = False
     of_output: Callable[[Tensor], Tensor] | None = None
     statistics: LayerStatistics = field(default_factory=LayerStatistics)
     rows: Tensor | None = None
@@ -390,8 +392,11 @@ class Pass:
         return {name: self._finish_all(of) for name, of in keys.items()}
 
     def _finish_all(self, keys: list[str]) -> LayerStatistics:
-        if len(keys) == 1 and self.layers[keys[0]].parts == 1:
+        if len(keys) == 1 and self.layers[keys[0]].parts == 1 and not self.layers[keys[0]].transposed:
             return self.finish(keys[0])
+        if any(self.layers[key].transposed for key in keys):
+            heads, own = ([key for key in keys if self.layers[key].transposed is kind] for kind in (True, False))
+            return tied(*(summed([self.finish(key) for key in of]) if of else None for of in (own, heads)))
         uses: dict[int, list[LayerStatistics]] = {}
         for key in keys:
             uses.setdefault(self.layers[key].part or 0, []).append(self.finish(key))
@@ -401,8 +406,9 @@ class Pass:
         """D^T (H v) of a layer, [groups, d_out, 1]; None: it is not known."""
         uses = [use for use in self.layers.values() if use.name == name]
         products: dict[int, Tensor] = {}
+        transposed = any(use.transposed for use in uses)
         for use in uses:
-            if use.along is not None:
+            if use.along is not None and not transposed:
                 part = use.part or 0
                 products[part] = use.along if part not in products else products[part] + use.along
         complete = bool(uses) and len(products) == uses[0].parts

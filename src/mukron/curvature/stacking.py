@@ -5,6 +5,15 @@ many as there are tokens to attend to.
 
 A weight that is used twice in a forward pass has twice as many positions. So A is the sum of both uses' A, and B the
 mean over the rows of both, as if the layer had been called once with both inputs side by side.
+
+A weight [vocabulary, dimension] that an embedding and a head use has the curvature  F = A_e (x) B_e + B_h (x) A_h, the
+vocabulary's side first: A_e are frequencies of tokens, B_h the head's signals. Sums of like sides would mix things of
+different units. A (x) B with the partial traces of F, and so its trace, is  tr_d(F) (x) tr_V(F) / tr F:
+
+    A = (tr A_h  B_h + tr B_e  A_e) tr A_e / tr F        tr F = tr A_e tr B_e + tr A_h tr B_h
+    B = B_e + A_h tr B_h / tr A_e
+
+The trace of A is that of A_e. Without a head A and B are those of the embedding.
 """
 
 from __future__ import annotations
@@ -18,6 +27,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from mukron.curvature.forms import MATRIX
 from mukron.curvature.frequencies import Frequencies
 
 if TYPE_CHECKING:
@@ -128,3 +138,30 @@ def _stacked_counts(rows: Sequence[float | Tensor]) -> float | Tensor:
     if all(count is rows[0] or (not isinstance(count, Tensor) and count == rows[0]) for count in rows):
         return rows[0]
     return torch.stack([torch.as_tensor(count, dtype=torch.float64) for count in rows])[:, None, None]
+
+
+def tied(embedding: LayerStatistics | None, head: LayerStatistics | None) -> LayerStatistics:
+    """The statistics of a weight that an embedding and a head use, as those of the embedding; None: it did not run."""
+    assert head is not None
+    A_h, B_h = head.A, head.B
+    if embedding is None or not isinstance(embedding.A, Frequencies) or embedding.B is None:
+        return replace(head, A=B_h, B=None if isinstance(A_h, Frequencies) else A_h, halves=[])
+    if A_h is None or B_h is None or isinstance(A_h, Frequencies):
+        return embedding
+    frequencies, total_B, samples = embedding.A, embedding.B, embedding.A.count
+    a_h, b_h, b_e = (sums.as_matrix() / sums.count for sums in (A_h, B_h, embedding.B))
+    a_e = frequencies.sums / samples
+    trace_a_h, trace_b_h, trace_b_e = (_trace(M) for M in (a_h, b_h, b_e))
+    trace_a_e = a_e.sum(-1)[:, None, None].clamp_min(torch.finfo(a_e.dtype).tiny)
+    whole = trace_a_e * trace_b_e + trace_a_h * trace_b_h
+    ratio = (trace_a_e / whole).where(whole > 0, 0.0)
+    A, B = B_h.empty(), total_B.empty()
+    A.form = B.form = MATRIX
+    A.matrix, A.count = samples * ratio * (trace_a_h * b_h + trace_b_e * torch.diag_embed(a_e)), samples
+    B.matrix, B.count = total_B.count * (b_e + a_h * (trace_b_h / trace_a_e)), total_B.count
+    return replace(embedding, A=A, B=B, halves=[])
+
+
+def _trace(M: Tensor) -> Tensor:
+    """[groups, 1, 1]."""
+    return M.diagonal(dim1=-2, dim2=-1).sum(-1)[:, None, None]

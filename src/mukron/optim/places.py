@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from torch import nn
 
@@ -58,8 +58,13 @@ def _measured_layers(
     uses = {alias: list(entry.uses) for entry in found.values() for alias in entry.uses}
     first = {alias: name for name, entry in found.items() for alias in entry.uses}
 
+    def transposed(full: str) -> bool:
+        if plan is not None and full in first:
+            return plan.parameters[first[full]].sums_transposed(method)
+        return full in first and found[first[full]].ties_head and method.has_both_sides
+
     def shared(full: str) -> bool:
-        return full in first and found[first[full]].sums_uses
+        return full in first and (found[first[full]].sums_uses or transposed(full))
 
     for name, layer, of_blocks in named:
         if (layer.one_hot and exclude is None) or name in outputs:
@@ -71,7 +76,9 @@ def _measured_layers(
             if not any(_excluded(use, exclude or ()) for use in (full, *(uses.get(full, ()) if shared(full) else ())))
         }
         if shared(of_blocks[WEIGHT]):  # once, with what all its layers see; their biases take the fallback rule
-            names = {at: full for at, full in names.items() if at == WEIGHT and first[full] == full}
+            names = {at: first[full] for at, full in names.items() if at == WEIGHT}
+            if name != _main_use([other for other in named if other[2][WEIGHT] in uses[of_blocks[WEIGHT]]]):
+                continue
         elif options.leaves_tied and any(len(uses.get(full, ())) > 1 for full in names.values()):
             continue
         held = [full for full in names.values() if first.get(full) in owned]
@@ -90,6 +97,11 @@ def _measured_layers(
             yield name, (layer, names)
 
 
+def _main_use(uses: Sequence[tuple[str, MatrixLayer, Mapping[str, str]]]) -> str:
+    """The layer whose layout a shared weight has: the first one that uses it, of an embedding and a head the former."""
+    return next((name for name, layer, _ in uses if layer.one_hot), uses[0][0])
+
+
 def other_uses(model: nn.Module, places: Mapping[str, TakenLayer]) -> dict[str, dict[str, MatrixLayer]]:
     """By layer, the other layers that use its weight, by name."""
     named = {
@@ -101,8 +113,8 @@ def other_uses(model: nn.Module, places: Mapping[str, TakenLayer]) -> dict[str, 
     others = {}
     for name, (_, of_blocks) in places.items():
         full = of_blocks.get(WEIGHT, "")
-        if full in found and found[full].sums_uses:
-            others[name] = dict(named[use] for use in found[full].uses if use != full)
+        if full in found and (found[full].sums_uses or found[full].ties_head):
+            others[name] = {other: layer for other, layer in map(named.__getitem__, found[full].uses) if other != name}
     return others
 
 
