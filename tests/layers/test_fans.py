@@ -61,7 +61,11 @@ def test_fans(module, expected):
     layer, own = layer_of(module), dict(module.named_parameters(recurse=False))
     assert {name: layer.fans(name, tuple(values.shape)) for name, values in own.items()} == expected
     # what the optimizers have no layout for is left to their fallback rule, and nothing else is
-    assert {layer.preconditions(name) for name in own} == {isinstance(layer, MatrixLayer)}
+    products = {name for product in layer.products().values() for name in product.blocks.values()}
+    assert {name for name in own if layer.preconditions(name)} == (
+        set(own) if isinstance(layer, MatrixLayer) else products
+    )
+    assert bool(products) == isinstance(module, nn.MultiheadAttention)
     assert isinstance(layer, MatrixLayer) == isinstance(module, (*SUMS, nn.Embedding))
     assert layer.fans("other", (3,)) is None
     assert not layer.preconditions("other")
@@ -133,12 +137,23 @@ def test_bilinear_of_two_wide_inputs():
         base_shapes(lambda width: nn.Bilinear(width, width, 7), width=4)
 
 
-def test_the_output_of_attention_is_left_to_the_fallback():
-    """MultiheadAttention uses its weight without calling it."""
-    projection = nn.MultiheadAttention(8, 2).out_proj
-    layer = layer_of(projection)
-    assert layer.fans("weight", (8, 8)) == Fans(8, 8)
-    assert not layer.preconditions("weight")
+def test_the_projections_of_attention():
+    """MultiheadAttention uses its weights without calling a module; extra keys and values have no matrix."""
+    attention = nn.MultiheadAttention(8, 2, add_bias_kv=True)
+    layer = layer_of(attention)
+    assert layer.uncalled() == ("out_proj",)
+    assert dict(layer.products()["in_proj_weight"].blocks) == {"weight": "in_proj_weight", "bias": "in_proj_bias"}
+    assert not layer.preconditions("bias_k")
+    assert not layer.preconditions("bias_v")
+    projection = layer_of(attention.out_proj)
+    assert projection.fans("weight", (8, 8)) == Fans(8, 8)
+    assert projection.preconditions("weight")
+    assert not projection.called
+    separate = layer_of(nn.MultiheadAttention(8, 2, kdim=3)).products()
+    assert {name: dict(product.blocks) for name, product in separate.items()} == {
+        name: {"weight": name} for name in ("q_proj_weight", "k_proj_weight", "v_proj_weight")
+    }
+    assert [product.layer.d_in for product in separate.values()] == [8, 3, 8]
 
 
 def test_old_style_weight_norm_is_not_taken_for_a_weight():

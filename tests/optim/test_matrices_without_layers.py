@@ -1,4 +1,4 @@
-"""Methods that need gradients alone take matrices that no layer is called with: attention's, recurrent, tied, bare."""
+"""Methods that need gradients alone take matrices that no pass is seen of: recurrent, tied and bare ones."""
 
 from __future__ import annotations
 
@@ -105,13 +105,14 @@ def test_what_is_taken_and_what_explain_says(method, kind):
 
 @pytest.mark.parametrize("kind", TAKEN, ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("method", ["kfac", "foof"])
-def test_methods_that_measure_passes_leave_them_to_the_fallback_rule(method, kind):
+def test_methods_that_measure_passes_leave_what_they_do_not_see(method, kind):
+    """Attention and weights that layers share are seen; recurrent and bare ones are not."""
     model, plan = planned(kind)
     optimizer = {"kfac": mukron.KFAC, "foof": mukron.FOOF}[method](model, plan, class_dim=-1)
-    taken = {name for name, entry in optimizer.entries.items() if entry.preconditioned}
-    assert not taken & TAKEN[kind]
+    seen = {Encoder: TAKEN[Encoder], Recurrent: set(), Bare: {"a.weight"}}[kind]
+    assert {name for name in TAKEN[kind] if optimizer.entries[name].preconditioned} == seen
     rows = {row[0]: row[-1] for row in plan.explain(method, whole=True).rows}
-    assert all(rows[name].startswith("not preconditioned") for name in TAKEN[kind])
+    assert {name for name in TAKEN[kind] if not rows[name].startswith("not preconditioned")} == seen
 
 
 def test_queries_keys_and_values_are_matrices_of_their_own():

@@ -1,15 +1,20 @@
-"""Tied parameters: by default every layer that uses one takes the fallback rule, and the network trains."""
+"""Tied parameters: uses as one matrix are preconditioned by all of them, a tied embedding is left by default."""
 
 from __future__ import annotations
 
+import copy
 import math
+from typing import ClassVar
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from mukron import FOOF, KFAC, Shampoo, base_shapes, parametrize
+from mukron import FOOF, KFAC, GaussNewton, Shampoo, base_shapes, parametrize
+from mukron.curvature.frequencies import Frequencies
+from mukron.curvature.passes import Accumulator, LayerStatistics
+from mukron.curvature.stacking import tied
 from mukron.diagnose import coordinate_check
 from mukron.models import GPT
 
@@ -61,7 +66,8 @@ def test_a_tied_gpt_trains_in_mup(method, trust):
         optimizer.step()
         losses.append(float(loss.detach()))
     assert losses[-1] < 0.9 * losses[0], losses
-    assert not {"tokens", "head"} & set(optimizer.layers)
+    assert "head" not in optimizer.layers
+    assert ("tokens" in optimizer.layers) == (trust is None and method == "kfac")
     assert ("positions" in optimizer.layers) == (trust is None)
 
 
@@ -78,8 +84,10 @@ def test_explain_says_what_the_optimizer_does(make, trust):
         assert row["lr x"] == f"{entry.scale:.4g}"
         assert plan.falls_back(row["parameter"], optimizer.options.exclude, "kfac") != entry.preconditioned, row
     if make is TiedWithBias:
-        assert list(optimizer.layers) == ["first", "head"]
-    assert "tokens.weight" in str(optimizer.plan()) or make is TiedWithBias
+        assert list(optimizer.layers) == ["first", "one", "head"]
+        left = {name for name, entry in optimizer.entries.items() if not entry.preconditioned}
+        assert left == {"one.bias", "two.bias"}
+    assert trust is None or "tokens.weight" in str(optimizer.plan()) or make is TiedWithBias
 
 
 def test_the_coordinate_check_of_plain_steps():
@@ -100,8 +108,236 @@ def test_nothing_but_tied_layers():
     class Only(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.one, self.two = nn.Linear(4, 4), nn.Linear(4, 4)
+            self.one, self.two = nn.Embedding(4, 4), nn.Linear(4, 4)
             self.two.weight = self.one.weight
 
     with pytest.raises(ValueError, match=r"nothing to precondition.*layers that use a tied parameter"):
-        KFAC(Only())
+        FOOF(Only())
+
+
+class Shared(nn.Module):
+    """One weight on two inputs: two layers that share it, or one layer that runs twice."""
+
+    def __init__(self, shares: bool, attention: bool = False) -> None:
+        super().__init__()
+        self.attends = attention
+        self.first, self.extra, self.head = nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+        self.one = nn.MultiheadAttention(8, 2, bias=False) if attention else nn.Linear(8, 8, bias=False)
+        self.two = self.one
+        if shares:
+            self.two = nn.MultiheadAttention(8, 2, bias=False) if attention else nn.Linear(8, 8, bias=False)
+            for name in ("in_proj_weight", "out_proj.weight") if attention else ("weight",):
+                owner = self.two.get_submodule(name.rpartition(".")[0])
+                setattr(owner, name.rpartition(".")[2], self.one.get_parameter(name))
+
+    def forward(self, x):
+        h = self.first(x).tanh()
+        z = self.extra(h).tanh()
+        if self.attends:
+            return self.head(self.one(h, h, h)[0] + self.two(z, h, h)[0].tanh()).mean(1)
+        return self.head(self.one(h) + self.two(z).tanh()).mean(1)
+
+
+SHARING = {
+    "plain": (KFAC, {"trust": None}),
+    "defaults": (KFAC, {}),
+    "empirical": (KFAC, {"fisher": "empirical", "memory": "window:2"}),
+    "reduce": (KFAC, {"sharing": "reduce"}),
+    "fused": (KFAC, {"form": "rows", "fused": True, "memory": "batch"}),
+    "foof": (FOOF, {"trust": None}),
+    "gauss-newton": (GaussNewton, {"trust": None}),
+}
+
+
+@pytest.mark.parametrize("attention", [False, True], ids=["linear", "attention"])
+@pytest.mark.parametrize("kind", SHARING)
+def test_two_layers_that_share_a_weight_step_like_one_that_runs_twice(kind, attention):
+    method, options = SHARING[kind]
+    torch.manual_seed(0)
+    models = [Shared(shares, attention).double() for shares in (True, False)]
+    models[1].load_state_dict({name: models[0].state_dict()[name] for name in models[1].state_dict()})
+    for model in models:
+        optimizer = method(model, lr=0.1, **options)
+        for seed in range(3):
+            generator = torch.Generator().manual_seed(seed)
+            optimizer.zero_grad()
+            x = torch.randn(6, 5, 4, generator=generator, dtype=torch.float64)
+            F.cross_entropy(model(x), torch.arange(6) % 3).backward()
+            optimizer.step()
+        assert optimizer.skipped == 0
+        assert sum(name.startswith(("one", "two")) for name in optimizer.layers) == 1 + attention
+    for a, b in zip(*(model.parameters() for model in models), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_excluding_one_use_excludes_all():
+    for exclude in (("one",), ("two",)):
+        optimizer = KFAC(TiedWithBias(8), exclude=exclude)
+        assert not optimizer.entries["one.weight"].preconditioned
+
+
+class SharedSizes(nn.Module):
+    """Projections of attention from another size, of which two attentions share one."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(4, width), nn.Linear(width, 3)
+        self.one, self.two = (nn.MultiheadAttention(width, 2, kdim=4, vdim=4) for _ in range(2))
+        self.two.q_proj_weight = self.one.q_proj_weight
+
+
+class SharedBias(nn.Module):
+    """Two layers with one bias, and two with all in common."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(4, width), nn.Linear(width, 3)
+        self.a, self.b, self.c, self.d = (nn.Linear(width, width) for _ in range(4))
+        self.b.bias = self.a.bias
+        self.d.weight, self.d.bias = self.c.weight, self.c.bias
+
+
+@pytest.mark.parametrize("exclude", [None, (), ("head",), ("one",), ("c",)])
+@pytest.mark.parametrize("make", [TiedWithBias, SharedSizes, SharedBias, gpt], ids=lambda make: make.__name__)
+@pytest.mark.parametrize("method", ["kfac", "foof", "gauss-newton"])
+def test_the_plan_and_the_optimizer_agree_on_every_parameter(method, make, exclude):
+    model = make(32)
+    plan = parametrize(model, base_shapes(make, width=16))
+    kind = {"kfac": KFAC, "foof": FOOF, "gauss-newton": GaussNewton}[method]
+    known = {name for name, _ in model.named_modules()}
+    refused = make is SharedBias or (make is gpt and method != "kfac")
+    refused = refused and exclude is not None  # a tied embedding, and a bias of two layers
+    if refused or not set(exclude or ()) <= known:
+        with pytest.raises(ValueError, match=r"tied parameter|has no module"):
+            kind(model, plan, exclude=exclude)
+        return
+    optimizer = kind(model, plan, exclude=exclude)
+    table = plan.explain(method, exclude=exclude, whole=True)
+    for row in (dict(zip(table.columns, row, strict=True)) for row in table.rows):
+        entry = optimizer.entries[row["parameter"]]
+        assert plan.falls_back(entry.name, optimizer.options.exclude, method) != entry.preconditioned, entry.name
+        assert row["why"].startswith("not preconditioned") != entry.preconditioned, row
+        assert row["lr x"] == f"{entry.scale:.4g}"
+    without = {name for name, entry in kind(make(32), exclude=exclude).entries.items() if entry.preconditioned}
+    if make is not SharedSizes:  # without a plan, other projections of such an attention are preconditioned, too
+        assert without == {name for name, entry in optimizer.entries.items() if entry.preconditioned}
+
+
+class TiedHead(nn.Module):
+    """A head that is tied to an embedding, in either order, with logits that muP multiplies."""
+
+    mukron_roles: ClassVar = {"tokens.weight": "input", "head.weight": "input"}
+
+    def __init__(self, width: int, head_first: bool = False) -> None:
+        super().__init__()
+        self.width = width
+        if head_first:
+            self.head = nn.Linear(width, VOCABULARY)
+        self.tokens, self.middle = nn.Embedding(VOCABULARY, width), nn.Linear(width, width)
+        if head_first:
+            self.tokens.weight = self.head.weight
+        else:
+            self.head = nn.Linear(width, VOCABULARY)
+            self.head.weight = self.tokens.weight
+
+    def forward(self, x):
+        return self.head(self.middle(self.tokens(x)).tanh()) * (16 / self.width)
+
+
+def plain_factors(model, x, y):
+    """A and B of the shared weight from its definition: partial traces of F, which is formed whole."""
+    model, kept = copy.deepcopy(model), {}
+    for name in ("tokens", "head"):
+        layer = model.get_submodule(name)
+        layer.register_forward_hook(lambda _, inputs, output, name=name: kept.update({name: (inputs[0], output)}))
+    loss = F.cross_entropy(model(x).flatten(0, 1), y.flatten(), reduction="sum")
+    deltas = torch.autograd.grad(loss, [kept["tokens"][1], kept["head"][1]])
+    D_e, D_h = (delta.flatten(0, 1) for delta in deltas)
+    H, Z = kept["head"][0].flatten(0, 1), F.one_hot(x.flatten(), VOCABULARY).to(D_e)
+    N = len(Z)  # a mean over positions: A is a mean over them, too
+    A_e, B_e, A_h, B_h = Z.mT @ Z / N, D_e.mT @ D_e / N, H.mT @ H / N, D_h.mT @ D_h / N
+    whole = torch.kron(A_e, B_e) + torch.kron(B_h, A_h)
+    parts = whole.reshape(VOCABULARY, len(B_e), VOCABULARY, len(B_e))
+    A, B = parts.diagonal(dim1=1, dim2=3).sum(-1), parts.diagonal(dim1=0, dim2=2).sum(-1)
+    return (A / A.trace()).detach(), (B * (whole.trace() / B.trace())).detach()
+
+
+@pytest.mark.parametrize("head_first", [False, True])
+def test_a_tied_head_has_the_partial_traces_of_both_uses(head_first):
+    torch.manual_seed(0)
+    model = TiedHead(6, head_first).double()
+    optimizer = KFAC(model, lr=0.1, trust=None, fisher="empirical", class_dim=-1, damping=0.5)
+    seen: dict = {}
+    optimizer.watch(lambda layer, block, factors, rho: seen.update({layer: (factors, rho)}))
+    words = sequences()
+    x, y = words[:, :-1], words[:, 1:]
+    loss_of(model(x), y).backward()
+    before, G = model.tokens.weight.detach().clone(), model.tokens.weight.grad.clone()
+    A, B = plain_factors(model, x, y)
+    optimizer.step()
+    factors, rho = seen["tokens"]
+    torch.testing.assert_close(factors["A"].M[0], A)
+    torch.testing.assert_close(factors["B"].M[0], B)
+    inverse = [torch.linalg.inv(M + rho[name] * torch.eye(len(M)).double()) for name, M in (("A", A), ("B", B))]
+    torch.testing.assert_close(model.tokens.weight.detach(), before - 0.1 * inverse[0] @ G @ inverse[1])
+    left = {name for name, entry in optimizer.entries.items() if not entry.preconditioned}
+    assert left == {"head.bias"}
+
+
+def test_a_tied_head_without_a_share_in_the_loss_leaves_the_embeddings_factors():
+    uses = LayerStatistics(A=Frequencies(torch.arange(3), None, 4, 2, torch.float64)), LayerStatistics()
+    for part, d, other in ((uses[0], 2, 4), (uses[1], 4, 2)):
+        part.B = Accumulator(d, other)
+        part.B.add((part is uses[0]) * torch.randn(1, 5, d, dtype=torch.float64), 5)
+    uses[1].A = Accumulator(2, 4)
+    uses[1].A.add(torch.randn(1, 5, 2, dtype=torch.float64), 2)
+    B = uses[0].B.as_matrix() / 5
+    both = tied(*uses)
+    torch.testing.assert_close(both.A.factor().M[0].diagonal(), torch.tensor([0.5, 0.5, 0.5, 0.0]).double())
+    torch.testing.assert_close(both.B.factor().M, B)
+
+
+HEADS = {
+    **{fisher: {"fisher": fisher} for fisher in ("signs", "mc", "exact", "empirical")},
+    **{memory: {"memory": memory} for memory in ("batch", "ema", "sum", "window:2")},
+    **{str(trust): {"trust": trust} for trust in ("spectral", "kl", "graft:adam", "rms:0.1")},
+    "fused": {"fused": True, "form": "rows", "memory": "batch"},
+    "reduce": {"sharing": "reduce"},
+}
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_a_tied_head_with_every_option(kind):
+    """It trains, is saved and loaded, and a skipped step leaves no trace."""
+    torch.manual_seed(0)
+    model = TiedHead(32)
+    plan = parametrize(model, base_shapes(TiedHead, width=16))
+    given = {"trust": "spectral", "exclude": (), "class_dim": -1, **HEADS[kind]}
+    optimizer = KFAC(model, plan, lr=0.02, **given)
+    assert optimizer.entries["tokens.weight"].preconditioned
+    assert not plan.falls_back("tokens.weight", (), "kfac")
+    words, losses = sequences(), []
+
+    def step(model, optimizer):
+        optimizer.zero_grad()
+        loss = loss_of(model(words[:, :-1]), words[:, 1:])
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+
+    for _ in range(15):
+        step(model, optimizer)
+    assert losses[-1] < 0.95 * losses[0], losses
+    state = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    (model(words[:, :-1]).sum() * math.nan).backward()
+    optimizer.step()
+    assert optimizer.skipped == 1
+    assert all(torch.equal(values, state[0][name]) for name, values in model.state_dict().items())
+    twin = TiedHead(32)
+    twin_plan = parametrize(twin, base_shapes(TiedHead, width=16))
+    twin.load_state_dict(state[0])
+    other = KFAC(twin, twin_plan, lr=0.02, **given)
+    other.load_state_dict(state[1])
+    step(model, optimizer)
+    step(twin, other)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters(), strict=True))

@@ -6,7 +6,8 @@ was when the layer returned it. An in-place activation right after it does not c
 until the user's own backward pass arrives at the model's output. Then Fisher signals are sent from the output to those
 edges by backward passes of our own, which compute no weight gradients, and statistics are made of inputs and signals.
 
-    forward:   root pre-hook -> layer hooks -> root hook: a ``Pass`` waits at the model's output, in autograd's graph
+    forward:   root pre-hook -> layer hooks, and products inside of modules (``curvature.products``) -> root hook: a
+               ``Pass`` waits at the model's output, in autograd's graph
     backward:  the user's own, at the output: Fisher signals, inputs -> statistics; the pass joins the coming step
                further down, at the layers: the loss's own derivatives
 
@@ -29,8 +30,9 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from mukron.curvature.fisher import CaptureOptions, OwnPasses, add_jacobians, send_signals
 from mukron.curvature.forms import replaces_gradient
 from mukron.curvature.passes import LayerPass, LayerStatistics, Pass, gather, precise
+from mukron.curvature.products import Watch, first_part, hosts
 from mukron.curvature.scale import classes_at, classes_elsewhere, weigh
-from mukron.layers import MatrixLayer
+from mukron.layers import MatrixLayer, Projection
 from mukron.stages import stage
 
 
@@ -60,11 +62,18 @@ class Capture:
     """Hooks on a model and its layers, and the passes that were differentiated since the last step."""
 
     def __init__(
-        self, model: nn.Module, layers: Mapping[str, MatrixLayer], options: CaptureOptions, generator: Generator
+        self,
+        model: nn.Module,
+        layers: Mapping[str, MatrixLayer],
+        options: CaptureOptions,
+        generator: Generator,
+        others: Mapping[str, tuple[str, MatrixLayer]] | None = None,
     ) -> None:
+        """others: by name, layers that use the weight of one of these layers, with the name of that one."""
         self.model, self.layers, self.options, self.generator = model, dict(layers), options, generator
+        self.uses = {**{name: (name, layer) for name, layer in layers.items()}, **(others or {})}
         self.close: Callable[[], Any] = lambda: None
-        self.modules: dict[str, nn.Module] = {"": model, **{name: layer.module for name, layer in layers.items()}}
+        self.modules: dict[str, nn.Module] = {"": model, **{key: layer.module for key, (_, layer) in self.uses.items()}}
         self.parameters = list(model.parameters())
         self.passes: list[Pass] = []
         self.paused = False
@@ -75,19 +84,30 @@ class Capture:
         self.class_dim = options.class_dim  # where the classes are in an output with positions, once that is known
         self._running: dict[str, LayerPass] | None = None  # inside the model's forward pass
         self._fused: set[str] = set()  # layers of that pass whose weight takes no part in autograd's graph
+        self._watches: list[Watch] = []  # over modules of that pass, the innermost last
         self._generator_before: Tensor | None = None  # its state before the draws of the coming step
         # parameters with the identity and version of their gradients, when the last backward pass ended
         self.gradients: list[tuple[nn.Parameter, int, int]] = []
         if not layers:
             return  # a method that measures nothing leaves the model alone
         handles = [model.register_forward_pre_hook(Hook(self, "before_forward", ""))]
-        for name, layer in layers.items():
+        self.hosts = {host.name: host for host in hosts(model, self.uses)}
+        inside = {host.module for host in self.hosts.values()} | {
+            host.module.get_submodule(path.rpartition(".")[0]) for host in self.hosts.values() for path in host.layers
+        }
+        for name, host in self.hosts.items() if options.measures else ():
+            self.modules[name] = host.module
+            handles.append(host.module.register_forward_pre_hook(Hook(self, "before_host", name)))
+            handles.append(host.module.register_forward_hook(Hook(self, "after_host", name), always_call=True))
+        for name, (_, layer) in self.uses.items():
+            if layer.module in inside:
+                continue
             if options.fused:
                 handles.append(layer.module.register_forward_pre_hook(Hook(self, "before_layer", name)))
             after = Hook(self, "after_layer", name)
             handles.append(layer.module.register_forward_hook(after, always_call=options.fused))
         handles.append(model.register_forward_hook(Hook(self, "after_forward", ""), always_call=True))
-        self.close = weakref.finalize(self, remove, handles)
+        self.close = weakref.finalize(self, remove, handles, self._watches)
 
     # What the step asks for.
 
@@ -101,8 +121,7 @@ class Capture:
 
     def along(self, name: str) -> Tensor | None:
         """What the gradient of that layer's weight, by its own passes, does to the probe v: D^T (H v)."""
-        products = [one.layers[name].along for one in self.passes if name in one.layers]
-        known = [product for product in products if product is not None]
+        known = [product for one in self.passes if (product := one.along(name)) is not None]
         return torch.stack(known).sum(0) if known else None
 
     def commit(self, due: bool, double: frozenset[str]) -> None:
@@ -139,13 +158,30 @@ class Capture:
         for name in self._fused:  # left behind by a forward pass that was interrupted
             getattr(self.modules[name], "weight").requires_grad_(True)  # noqa: B009
         self._fused = set()
+        self._end_watches()  # likewise
+
+    def before_host(self, key: str, inputs: Any) -> None:
+        """From here on products inside of that module are heard of."""
+        if self._running is not None and torch.is_grad_enabled():
+            self._watches.append(self.hosts[key].watch(self.note_product))
+            self._watches[-1].begin()
+
+    def after_host(self, key: str, inputs: Any, output: Any) -> None:
+        self._end_watches()
+
+    def _end_watches(self) -> None:
+        while self._watches:
+            self._watches.pop().end()
 
     def before_layer(self, key: str, inputs: tuple[Tensor, ...]) -> None:
         """Keep the weight out of the graph for this call, if its gradient is to be D^T H."""
         if self._running is None or not torch.is_grad_enabled() or not inputs:
             return
         weight = getattr(self.modules[key], "weight", None)
-        if weight is not None and weight.requires_grad and self._replaces_gradient(self.layers[key], inputs[0]):
+        self._fused.discard(key)  # of another use in this pass
+        if self._is_transposed(key):
+            return  # the sum with an embedding's gradient is no D^T H
+        if weight is not None and weight.requires_grad and self._replaces_gradient(self.uses[key][1], inputs[0]):
             weight.requires_grad_(self.checks_uses or self.asks_reduction)
             self._fused.add(key)
 
@@ -163,25 +199,49 @@ class Capture:
             return None
         if fused and not output.requires_grad:  # the first layer, whose input needs no gradient
             output = Joined.apply(output, torch.ones((), requires_grad=True))  # type: ignore[no-untyped-call]
-        options = self.options
-        if fused or key in self.double or (self.due and (options.inputs or options.signals or options.jacobian)):
-            self._note(key, inputs, output, fused)
+        name, layer = self.uses[key]
+        if fused or self._wants(name):
+            if not inputs:
+                raise RuntimeError(f'layer "{key}" was called with keywords alone; pass its input by position')
+            this = LayerPass(name, layer, inputs[0].detach(), fused=fused, transposed=self._is_transposed(key))
+            self._note(name, this, inputs[0], output)
         return output if fused else None
 
-    def _note(self, key: str, inputs: tuple[Tensor, ...], output: Tensor, fused: bool) -> None:
+    def note_product(self, watch: Watch, x: Tensor, weight: Tensor, output: Tensor) -> None:
+        """A module has applied a layer's weight by itself, or several of the maps that it stacks."""
+        name = watch.name_of(weight)
+        if self._running is None or not torch.is_grad_enabled() or not self._wants(name):
+            return
+        layer, parts = self.layers[name], len(weight) // self.layers[name].d_out
+        first, same = first_part(weight, layer.d_out), dict[bool, LayerPass]()
+        for number in range(parts):
+            part = first + number if layer.groups > 1 else None
+            known = layer.parts[first + number] if isinstance(layer, Projection) else layer
+            columns = slice(number * layer.d_out, (number + 1) * layer.d_out)
+            this = LayerPass(name, known, watch.samples_first(x.detach()), part=part, shares=same.get(known.cancels))
+            this.parts = layer.groups
+            this.of_output = partial(_columns, watch.samples_first, columns if parts > 1 else None)
+            self._note(name if part is None else f"{name}[{part}]", this, x, output)
+            same.setdefault(known.cancels, this)
+
+    def _is_transposed(self, key: str) -> bool:
+        """Whether that use of a weight is a head's, and the weight an embedding's."""
+        name, layer = self.uses[key]
+        return self.layers[name].one_hot and not layer.one_hot
+
+    def _wants(self, name: str) -> bool:
+        options = self.options
+        return name in self.double or (self.due and (options.inputs or options.signals or options.jacobian))
+
+    def _note(self, key: str, this: LayerPass, x: Tensor, output: Tensor) -> None:
+        """x, output: as the layer got and returned them."""
         assert self._running is not None
-        if key in self._running:
-            raise RuntimeError(
-                f'layer "{key}" ran twice in one forward pass; its two uses share one weight, which the factors of one '
-                f'use do not describe. Leave it to the fallback rule: exclude=("{key}",)'
-            )
-        if not inputs:
-            raise RuntimeError(f'layer "{key}" was called with keywords alone; pass its input by position')
-        x = inputs[0]
+        uses = sum(use.name == this.name and use.part == this.part for use in self._running.values())
+        key = f"{key} ({uses + 1})" if uses else key  # the positions of all uses of a weight count alike
         if x.numel():  # without samples (an expert that got none) it is as if the layer had not run
-            edge = get_gradient_edge(output) if output.requires_grad else None
-            made = x.grad_fn is not None
-            self._running[key] = LayerPass(self.layers[key], x.detach(), x._version, made, edge, fused=fused)
+            this.edge = get_gradient_edge(output) if output.requires_grad else None
+            this.version, this.made = x._version, x.grad_fn is not None
+            self._running[key] = this
 
     def after_forward(self, key: str, inputs: Any, output: Any) -> None:
         running, self._running = self._running, None  # layers that backward passes recompute are not measured
@@ -190,9 +250,9 @@ class Capture:
         f = output_of(self.options, output)
         if not f.requires_grad or not len(f):  # an empty batch shows nothing
             return
-        for name, layer in running.items():
+        for layer in running.values():
             if layer.input is not None and layer.input._version != layer.version:
-                layer.check(name)
+                layer.check()
         end = get_gradient_edge(f)
         for layer in running.values():  # the pass waits at ``end``, and must not own it or what comes after it
             if layer.edge is not None and layer.edge.node is end.node:
@@ -276,6 +336,11 @@ class Capture:
         return not any(bool(gradient.any()) for gradient in kept)
 
 
+def _columns(samples_first: Callable[[Tensor], Tensor], columns: slice | None, delta: Tensor) -> Tensor:
+    """A derivative by what ``F.linear`` returned as one by the output of one of the maps that its weight stacked."""
+    return samples_first(delta if columns is None else delta[..., columns])
+
+
 def output_of(options: CaptureOptions, returned: Any) -> Tensor:
     """The network's output, in what the model returned."""
     f = options.output(returned) if options.output is not None else returned
@@ -346,6 +411,8 @@ def on_gradient(edge: GradientEdge, then: Callable[[Tensor], None]) -> None:
     edge.node.register_prehook(arrived)
 
 
-def remove(handles: list[Any]) -> None:
+def remove(handles: list[Any], watches: list[Watch]) -> None:
     for handle in handles:
         handle.remove()
+    for watch in watches:
+        watch.end()

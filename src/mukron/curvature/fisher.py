@@ -327,8 +327,10 @@ def send_signals(
             while waiting:  # the way to the earliest layer leads past most others, if not all
                 name, edge = next(iter(waiting.items()))
                 (delta,) = own_backward(root, [edge], v)
-                if delta is not None:
-                    hear(name, delta)
+                for other in [other for other, place in waiting.items() if place[:2] == edge[:2]]:
+                    if delta is not None:
+                        hear(other, delta)
+                    waiting.pop(other, None)
                 waiting.pop(name, None)
         for name in outputs:
             this.add_signals(name, v, draw)

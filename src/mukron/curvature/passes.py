@@ -10,9 +10,9 @@ A position whose loss does not depend on the output (padding, an ignored target)
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from mukron.curvature.fisher import CaptureOptions
 from mukron.curvature.forms import AUTO, MATRIX, as_rows, keeps_halves, rows_wait
 from mukron.curvature.frequencies import Frequencies
 from mukron.curvature.ignored import Ignored
+from mukron.curvature.stacking import Halves, Jacobian, stacked, summed, tied
 from mukron.layers import MatrixLayer
 from mukron.linalg import Factor, LowRank, MatrixFactor, RowsFactor, probe, products_of
 
@@ -48,8 +49,12 @@ class Accumulator:
         self.count += count
         self._settle()
 
+    def empty(self) -> Accumulator:
+        """One without rows, for the same factor."""
+        return Accumulator(self.d, self.other, self.form)
+
     def merged(self, other: Accumulator) -> Accumulator:
-        total = Accumulator(self.d, self.other, self.form)
+        total = self.empty()
         total.rows, total.count, total.matrix = self.rows + other.rows, self.count + other.count, self.matrix
         if other.matrix is not None:
             total.matrix = other.matrix if total.matrix is None else total.matrix + other.matrix
@@ -59,10 +64,20 @@ class Accumulator:
     def _settle(self) -> None:
         N = sum([X.shape[-2] for X in self.rows])
         if self.matrix is not None or not as_rows(N, self.d, self.other, self.form):
-            for X in self.rows:
-                product = torch.bmm(X.mT, X)
-                self.matrix = product if self.matrix is None else self.matrix + product
-            self.rows = []
+            self._sum_up()
+
+    def _sum_up(self) -> None:
+        for X in self.rows:
+            product = torch.bmm(X.mT, X)
+            self.matrix = product if self.matrix is None else self.matrix + product
+        self.rows = []
+
+    def as_matrix(self) -> Tensor:
+        """The sum itself; it is held as a matrix from here on."""
+        if self.matrix is None:
+            self._sum_up()
+        assert self.matrix is not None
+        return self.matrix
 
     def joined(self) -> Tensor:
         """All rows as one tensor, the same one each time."""
@@ -75,25 +90,6 @@ class Accumulator:
         if self.matrix is not None:
             return MatrixFactor(self.matrix * (weight / self.count))
         return RowsFactor(self.joined(), self.count / weight)
-
-
-class Jacobian(NamedTuple):
-    """Every output's derivative by a layer's weight: the sum over positions of signals inputs^T."""
-
-    inputs: Tensor  # [groups, samples, positions, d_in]
-    signals: Tensor  # [groups, samples, outputs, positions, d_out]
-    errors: Tensor  # [samples, outputs], the derivative of the user's loss by the outputs
-    counts: Tensor | None = (
-        None  # [samples, outputs], False where the loss ignores an output; None: it has no positions
-    )
-
-
-class Halves(NamedTuple):
-    """One pass's gradient of a layer's weight as D^T H."""
-
-    D: Tensor
-    H: Tensor
-    fused: bool  # autograd does not form this gradient: it is not in the weight's ``grad``
 
 
 @dataclass
@@ -140,29 +136,41 @@ class LayerStatistics:
 
 @dataclass
 class LayerPass:
-    """One layer in one forward pass.
+    """One layer in one forward pass, or one of the maps that its weight stacks.
 
     Attributes:
-        layer: Its type's layout.
+        name: The layer's name.
+        layer: Its layout.
         input: What it got; None once its statistics are made.
+        part: Which of the stacked maps it is; None: its weight is one map.
+        parts: Their number.
+        shares: Another map of the same layer with the same input.
+        transposed: It uses the transposed weight: a head that is tied to an embedding.
         version: Of the input, when the layer used it.
         made: The model itself made the input. What the user passed in may be overwritten before the step.
         edge: Where the derivative by the layer's output arrives; None: there is none, or it is the model's own output.
         is_output: The layer's output is the model's output.
         fused: Autograd is to form no gradient of the weight.
+        of_output: Makes a derivative that arrives at the edge one by the layer's own output; None: it is that.
         statistics: What was made of it.
         delta: The derivative of the user's loss by the layer's output.
         probe, along: H v and D^T H v, while uses of the weight are checked.
         rows, waits: H, where D^T H is wanted; or whether it is made when the step wants it.
     """
 
+    name: str
     layer: MatrixLayer
     input: Tensor | None
-    version: int
-    made: bool
-    edge: GradientEdge | None
+    version: int = 0
+    made: bool = False
+    edge: GradientEdge | None = None
     is_output: bool = False
     fused: bool = False
+    part: int | None = None
+    parts: int = 1
+    shares: LayerPass | None = None
+    transposed: bool = False
+    of_output: Callable[[Tensor], Tensor] | None = None
     statistics: LayerStatistics = field(default_factory=LayerStatistics)
     rows: Tensor | None = None
     delta: Tensor | None = None
@@ -170,9 +178,13 @@ class LayerPass:
     along: Tensor | None = None
     waits: bool = False
 
-    def check(self, name: str) -> None:
+    def check(self) -> None:
         if self.input is not None and self.input._version != self.version:
-            raise RuntimeError(f'the input of layer "{name}" was changed in place after the layer had used it')
+            raise RuntimeError(f'the input of layer "{self.name}" was changed in place after the layer had used it')
+
+    def derivative(self, delta: Tensor) -> Tensor:
+        """By the layer's own output, from what arrived at its edge."""
+        return delta.detach() if self.of_output is None else self.of_output(delta.detach())
 
 
 @dataclass
@@ -181,7 +193,7 @@ class Pass:
 
     Attributes:
         samples: Of the batch.
-        layers: By name, those that ran.
+        layers: Those that ran, by name; after it, maps that a weight stacks and further uses of it have a number.
         options: What is measured.
         due: Factors of this pass are wanted, not only D and H.
         checked: Uses of weights are checked, for which fused weights get their gradient all the same.
@@ -232,11 +244,14 @@ class Pass:
         this = self.layers[name]
         layer, x = this.layer, this.input
         assert x is not None
-        fresh, expands = self.due and self.options.inputs, self.options.sharing == "expand"
+        if this.shares is not None:
+            self._share_inputs(this, this.shares)
+            return
+        fresh, expands = self.due and self.options.inputs, not self._reduces(layer)
         N = x.numel() // layer.d_in if layer.plain_rows else layer.row_count(x)
         if self.checked and this.probe is None:
             this.probe = self._probed(layer, x)
-        halves = this.fused or not fresh or N is None or name in self.double
+        halves = this.fused or not fresh or N is None or this.name in self.double
         if not halves:
             halves = keeps_halves(N, layer.d_in, layer.d_out, self.options.form, self.options.signals)
         gram_alone = fresh and expands and not halves and self.ignored is None and not layer.plain_rows
@@ -251,9 +266,16 @@ class Pass:
             elif gram_alone and N is not None:
                 this.statistics.samples, this.statistics.rows = self.samples, N
                 this.statistics.A = Accumulator(layer.d_in, layer.d_out, MATRIX)
-                this.statistics.A.add_matrix(layer.gram(self._precise(x, name)), self.samples)
+                this.statistics.A.add_matrix(layer.gram(self._precise(x, this.name)), self.samples)
             else:
-                self._add_rows(this, self._precise(x if this.made or not halves else x.clone(), name), fresh, halves)
+                self._add_rows(
+                    this, self._precise(x if this.made or not halves else x.clone(), this.name), fresh, halves
+                )
+
+    def _share_inputs(self, this: LayerPass, other: LayerPass) -> None:
+        """The same rows, and the same A: inputs of several maps are one tensor."""
+        this.input, this.rows, this.probe, own = None, other.rows, other.probe, other.statistics
+        this.statistics.A, this.statistics.samples, this.statistics.rows = own.A, own.samples, own.rows
 
     def _add_indices(self, this: LayerPass, x: Tensor) -> None:
         layer, statistics, ignored = this.layer, this.statistics, self.ignored
@@ -265,7 +287,7 @@ class Pass:
         statistics.A = Frequencies(indices, weights, layer.d_in, self.samples, _dtype_of(layer))
 
     def _add_rows(self, this: LayerPass, x: Tensor, fresh: bool, halves: bool) -> None:
-        layer, statistics, reduces = this.layer, this.statistics, self.options.sharing == "reduce"
+        layer, statistics, reduces = this.layer, this.statistics, self._reduces(this.layer)
         ignored = self.ignored if fresh else None
         if reduces and not halves and len(x) == self.samples and ignored is None:  # patches a portion at a time
             rows = torch.cat([unfolded(layer.inputs(part), len(part)).mean(2) for part in layer.portions(x)], dim=1)
@@ -287,13 +309,20 @@ class Pass:
         dtype = _dtype_of(layer) if layer.one_hot else precise(x[:0]).dtype
         return layer.along(x if layer.one_hot else precise(x), probe(layer.d_in, dtype, x.device))
 
+    def _reduces(self, layer: MatrixLayer) -> bool:
+        """Whether the positions of a sample are reduced to one row; signals that sum to zero would leave none."""
+        return self.options.sharing == "reduce" and not layer.cancels
+
     # Signals.
 
     def add_signals(self, name: str, delta: Tensor, draw: int = 0) -> None:
         """Fisher signals of a layer. Every draw adds rows, but samples and positions count once."""
-        layer, statistics = self.layers[name].layer, self.layers[name].statistics
-        D = unfolded(self._precise(layer.signals(delta.detach()), name), self.samples)
-        reduces = self.options.sharing == "reduce" and not layer.one_hot  # a diagonal A has expanded its positions
+        self._add_signals(self.layers[name], self.layers[name].derivative(delta), draw)
+
+    def _add_signals(self, this: LayerPass, delta: Tensor, draw: int = 0) -> None:
+        layer, statistics = this.layer, this.statistics
+        D = unfolded(self._precise(layer.signals(delta), this.name), self.samples)
+        reduces = self._reduces(layer) and not layer.one_hot  # a diagonal A has expanded its positions
         if self.ignored is not None:
             D = self.ignored.of_signals(D, of_samples=reduces, of_mean_loss=self.options.empirical)
         if reduces:
@@ -313,7 +342,7 @@ class Pass:
         this = self.layers.get(name)
         if this is None or self.over:
             return
-        delta = delta.detach()
+        delta = this.derivative(delta)
         if this.probe is not None:
             along = precise(this.layer.signals(delta)).flatten(1, 2).mT @ this.probe
             this.along = along if this.along is None else this.along + along
@@ -326,7 +355,7 @@ class Pass:
         assert x is not None and self.errors is not None  # noqa: PT018
         if self.checked:
             this.probe = self._probed(layer, x)
-        signals = [unfolded(precise(layer.signals(delta)), self.samples) for delta in deltas]
+        signals = [unfolded(precise(layer.signals(this.derivative(delta))), self.samples) for delta in deltas]
         H = layer.inputs(x)
         if layer.one_hot:
             H = torch.nn.functional.one_hot(H, layer.d_in).to(signals[0].dtype)
@@ -338,7 +367,7 @@ class Pass:
     def finish(self, name: str) -> LayerStatistics:
         """A layer's statistics, with what had to wait for the end of the user's backward pass."""
         if (this := self.layers[name]).waits:
-            this.check(name)
+            this.check()
             self.add_inputs(name, may_wait=False)
         statistics, delta, this.delta = this.statistics, this.delta, None
         if statistics.jacobians and self.errors is not None:  # a second backward pass may have added to them
@@ -347,13 +376,43 @@ class Pass:
             return statistics
         if delta.dtype in (torch.float16, torch.bfloat16):
             statistics.rounding = torch.finfo(delta.dtype).eps
-        delta = self._precise(delta, name)
+        delta = self._precise(delta, this.name)
         if this.rows is not None:
             D = unfolded(this.layer.signals(delta), self.samples).flatten(1, 2)
             statistics.halves.append(Halves(D, this.rows, this.fused and not self.checked))
         if self.options.empirical and statistics.A is not None:
-            self.add_signals(name, delta)
+            self._add_signals(this, delta)
         return statistics
+
+    def gather(self) -> dict[str, LayerStatistics]:
+        """The statistics of every layer; the maps that a weight stacks are its groups."""
+        keys: dict[str, list[str]] = {}
+        for key, this in self.layers.items():
+            keys.setdefault(this.name, []).append(key)
+        return {name: self._finish_all(of) for name, of in keys.items()}
+
+    def _finish_all(self, keys: list[str]) -> LayerStatistics:
+        if len(keys) == 1 and self.layers[keys[0]].parts == 1 and not self.layers[keys[0]].transposed:
+            return self.finish(keys[0])
+        if any(self.layers[key].transposed for key in keys):
+            heads, own = ([key for key in keys if self.layers[key].transposed is kind] for kind in (True, False))
+            return tied(*(summed([self.finish(key) for key in of]) if of else None for of in (own, heads)))
+        uses: dict[int, list[LayerStatistics]] = {}
+        for key in keys:
+            uses.setdefault(self.layers[key].part or 0, []).append(self.finish(key))
+        return stacked([summed(uses[part]) for part in sorted(uses)], self.layers[keys[0]].parts)
+
+    def along(self, name: str) -> Tensor | None:
+        """D^T (H v) of a layer, [groups, d_out, 1]; None: it is not known."""
+        uses = [use for use in self.layers.values() if use.name == name]
+        products: dict[int, Tensor] = {}
+        transposed = any(use.transposed for use in uses)
+        for use in uses:
+            if use.along is not None and not transposed:
+                part = use.part or 0
+                products[part] = use.along if part not in products else products[part] + use.along
+        complete = bool(uses) and len(products) == uses[0].parts
+        return torch.cat([products[part] for part in sorted(products)]) if complete else None
 
     def _precise(self, x: Tensor, name: str) -> Tensor:
         return x.double() if name in self.double else precise(x)
@@ -367,7 +426,7 @@ def gather(passes: list[Pass]) -> dict[str, LayerStatistics]:
     """The statistics of every layer over all passes."""
     total: dict[str, LayerStatistics] = {}
     for one in passes:
-        for name, statistics in [(name, one.finish(name)) for name in one.layers]:
+        for name, statistics in one.gather().items():
             total[name] = statistics if name not in total else total[name].merged(statistics)
     for statistics in total.values():
         statistics.join()

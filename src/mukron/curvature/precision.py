@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mukron.curvature.passes import Accumulator, Halves, Jacobian, LayerStatistics
+from mukron.curvature.passes import Accumulator, LayerStatistics
+from mukron.curvature.stacking import Halves, Jacobian
 
 
 def double(statistics: LayerStatistics) -> LayerStatistics:

@@ -20,7 +20,7 @@ from __future__ import annotations
 import inspect
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import reduce
 from operator import iadd
 from typing import ClassVar, NamedTuple, TypeVar
@@ -71,6 +71,23 @@ def vector(shape: Shape) -> Fans:
     return Fans(1, math.prod(shape), vector=True)
 
 
+class Product(NamedTuple):
+    """A linear map that a module applies by itself, by ``F.linear`` with a parameter, without a module of its own.
+
+    Attributes:
+        layer: Its layout.
+        blocks: The names of its parameters in the module, by block: its weight and, if it has one, its bias.
+
+    Example:
+        >>> products = layer_of(nn.MultiheadAttention(8, 2)).products()
+        >>> products["in_proj_weight"].blocks
+        {'weight': 'in_proj_weight', 'bias': 'in_proj_bias'}
+    """
+
+    layer: MatrixLayer
+    blocks: Mapping[str, str]
+
+
 class Layer:
     """A module whose parameters muP can scale. Second-order methods leave them to the fallback rule.
 
@@ -118,6 +135,18 @@ class Layer:
         """
         return 0
 
+    def products(self) -> Mapping[str, Product]:
+        """The linear maps that the module applies by itself, by the names of their weights.
+
+        Second-order methods precondition them like layers. Their inputs and outputs are seen where the module's forward
+        pass calls ``F.linear``.
+        """
+        return {}
+
+    def uncalled(self) -> tuple[str, ...]:
+        """The names of child modules whose weights the module gives to ``F.linear`` without calling the children."""
+        return ()
+
 
 class MatrixLayer(Layer, ABC):
     """A layer u = W h whose weight and bias second-order methods precondition.
@@ -131,8 +160,10 @@ class MatrixLayer(Layer, ABC):
         d_in: Size of the factor of the layer's inputs.
         d_out: Size of the factor of its output's derivatives.
         groups: Number of independent weight matrices.
-        called: True if its module is called with the layer's input, so that passes can be measured.
+        called: True if its module is called with the layer's input, so that hooks on it measure passes. False: its
+            gradients alone are known, or another module gives its weight to ``F.linear``.
         plain_rows: True if the rows of ``inputs`` are those of the input itself, [..., d_in], and not patches of it.
+        cancels: True if the signals of one sample's positions sum to zero: they cannot be reduced to their sum.
         one_hot: True if inputs are indices: A is diagonal, and ``inputs`` returns [groups, samples, positions].
         tf32: True if the layer's float32 products on a GPU use TF32 although torch's matrix products do not.
 
@@ -147,6 +178,7 @@ class MatrixLayer(Layer, ABC):
     groups: int = 1
     called: ClassVar[bool] = True
     plain_rows: ClassVar[bool] = False
+    cancels: bool = False
     one_hot: ClassVar[bool] = False
     tf32: bool = False
 

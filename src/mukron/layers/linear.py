@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from torch import Tensor, nn
-from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
-from mukron.layers.base import BIAS, WEIGHT, Fans, Layer, MatrixLayer, Shape, register, vector
+from mukron.layers.base import BIAS, WEIGHT, Fans, MatrixLayer, Shape, register, vector
 
 
 @register(nn.Linear)
@@ -49,14 +48,3 @@ def linear_fans(name: str, shape: Shape) -> Fans | None:
     if name == BIAS:
         return vector(shape)
     return Fans(shape[1], shape[0]) if name == WEIGHT else None
-
-
-@register(NonDynamicallyQuantizableLinear)
-class AttentionOutput(Layer):
-    """The output projection of MultiheadAttention, which uses its weight without calling it: no pass is seen."""
-
-    def fans(self, name: str, shape: Shape) -> Fans | None:
-        return linear_fans(name, shape)
-
-    def stacked(self, name: str, shape: Shape) -> int:
-        return int(name == WEIGHT)

@@ -1,4 +1,4 @@
-"""Modules whose parameters muP scales and the fallback rule trains: norms, attention, recurrent and bilinear layers."""
+"""Modules whose parameters muP scales and the fallback rule trains: norms, recurrent and bilinear layers."""
 
 from __future__ import annotations
 
@@ -17,22 +17,6 @@ class Gain(Layer):
 
     def fans(self, name: str, shape: Shape) -> Fans | None:
         return vector(shape) if name in (WEIGHT, BIAS) else None
-
-
-@register(nn.MultiheadAttention)
-class Attention(Layer):
-    """The fused projection ``in_proj_weight`` stacks q, k and v, [3 embed, embed]."""
-
-    module: nn.MultiheadAttention
-
-    def fans(self, name: str, shape: Shape) -> Fans | None:
-        if name in ("in_proj_bias", "bias_k", "bias_v"):
-            return vector(shape)
-        return Fans(shape[1], self.module.embed_dim) if name.endswith("_proj_weight") else None
-
-    def stacked(self, name: str, shape: Shape) -> int:
-        """Queries, keys and values are matrices of their own."""
-        return shape[0] // self.module.embed_dim if name.endswith("_proj_weight") else 0
 
 
 @register(nn.RNNBase, nn.RNNCellBase)

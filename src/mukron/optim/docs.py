@@ -50,7 +50,7 @@ ARGUMENTS = {
     "fallback_lr": "Learning rate of the fallback rule at the start; it follows ``lr`` when a scheduler moves that. "
     "None: ``lr``; for Adam's steps beside a ``trust`` 0.005 at the default ``lr``, and in proportion at others.",
     "exclude": "Names of layers, or of modules around them, that are left to the fallback rule. None: those that use a "
-    "tied parameter, and with a ``trust`` embeddings.",
+    "tied embedding, and with a ``trust`` all embeddings.",
     "block": "The largest side of a matrix with factors of its own. Larger ones are cut into equal blocks, each with "
     "factors of its own; learning rates follow the number of blocks. None: no matrix is cut.",
     "split": "How many matrices a layer's weight stacks along its outputs, by the layer's name or the end of it: "

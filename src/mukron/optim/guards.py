@@ -190,7 +190,7 @@ def check_uses(optimizer: SecondOrder, step: Transaction) -> None:
             continue
         factors[layer.name] = float(factor)
         statistics = step.statistics.get(layer.name)
-        fused = [one.layers[layer.name].fused for one in capture.passes if layer.name in one.layers]
+        fused = [use.fused for one in capture.passes for use in one.layers.values() if use.name == layer.name]
         if statistics is not None and statistics.halves and all(fused):  # the gradient has served, and makes room
             statistics.halves = [half._replace(fused=True) for half in statistics.halves]
             statistics.join()

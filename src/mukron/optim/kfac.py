@@ -186,7 +186,7 @@ class KFAC(SecondOrder):
             raise RuntimeError(
                 f'layer "{layer.name}" has a gradient, but no forward pass of the model was seen for it: run the model '
                 "itself (not its parts) in training mode with gradients on and not paused; activation checkpointing "
-                "needs use_reentrant=False"
+                f'needs use_reentrant=False. A layer that cannot be seen is left out by exclude=("{layer.name}",)'
             )
         # A (x) B is the curvature of the user's loss: its weight is part of A, where biases and FOOF find it too
         statistics.weight, signals = self._scales(step)
@@ -228,6 +228,8 @@ class KFAC(SecondOrder):
         positions = step.value(layer, "positions")
         moved = apply(operators, G, OUT_SIDE)
         assert isinstance(moved, Tensor)
+        if isinstance(positions, Tensor):
+            positions = positions.to(moved)  # of several maps it may be a number each, [groups, 1, 1]
         step_of_bias: Tensor = moved / positions**self.positions_power
         return step_of_bias
 

@@ -200,8 +200,10 @@ class SecondOrder(Optimizer):
         self.check_tables()
         if self._capture is not None:
             self._capture.close()
-        heard = {name: entry.layer for name, entry in self.layers.items()} if self.capture_options.anything else {}
-        self._capture = Capture(unwrap(self.model), heard, self.capture_options, self.generator)
+        entries = self.layers if self.capture_options.anything else {}
+        heard = {name: entry.layer for name, entry in entries.items()}
+        others = {other: (name, layer) for name, of in entries.items() for other, layer in of.others.items()}
+        self._capture = Capture(unwrap(self.model), heard, self.capture_options, self.generator, others)
         self._capture.class_dim = self.found_class_dim
         self.capture.due, self.capture.double = wants(self)
 

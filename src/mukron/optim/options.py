@@ -61,7 +61,7 @@ class StepOptions:
         start: The step from which on gradients are preconditioned; before it factors are measured.
         trust: The bound on a layer's move; None: no bound.
         fallback: The rule for parameters that are not preconditioned.
-        exclude: Layers that are left to the fallback rule. None: embeddings, and layers that use a tied parameter.
+        exclude: Layers that are left to the fallback rule. None: embeddings, and layers that use a tied embedding.
         leaves_tied: Whether layers that use a tied parameter are left to the fallback rule beside those of ``exclude``;
             otherwise they are refused. True if ``exclude`` is None.
         block: The largest side of a matrix with factors of its own; larger ones are cut into blocks. None: none are.

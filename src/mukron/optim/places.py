@@ -1,8 +1,8 @@
-"""Which layers an optimizer preconditions: those that are called, or every matrix for methods of gradients alone."""
+"""Which layers an optimizer preconditions: those whose passes are seen, or all matrices for methods of gradients."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from torch import nn
 
@@ -30,44 +30,92 @@ def places_of(
 ) -> dict[str, TakenLayer]:
     """The layers to precondition, by name, each with the names of its parameters by block.
 
-    captures: whether layers have to be called, so that their passes can be measured. A method that needs gradients
-    alone also has matrices that no layer is called with, and tied ones, once.
+    captures: whether passes of layers are measured. A method that needs gradients alone also has matrices that no pass
+    is seen of, and tied ones, once.
     """
     if method.gradients_alone and not captures:
         return _matrices_of(model, owned, options, method, plan)
-    layers = _called_layers(model, owned, options, method, plan)
-    return {name: (layer, {block: full_name(name, block) for block in blocks_of(method)}) for name, layer in layers}
+    return dict(_measured_layers(model, owned, options, method, plan))
 
 
-def _called_layers(
+def layers_in(module_name: str, module: nn.Module) -> Iterator[tuple[str, MatrixLayer, Mapping[str, str]]]:
+    """A module's own layer and the linear maps that it applies by itself: names, layouts, and parameters by block."""
+    name, layer = clean_name(module_name), layer_of(module)
+    if isinstance(layer, MatrixLayer):
+        yield name, layer, {block: full_name(name, block) for block in (WEIGHT, BIAS)}
+    for local, product in layer.products().items():
+        yield full_name(name, local), product.layer, {at: full_name(name, own) for at, own in product.blocks.items()}
+
+
+def _measured_layers(
     model: nn.Module, owned: Collection[str], options: StepOptions, method: Method, plan: Parametrization | None
-) -> Iterator[tuple[str, MatrixLayer]]:
+) -> Iterator[tuple[str, TakenLayer]]:
     """Layers with a layout that have an owned parameter and are not left to the fallback rule."""
     found, exclude = inventory(model), options.exclude
     outputs = _output_layers(model, plan) if method.matrices_only and exclude is None else ()
-    _check_excluded(model, exclude)
+    named = [entry for module_name, module in unwrap(model).named_modules() for entry in layers_in(module_name, module)]
+    _check_excluded(model, exclude, [full for name, _, of in named if name == of[WEIGHT] for full in of.values()])
     uses = {alias: list(entry.uses) for entry in found.values() for alias in entry.uses}
     first = {alias: name for name, entry in found.items() for alias in entry.uses}
-    for module_name, module in unwrap(model).named_modules():
-        name, layer = clean_name(module_name), layer_of(module)
-        if not isinstance(layer, MatrixLayer) or (layer.one_hot if exclude is None else _excluded(name, exclude)):
+
+    def transposed(full: str) -> bool:
+        if plan is not None and full in first:
+            return plan.parameters[first[full]].sums_transposed(method)
+        return full in first and found[first[full]].ties_head and method.has_both_sides
+
+    def shared(full: str) -> bool:
+        return full in first and (found[first[full]].sums_uses or transposed(full))
+
+    for name, layer, of_blocks in named:
+        if (layer.one_hot and exclude is None) or name in outputs:
             continue
-        parameters = [full_name(name, block) for block in blocks_of(method)]
-        if name in outputs:
+        names = {block: full for block in blocks_of(method) if (full := of_blocks.get(block, "")) in first}
+        names = {
+            block: full
+            for block, full in names.items()
+            if not any(_excluded(use, exclude or ()) for use in (full, *(uses.get(full, ()) if shared(full) else ())))
+        }
+        if shared(of_blocks[WEIGHT]):  # once, with what all its layers see; their biases take the fallback rule
+            names = {at: first[full] for at, full in names.items() if at == WEIGHT}
+            if name != _main_use([other for other in named if other[2][WEIGHT] in uses[of_blocks[WEIGHT]]]):
+                continue
+        elif options.leaves_tied and any(len(uses.get(full, ())) > 1 for full in names.values()):
             continue
-        if options.leaves_tied and any(len(uses.get(full, ())) > 1 for full in parameters):
-            continue
-        held = [full for full in parameters if first.get(full) in owned]
+        held = [full for full in names.values() if first.get(full) in owned]
         for full in held:
-            if len(uses[full]) > 1:
+            if len(uses[full]) > 1 and not shared(full):
                 tied = ", ".join(f'"{use}"' for use in uses[full])
                 raise ValueError(
                     f"tied parameter {tied}: the curvature of one use is not that of the other. Leave it to the "
                     f'fallback rule, exclude=("{name}", ...) with every layer that uses it'
                 )
+        if plan is not None:  # its answer is what tables show, too
+            names = {at: full for at, full in names.items() if not plan.falls_back(first[full], exclude, method)}
+            held = [full for full in held if full in names.values()]
         if held:
             _refuse_empty(name, layer)
-            yield name, layer
+            yield name, (layer, names)
+
+
+def _main_use(uses: Sequence[tuple[str, MatrixLayer, Mapping[str, str]]]) -> str:
+    """The layer whose layout a shared weight has: the first one that uses it, of an embedding and a head the former."""
+    return next((name for name, layer, _ in uses if layer.one_hot), uses[0][0])
+
+
+def other_uses(model: nn.Module, places: Mapping[str, TakenLayer]) -> dict[str, dict[str, MatrixLayer]]:
+    """By layer, the other layers that use its weight, by name."""
+    named = {
+        of_blocks[WEIGHT]: (name, layer)
+        for module_name, module in unwrap(model).named_modules()
+        for name, layer, of_blocks in layers_in(module_name, module)
+    }
+    found = inventory(model)
+    others = {}
+    for name, (_, of_blocks) in places.items():
+        full = of_blocks.get(WEIGHT, "")
+        if full in found and (found[full].sums_uses or found[full].ties_head):
+            others[name] = {other: layer for other, layer in map(named.__getitem__, found[full].uses) if other != name}
+    return others
 
 
 def _matrices_of(
@@ -90,19 +138,19 @@ def _matrices_of(
 
     places: dict[str, TakenLayer] = {}
     for module_name, module in unwrap(model).named_modules():
-        name, layer = clean_name(module_name), layer_of(module)
-        known: tuple[str, ...] = ()
-        if isinstance(layer, MatrixLayer):
-            known = (WEIGHT, BIAS)
-            names = {block: full for block in blocks_of(method) if takes(full := full_name(name, block), name)}
+        name, layer, known = clean_name(module_name), layer_of(module), set[str]()
+        for layer_name, matrix_layer, of_blocks in layers_in(module_name, module):
+            known |= {*of_blocks.values()}
+            names = {block: of_blocks[block] for block in blocks_of(method) if block in of_blocks}
+            names = {block: full for block, full in names.items() if takes(full, layer_name)}
             if names:
-                _refuse_empty(name, layer)
-                places[name] = _cut(layer, options, name), names
+                _refuse_empty(layer_name, matrix_layer)
+                places[layer_name] = _cut(matrix_layer, options, layer_name), names
         for local, parameter in module.named_parameters(recurse=False):
             full, shape = full_name(name, local), tuple(parameter.shape)
             bare = plan is not None and full in plan.parameters and plan.parameters[full].matrix
             parts = layer.stacked(local, shape) or int(bare)
-            if local not in known and parts and min(shape) and takes(full, None):
+            if full not in known and parts and min(shape) and takes(full, None):
                 places[full] = _cut(ParameterMatrix(module, shape, parts), options, full), {WEIGHT: full}
     for key in options.split:
         if not any(_is_named(name, key) for name in places):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import nn
@@ -14,7 +14,7 @@ from torch.nn import Parameter
 from mukron.damping import Sides
 from mukron.layers import BIAS, WEIGHT, BlockedLayer, MatrixLayer, cuts_of
 from mukron.optim.options import StepOptions
-from mukron.optim.places import places_of
+from mukron.optim.places import other_uses, places_of
 from mukron.params import Parametrization, Scales
 from mukron.params.inventory import inventory
 from mukron.params.resolve import Growth
@@ -36,6 +36,7 @@ class ParameterEntry:
         eps: That of the eps of its method, if it has one.
         adams_eps: That of Adam's eps, where Adam is the fallback rule or is grafted.
         preconditioned: Whether it belongs to a layer that is preconditioned.
+        layer: The name of that layer.
         natural: The Frobenius norm of a move whose singular values are all (d_out / d_in)^1/2, the usual size of a
             weight, before that multiplier; of a preconditioned matrix or bias.
     """
@@ -46,6 +47,7 @@ class ParameterEntry:
     scale: float
     preconditioned: bool
     natural: float = math.inf
+    layer: str = ""
     decay: float = 1.0
     eps: float = 1.0
     adams_eps: float = 1.0
@@ -61,6 +63,7 @@ class LayerEntry:
         blocks: "weight", "bias" -> the parameter there.
         sides: By block, what a damping rule may know of it.
         anchor: The parameter whose optimizer state holds the layer's curvature.
+        others: Other layers that use the same weight, by name: its curvature is that of all uses.
     """
 
     name: str
@@ -68,6 +71,7 @@ class LayerEntry:
     blocks: Mapping[str, ParameterEntry]
     sides: Mapping[str, Sides]
     anchor: Parameter
+    others: Mapping[str, MatrixLayer] = field(default_factory=dict)
 
     def has_gradient_values(self) -> bool:
         """Whether a gradient of the layer has an entry that is not zero."""
@@ -94,6 +98,7 @@ def build_tables(
     layers = {name: layer for name, (layer, _) in places.items()}
     names = {name: of_blocks for name, (_, of_blocks) in places.items()}
     naturals = {full: _natural(layers[name], block) for name, of in names.items() for block, full in of.items()}
+    layer_names = {full: name for name, of in names.items() for full in of.values()}
     taken = set(naturals)
     in_blocks = {
         full: method.in_blocks(*_more_blocks(layers[name], block, plan, full))
@@ -111,9 +116,12 @@ def build_tables(
         natural = naturals.get(name, math.inf) / own.lr if own.lr > 0 else math.inf
         eps = [of_law.get(law, UNSCALED).eps for law in (method, "adamw")]
         eps[0] *= in_blocks.get(name, 1.0)
-        entries[name] = ParameterEntry(name, parameter, group, own.lr, name in taken, natural, own.decay, *eps)
+        settings = {"decay": own.decay, "eps": eps[0], "adams_eps": eps[1]}
+        of_layer = layer_names.get(name, "")
+        entries[name] = ParameterEntry(name, parameter, group, own.lr, name in taken, natural, of_layer, **settings)
     _refuse_coupled_decay(groups, plan)
     damping = laws.get(method, {})
+    others = other_uses(model, places) if captures else {}
     table = {}
     for name, layer in layers.items():
         blocks = {block: entries[full] for block, full in names[name].items() if full in entries}
@@ -124,7 +132,8 @@ def build_tables(
             for block, entry in blocks.items()
         }
         sides = {WEIGHT: next(iter(sides.values())), **sides}
-        table[name] = LayerEntry(name, layer, blocks, sides, next(iter(blocks.values())).parameter)
+        anchor = next(iter(blocks.values())).parameter
+        table[name] = LayerEntry(name, layer, blocks, sides, anchor, others.get(name, {}))
     return entries, table
 
 

@@ -307,7 +307,7 @@ def fits(step: Transaction, parts: Mapping[str, tuple[Tensor, ...]], lengths: Se
     values = iter(lengths)
     for name, of_move in parts.items():
         entry = step.optimizer.entries[name]
-        group, weight, layer = entry.group, entry.parameter, name.rpartition(".")[0]
+        group, weight, layer = entry.group, entry.parameter, entry.layer
         for setting in ("weight_decay", "momentum"):
             if not isinstance(group[setting], (int, float, Tensor)):
                 raise TypeError(f"{setting} must be a number, got {group[setting]!r:.80}")

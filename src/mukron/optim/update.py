@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from mukron.layers import WEIGHT
 from mukron.linalg import LowRank
 
 if TYPE_CHECKING:
@@ -63,9 +64,8 @@ def updates_of(optimizer: SecondOrder, moves: Mapping[str, Move], rates: Mapping
         if group["momentum"] and group["momentum_on"] == "update":
             buffer = state.get("momentum_buffer")
         if isinstance(move, LowRank):
-            of_layer, _, block = name.rpartition(".")
-            layer = optimizer.layers[of_layer].layer
-            weight, buffer = layer.block(block, weight), None if buffer is None else layer.block(block, buffer)
+            layer = optimizer.layers[entry.layer].layer
+            weight, buffer = layer.block(WEIGHT, weight), None if buffer is None else layer.block(WEIGHT, buffer)
         decays = group["decoupled"] and group["weight_decay"]
         decay = rate / entry.scale * group["weight_decay"] * entry.decay if decays else 0.0
         updates.append(Update(weight, move, rate, decay, buffer, group["momentum"], group["nesterov"]))

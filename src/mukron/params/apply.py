@@ -176,7 +176,7 @@ def _plan(
             std = 0.0 if b is None else base.spread.std * math.pow(growth.r_in, -b)
         tied = tuple(alias for alias in entry.uses if alias != name)
         bare = None in entry.uses.values() and len(entry.shape) == 2 and growth.role is Role.HIDDEN
-        own = (not entry.preconditioned, entry.embedding, entry.matrix or bare)
+        own = (not entry.preconditioned, entry.embedding, entry.matrix or bare, entry.ties_head)
         parameters[name] = ParameterPlan(growth, entry.shape, base.base.shape, base.spread.std, std, tied, *own)
     return replace(plan, parameters=parameters)
 

@@ -130,7 +130,8 @@ def groups_of(plan: Parametrization, found: Mapping[str, Found], request: GroupR
     taken = [
         name
         for name in plan.parameters
-        if (not own.matrices or _takes(own, plan, name)) and (other is None or not _takes(other, plan, name))
+        if (not own.matrices or _takes(own, plan, name, found))
+        and (other is None or not _takes(other, plan, name, found))
     ]
     if not taken:
         kinds = "matrices" if own.kernels else "matrices of two dimensions"
@@ -166,11 +167,15 @@ def groups_of(plan: Parametrization, found: Mapping[str, Found], request: GroupR
     ]
 
 
-def _takes(matrices: GroupFormat, plan: Parametrization, name: str) -> bool:
-    """Whether a parameter is a matrix inside the network: no vector, embedding, output layer or tied weight."""
-    entry = plan.parameters[name]
+def _takes(matrices: GroupFormat, plan: Parametrization, name: str, found: Mapping[str, Found]) -> bool:
+    """Whether a parameter is a matrix inside the network: no vector, embedding, output layer or tied weight.
+
+    Nor one that stacks several matrices, as queries, keys and values: others would take it for one.
+    """
+    entry, fans = plan.parameters[name], found[name].uses.get(name)
     known = not (entry.fallback or entry.tied or plan.falls_back(name, None, "muon"))
-    return known and (matrices.kernels or len(entry.shape) == 2)
+    stacks = fans is not None and fans.fan_in * fans.fan_out != math.prod(entry.shape)
+    return known and not stacks and (matrices.kernels or len(entry.shape) == 2)
 
 
 def _laws_of_soap(plan: Parametrization, matrices: Mapping[str, Found], largest: int) -> dict[str, Method]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -26,9 +26,25 @@ class Found:
     parameter: nn.Parameter
     uses: dict[str, Fans | None]  # full name there -> its fans, None if the owner's type is not known
     owner: str  # the first owner's type, for messages
-    preconditioned: bool = True  # by second-order methods, at every place that uses it
+    preconditioned: bool = True  # by second-order methods, at every place that uses it, and as the same matrix there
     embedding: bool = False  # some place that uses it is an embedding
+    layouts: set[tuple[Fans | None, int]] = field(default_factory=set)  # fans and groups at all these places
+    of_layers: bool = True  # every place that uses it is a layer with a layout
     matrix: bool = True  # or matrices, to methods that need gradients alone, at every place that uses it
+
+    @property
+    def sums_uses(self) -> bool:
+        """Whether several layers use it as the same matrix, so that its curvature is that of all their positions."""
+        alike = self.preconditioned and not self.embedding and len(self.shape) > 1
+        return len(self.uses) > 1 and alike
+
+    @property
+    def ties_head(self) -> bool:
+        """Whether embeddings and linear heads use it, [vocabulary, dimension], and nothing else."""
+        if not (self.of_layers and self.embedding and len(self.shape) == 2):
+            return False
+        vocabulary, dimension = self.shape
+        return self.layouts == {(Fans(1, dimension), 1), (Fans(dimension, vocabulary), 1)}
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -63,10 +79,11 @@ def inventory(model: nn.Module) -> dict[str, Found]:
             _, first = found.setdefault(id(parameter), (name, Found(parameter, {}, type(module).__name__)))
             layer = layer_of(module)
             first.uses[name] = layer.fans(local, first.shape)
-            first.preconditioned &= layer.preconditions(local)
-            first.matrix &= layer.stacked(local, first.shape) > 0 or (
-                layer.preconditions(local) and isinstance(layer, MatrixLayer) and len(first.shape) > 1
-            )
+            first.layouts.add((first.uses[name], getattr(layer, "groups", 1)))
+            first.of_layers &= isinstance(layer, MatrixLayer) and layer.preconditions(local)
+            first.preconditioned &= layer.preconditions(local) and len(first.layouts) == 1
+            is_layers = layer.preconditions(local) and len(first.shape) > 1
+            first.matrix &= is_layers or layer.stacked(local, first.shape) > 0
             first.embedding |= isinstance(layer, MatrixLayer) and layer.one_hot
     return dict(found.values())
 

@@ -44,6 +44,7 @@ class ParameterPlan:
         embedding: True if it belongs to an embedding, which optimizers with a ``trust`` leave to the fallback rule.
         matrix: True if it is a matrix to methods that need gradients alone (Shampoo, SOAP, Muon), even if others cannot
             precondition it: a fused projection of attention, a recurrent weight, a bare one between growing sides.
+        ties_head: True if it is the weight of an embedding and of a head, and nothing else uses it.
 
     Example:
         >>> import mukron
@@ -63,6 +64,7 @@ class ParameterPlan:
     fallback: bool = False
     embedding: bool = False
     matrix: bool = False
+    ties_head: bool = False
 
     def suits(self, method: Method) -> bool:
         """Whether a method that works layer by layer can precondition it.
@@ -72,7 +74,15 @@ class ParameterPlan:
         """
         if method.matrices_only and len(self.shape) < 2:
             return False
-        return not self.fallback or (method.gradients_alone and self.matrix)
+        return not self.fallback or (method.gradients_alone and self.matrix) or self.sums_transposed(method)
+
+    def sums_transposed(self, method: Method) -> bool:
+        """Whether a method preconditions it by its uses in an embedding and in a head: one with factors of both sides.
+
+        Args:
+            method: The method.
+        """
+        return self.ties_head and method.has_both_sides and self.role is not Role.OUTPUT
 
     @property
     def role(self) -> Role:
@@ -205,8 +215,10 @@ class Parametrization:
         Args:
             name: The parameter's name.
             exclude: Layers that are left to the fallback rule, as optimizers take them; None: embeddings, and those
-                that the method is not for. Tied embeddings are left to it in any case; by methods that need more than
-                gradients, all layers that use a tied parameter are.
+                that the method is not for. Embeddings that are tied to something are left to it in any case, unless it
+                is a head and the method is K-FAC. By methods that need more than gradients, a weight that several
+                layers use as the same matrix is preconditioned, and all else in layers that use a tied parameter is
+                left.
             method: The method or its name.
         """
         plan, layer, method = self.parameters[name], name.rpartition(".")[0], get_method(method)
@@ -214,7 +226,9 @@ class Parametrization:
         named = any(use == entry or use.startswith(f"{entry}.") for entry in exclude or () for use in uses)
         left = plan.embedding if exclude is None else named
         left = left or (method.matrices_only and exclude is None and plan.role is Role.OUTPUT)
-        tied = bool(plan.tied and plan.embedding) if method.gradients_alone else layer in self._layers_with_tied
+        tied = bool(plan.tied and plan.embedding) and not plan.sums_transposed(method)
+        if not method.gradients_alone and not (plan.tied and len(plan.shape) > 1):
+            tied = layer in self._layers_with_tied
         return left or tied or not plan.suits(method)
 
     def explain(
@@ -364,6 +378,7 @@ def _parameter_to_dict(plan: ParameterPlan) -> Data:
         "fallback": plan.fallback,
         "embedding": plan.embedding,
         "matrix": plan.matrix,
+        "ties_head": plan.ties_head,
     }
 
 
@@ -381,6 +396,7 @@ def _parameter_from_dict(entry: Mapping[str, Any]) -> ParameterPlan:
         fallback=entry["fallback"],
         embedding=entry.get("embedding", False),
         matrix=entry.get("matrix", False),
+        ties_head=entry.get("ties_head", False),
     )
 
 

@@ -22,11 +22,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
 from mukron.bench.memory import peak, reset_peak
+from mukron.curvature import Host, Watch, hosts
 from mukron.data import Dataset, Split
 from mukron.layers import MatrixLayer, layer_of
 from mukron.optim import SecondOrder
@@ -104,13 +105,34 @@ def _positions(config: RunConfig, dataset: Dataset) -> Mapping[str, int]:
     assert config.base_width is not None
     with own_random_numbers(device_of(config)):
         built = build(config.replace(width=config.base_width, compile=False), dataset)
-        for name, known in _layers(config, built.model).items():
-            if not known.called:
-                continue
-            known.module.register_forward_pre_hook(counter(name, known))
+        layers, inside = _layers(config, built.model), ProductPositions(positions)
+        for name, known in layers.items():
+            if known.called:
+                known.module.register_forward_pre_hook(counter(name, known))
+        for host in hosts(built.model, {name: (name, known) for name, known in layers.items()}):
+            host.module.register_forward_pre_hook(lambda *_, host=host: inside.begin(host))
+            host.module.register_forward_hook(inside.end, always_call=True)
         x = dataset.prepare(dataset.train.inputs[:TRIED], config.weights_dtype)
         built.try_out(x, dataset)
     return positions
+
+
+class ProductPositions:
+    """Counts positions of linear maps that modules apply by themselves, of stacked ones the most that one has."""
+
+    def __init__(self, positions: Counter[str]) -> None:
+        self.positions, self.watches = positions, list[Watch]()
+
+    def begin(self, host: Host) -> None:
+        self.watches.append(host.watch(self.count))
+        self.watches[-1].begin()
+
+    def end(self, *_: Any) -> None:
+        self.watches.pop().end()
+
+    def count(self, watch: Watch, x: Tensor, weight: Tensor, output: Tensor) -> None:
+        name, rows = watch.name_of(weight), watch.samples_first(x)
+        self.positions[name] = max(self.positions[name], rows.shape[1] if rows.ndim > 2 else 1)
 
 
 def _layers(config: RunConfig, model: nn.Module) -> dict[str, MatrixLayer]:

@@ -129,6 +129,11 @@ class Method:
         return bool(self.damped) or self.matrices_only
 
     @property
+    def has_both_sides(self) -> bool:
+        """Whether it divides by the factors A and B, of inputs and of signals, as K-FAC does."""
+        return {statistic.name for statistic, _ in self.factors} == {"A", "B"}
+
+    @property
     def e_A(self) -> Fraction:
         """The power of |h|^2 that the method divides by, the paper's e_A (for Shampoo the sum over L and R)."""
         return sum((e for statistic, e in self.factors if statistic.h), Fraction(0))
