@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 
 from mukron.bench.gpt import result as gpt_result
 from mukron.bench.gpt.drawing import draw_gpt
+from mukron.bench.gpt.options import GPTOptions
 from mukron.bench.gpt.page import GPT_MARKER, gpt_section, write_gpt_page
 from mukron.bench.gpt.references import REFERENCE_METHODS
-from mukron.bench.gpt.options import GPTOptions
 from mukron.bench.gpt.result import GPTResult, run_gpt
 from mukron.bench.gpt.task import (
     OUR_METHODS,
