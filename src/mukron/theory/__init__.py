@@ -7,11 +7,12 @@ This package needs the standard library alone.
 Fraction(1, 2)
 """
 
-from mukron.theory.methods import FAMILIES, METHODS, Family, Method, Statistic, get_method, kronecker, shampoo, soap
+from mukron.theory.methods import FAMILIES, METHODS, Family, Method, get_method, kronecker, shampoo, soap
 from mukron.theory.power import Power
 from mukron.theory.roles import Role
 from mukron.theory.schemes import MUP, NTK, SP, Scheme, get_scheme, uniform
 from mukron.theory.solve import Exponents, feature_slopes, initial_exponent, residuals, solve, update_exponent
+from mukron.theory.statistics import Statistic
 from mukron.theory.tables import comparison_table, method_table
 
 __all__ = [
