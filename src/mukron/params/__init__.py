@@ -3,7 +3,8 @@
 from mukron.params.apply import parametrize
 from mukron.params.building import build_without_memory, plain_width
 from mukron.params.errors import ParametrizationError
-from mukron.params.parametrization import ParameterPlan, Parametrization, Scales
+from mukron.params.parameter_plan import ParameterPlan
+from mukron.params.parametrization import Parametrization, Scales
 from mukron.params.shapes import BaseParameter, BaseShapes, base_shapes
 
 __all__ = [

@@ -25,7 +25,8 @@ from mukron.params.initial import (
     may_be_default,
 )
 from mukron.params.inventory import Found, inventory, on_meta, optimizer_without_plan, unwrap
-from mukron.params.parametrization import ZERO, ParameterPlan, Parametrization, mark, plan_of
+from mukron.params.parameter_plan import ParameterPlan
+from mukron.params.parametrization import ZERO, Parametrization, mark, plan_of
 from mukron.params.resolve import Growth, Sizes, check_names, resolve
 from mukron.params.shapes import BaseShapes
 from mukron.theory import MUP, SP, Role, Scheme, get_scheme

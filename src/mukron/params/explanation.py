@@ -13,7 +13,8 @@ from mukron.theory import Method, Power, Role, Scheme, get_method
 from mukron.trust import FALLBACKS, StepRule, Trust, law_of, step_rule, takes_trust, usual_exclude, usual_fallback
 
 if TYPE_CHECKING:
-    from mukron.params.parametrization import ParameterPlan, Parametrization
+    from mukron.params.parameter_plan import ParameterPlan
+    from mukron.params.parametrization import Parametrization
 
 
 def explanation(

@@ -12,12 +12,12 @@ from typing import Any
 
 from torch import nn
 
-from mukron.layers import Shape
 from mukron.params.errors import ParametrizationError
 from mukron.params.explanation import explanation
 from mukron.params.groups import GroupRequest, groups_of
 from mukron.params.inventory import inventory, unwrap
-from mukron.params.resolve import Growth, check_names
+from mukron.params.parameter_plan import ParameterPlan, parameter_from_dict, parameter_to_dict
+from mukron.params.resolve import check_names
 from mukron.params.storage import Data, check_stamp, damaged, read_json, stamp, write_json
 from mukron.table import Table
 from mukron.theory import SP, Method, Power, Role, Scheme, get_method, get_scheme, initial_exponent, solve
@@ -25,69 +25,6 @@ from mukron.trust import USUAL, StepRule, Trust
 
 KIND, VERSION = "parametrization", 2  # 2: with the growth of the depth, and the laws of decay and of embeddings
 ZERO = "zero"
-
-
-@dataclass(frozen=True)
-class ParameterPlan:
-    """One parameter: its role, how much its sides grew, and its initial spread.
-
-    Attributes:
-        growth: Its role, how much its fan-in and fan-out have grown since the base width, and the depth since the base
-            depth if it is inside of a residual block.
-        shape: Its shape here.
-        base_shape: Its shape at the base width.
-        base_std: Standard deviation of its initial values at the base width; 0 if they are all equal.
-        std: Standard deviation of its initial values here, once parametrized; None: as drawn, not known (SP on the meta
-            device).
-        tied: The other names of the same tensor.
-        fallback: True if second-order methods do not precondition it (a norm's gain, a bare parameter).
-        embedding: True if it belongs to an embedding, which optimizers with a ``trust`` leave to the fallback rule.
-        matrix: True if it is a matrix to methods that need gradients alone (Shampoo, SOAP, Muon), even if others cannot
-            precondition it: a fused projection of attention, a recurrent weight, a bare one between growing sides.
-        ties_head: True if it is the weight of an embedding and of a head, and nothing else uses it.
-
-    Example:
-        >>> import mukron
-        >>> from mukron.models import MLP
-        >>> shapes = mukron.base_shapes(MLP, width=16)
-        >>> p = mukron.parametrize(MLP(64), shapes)
-        >>> str(p.parameters["fc2.weight"].role)
-        'hidden'
-    """
-
-    growth: Growth
-    shape: Shape
-    base_shape: Shape
-    base_std: float
-    std: float | None
-    tied: tuple[str, ...] = ()
-    fallback: bool = False
-    embedding: bool = False
-    matrix: bool = False
-    ties_head: bool = False
-
-    def suits(self, method: Method) -> bool:
-        """Whether a method that works layer by layer can precondition it.
-
-        Args:
-            method: The method.
-        """
-        if method.matrices_only and len(self.shape) < 2:
-            return False
-        return not self.fallback or (method.gradients_alone and self.matrix) or self.sums_transposed(method)
-
-    def sums_transposed(self, method: Method) -> bool:
-        """Whether a method preconditions it by its uses in an embedding and in a head: one with factors of both sides.
-
-        Args:
-            method: The method.
-        """
-        return self.ties_head and method.has_both_sides and self.role is not Role.OUTPUT
-
-    @property
-    def role(self) -> Role:
-        """The parameter's role: what grows with the width, its fan-in, its fan-out, both or neither."""
-        return self.growth.role
 
 
 @dataclass(frozen=True)
@@ -323,7 +260,7 @@ class Parametrization:
 
     def to_dict(self) -> Data:
         """Plain JSON data, as ``save`` writes it; may go into a checkpoint beside the ``state_dict``."""
-        parameters = {name: _parameter_to_dict(plan) for name, plan in self.parameters.items()}
+        parameters = {name: parameter_to_dict(plan) for name, plan in self.parameters.items()}
         exponent = None if self.output_exponent is None else str(self.output_exponent)
         content = {"scheme": self.scheme.name, "output_exponent": exponent, "base_width": self.base_width}
         chosen = {"decay": str(self.decay), "embedding_lr": str(self.embedding_lr)}
@@ -339,7 +276,7 @@ class Parametrization:
         """
         content = check_stamp(data, KIND, VERSION, source, oldest=1)
         with damaged(source):
-            parameters = {name: _parameter_from_dict(entry) for name, entry in content["parameters"].items()}
+            parameters = {name: parameter_from_dict(entry) for name, entry in content["parameters"].items()}
             exponent = content["output_exponent"]
             if exponent not in (None, ZERO):
                 exponent = Fraction(exponent)
@@ -362,42 +299,6 @@ class Parametrization:
             raise ParametrizationError("this plan is not bound to a model (or the model is gone); pass model=...")
         self.bind(model)
         return model
-
-
-def _parameter_to_dict(plan: ParameterPlan) -> Data:
-    return {
-        "role": plan.role.value,
-        "r_in": str(plan.growth.r_in),
-        "r_out": str(plan.growth.r_out),
-        "L": None if plan.growth.L is None else str(plan.growth.L),
-        "shape": list(plan.shape),
-        "base_shape": list(plan.base_shape),
-        "base_std": plan.base_std,
-        "std": plan.std,
-        "tied": list(plan.tied),
-        "fallback": plan.fallback,
-        "embedding": plan.embedding,
-        "matrix": plan.matrix,
-        "ties_head": plan.ties_head,
-    }
-
-
-def _parameter_from_dict(entry: Mapping[str, Any]) -> ParameterPlan:
-    return ParameterPlan(
-        growth=Growth(
-            *(Role(entry["role"]), Fraction(entry["r_in"]), Fraction(entry["r_out"])),
-            None if entry.get("L") is None else Fraction(entry["L"]),
-        ),
-        shape=tuple(entry["shape"]),
-        base_shape=tuple(entry["base_shape"]),
-        base_std=entry["base_std"],
-        std=entry["std"],
-        tied=tuple(entry["tied"]),
-        fallback=entry["fallback"],
-        embedding=entry.get("embedding", False),
-        matrix=entry.get("matrix", False),
-        ties_head=entry.get("ties_head", False),
-    )
 
 
 # The plan that was applied to a model, as plain data on the model itself: a second parametrization must change nothing.
