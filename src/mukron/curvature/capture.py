@@ -27,12 +27,15 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from mukron.curvature.fisher import CaptureOptions, OwnPasses, add_jacobians, send_signals
+from mukron.curvature.fisher import CaptureOptions, OwnPasses, send_signals
 from mukron.curvature.forms import replaces_gradient
+from mukron.curvature.jacobians import add_jacobians
+from mukron.curvature.outputs import no_classes, no_output, shows_reduction
 from mukron.curvature.passes import LayerPass, LayerStatistics, Pass, gather, precise
-from mukron.curvature.products import Watch, first_part, hosts
-from mukron.curvature.scale import classes_at, classes_elsewhere, weigh
-from mukron.layers import MatrixLayer, Projection
+from mukron.curvature.products import Watch, hosts, passes_of_product
+from mukron.curvature.scale import add_scale, classes_at
+from mukron.curvature.uses import add_probe, along
+from mukron.layers import MatrixLayer
 from mukron.stages import stage
 
 
@@ -90,24 +93,8 @@ class Capture:
         self.gradients: list[tuple[nn.Parameter, int, int]] = []
         if not layers:
             return  # a method that measures nothing leaves the model alone
-        handles = [model.register_forward_pre_hook(Hook(self, "before_forward", ""))]
         self.hosts = {host.name: host for host in hosts(model, self.uses)}
-        inside = {host.module for host in self.hosts.values()} | {
-            host.module.get_submodule(path.rpartition(".")[0]) for host in self.hosts.values() for path in host.layers
-        }
-        for name, host in self.hosts.items() if options.measures else ():
-            self.modules[name] = host.module
-            handles.append(host.module.register_forward_pre_hook(Hook(self, "before_host", name)))
-            handles.append(host.module.register_forward_hook(Hook(self, "after_host", name), always_call=True))
-        for name, (_, layer) in self.uses.items():
-            if layer.module in inside:
-                continue
-            if options.fused:
-                handles.append(layer.module.register_forward_pre_hook(Hook(self, "before_layer", name)))
-            after = Hook(self, "after_layer", name)
-            handles.append(layer.module.register_forward_hook(after, always_call=options.fused))
-        handles.append(model.register_forward_hook(Hook(self, "after_forward", ""), always_call=True))
-        self.close = weakref.finalize(self, remove, handles, self._watches)
+        self.close = weakref.finalize(self, remove, _hooked(self), self._watches)
 
     # What the step asks for.
 
@@ -121,8 +108,7 @@ class Capture:
 
     def along(self, name: str) -> Tensor | None:
         """What the gradient of that layer's weight, by its own passes, does to the probe v: D^T (H v)."""
-        known = [product for one in self.passes if (product := one.along(name)) is not None]
-        return torch.stack(known).sum(0) if known else None
+        return along(self.passes, name)
 
     def commit(self, due: bool, double: frozenset[str]) -> None:
         """A step has used what was gathered; this is what the next one wants."""
@@ -210,19 +196,9 @@ class Capture:
     def note_product(self, watch: Watch, x: Tensor, weight: Tensor, output: Tensor) -> None:
         """A module has applied a layer's weight by itself, or several of the maps that it stacks."""
         name = watch.name_of(weight)
-        if self._running is None or not torch.is_grad_enabled() or not self._wants(name):
-            return
-        layer, parts = self.layers[name], len(weight) // self.layers[name].d_out
-        first, same = first_part(weight, layer.d_out), dict[bool, LayerPass]()
-        for number in range(parts):
-            part = first + number if layer.groups > 1 else None
-            known = layer.parts[first + number] if isinstance(layer, Projection) else layer
-            columns = slice(number * layer.d_out, (number + 1) * layer.d_out)
-            this = LayerPass(name, known, watch.samples_first(x.detach()), part=part, shares=same.get(known.cancels))
-            this.parts = layer.groups
-            this.of_output = partial(_columns, watch.samples_first, columns if parts > 1 else None)
-            self._note(name if part is None else f"{name}[{part}]", this, x, output)
-            same.setdefault(known.cancels, this)
+        if self._running is not None and torch.is_grad_enabled() and self._wants(name):
+            for key, this in passes_of_product(watch, self.layers[name], x, weight):
+                self._note(key, this, x, output)
 
     def _is_transposed(self, key: str) -> bool:
         """Whether that use of a weight is a head's, and the weight an embedding's."""
@@ -290,9 +266,7 @@ class Capture:
         class_dim = class_dim if this.class_dim is None else this.class_dim
         this.add_errors(errors, class_dim)
         if weighs and this.errors is not None:
-            this.weighed = weigh(f, this.errors.reshape(f.shape), class_dim)
-            if f.ndim > 2 and self.options.class_dim is not None:
-                this.classes_elsewhere = classes_elsewhere(this.errors.reshape(f.shape), class_dim)
+            add_scale(this, f, class_dim)
         if again:
             for name in outputs:
                 this.add_delta(name, errors)
@@ -312,6 +286,8 @@ class Capture:
                     else:
                         send_signals(this, f, root, edges, outputs, class_dim, self.generator)
             for name in this.layers if self.options.inputs or self.options.fused or not this.due else ():
+                if this.checked:
+                    add_probe(this.layers[name])
                 this.add_inputs(name)
         for name in outputs:
             this.add_delta(name, errors)
@@ -336,54 +312,21 @@ class Capture:
         return not any(bool(gradient.any()) for gradient in kept)
 
 
-def _columns(samples_first: Callable[[Tensor], Tensor], columns: slice | None, delta: Tensor) -> Tensor:
-    """A derivative by what ``F.linear`` returned as one by the output of one of the maps that its weight stacked."""
-    return samples_first(delta if columns is None else delta[..., columns])
-
-
 def output_of(options: CaptureOptions, returned: Any) -> Tensor:
     """The network's output, in what the model returned."""
     f = options.output(returned) if options.output is not None else returned
-    if not isinstance(f, Tensor):
-        place = "returned[0]" if isinstance(f, (tuple, list)) else "returned.logits"
-        place = f'returned["{next(iter(f))}"]' if isinstance(f, dict) and f else place
-        raise TypeError(
-            f"the model returned a {type(f).__name__}, not a tensor; say where its output is: "
-            f"output=lambda returned: {place}"
-        )
-    if f.ndim == 0:
-        raise ValueError("the model returned a single number (its loss?); the optimizer needs its outputs")
+    if not isinstance(f, Tensor) or f.ndim == 0:
+        raise no_output(f)
     return f
 
 
 def class_dim_of(options: CaptureOptions, f: Tensor) -> int:
     """Where the classes are in the output f."""
-    class_dim = options.class_dim
-    if options.likelihood == "categorical" and f.ndim == 2 and f.shape[1] == 1:
-        raise ValueError(
-            f"the model's output of shape {list(f.shape)} has a single class; for a regression say "
-            'likelihood="gaussian", for two classes give both a logit'
-        )
-    if class_dim is None:
-        if f.ndim < 2 and options.likelihood == "categorical":
-            raise ValueError(
-                f"the model's output of shape {list(f.shape)} has no classes to choose from; for a regression say "
-                'likelihood="gaussian", for two classes give both a logit'
-            )
-        if f.ndim > 2 and options.likelihood == "categorical":
-            raise ValueError(
-                f"the model's output has shape {list(f.shape)}: say where the classes are, class_dim=1 "
-                "(segmentation) or class_dim=-1 (language)"
-            )
-        return -1
-    if f.ndim <= class_dim or f.ndim < 2:
-        raise ValueError(f"class_dim={class_dim} does not fit the model's output of shape {list(f.shape)}")
-    return class_dim
-
-
-def shows_reduction(f: Tensor, class_dim: int) -> bool:
-    """Whether a mean over samples, a mean over positions and a sum of this output's losses differ."""
-    return len(f) > 1 and (f.ndim < 3 or f.numel() > len(f) * f.shape[class_dim])
+    class_dim, categorical = options.class_dim, options.likelihood == "categorical"
+    fits = f.ndim == 2 or not categorical if class_dim is None else f.ndim > max(class_dim, 1)
+    if not fits or (categorical and f.shape[1:] == (1,)):
+        raise no_classes(options, f)
+    return -1 if class_dim is None else class_dim
 
 
 class Joined(torch.autograd.Function):
@@ -409,6 +352,28 @@ def on_gradient(edge: GradientEdge, then: Callable[[Tensor], None]) -> None:
             then(gradient)
 
     edge.node.register_prehook(arrived)
+
+
+def _hooked(capture: Capture) -> list[Any]:
+    """Put the hooks of a capture on its model; what they are removed by."""
+    model, options = capture.model, capture.options
+    handles = [model.register_forward_pre_hook(Hook(capture, "before_forward", ""))]
+    inside = {host.module for host in capture.hosts.values()} | {
+        host.module.get_submodule(path.rpartition(".")[0]) for host in capture.hosts.values() for path in host.layers
+    }
+    for name, host in capture.hosts.items() if options.measures else ():
+        capture.modules[name] = host.module
+        handles.append(host.module.register_forward_pre_hook(Hook(capture, "before_host", name)))
+        handles.append(host.module.register_forward_hook(Hook(capture, "after_host", name), always_call=True))
+    for name, (_, layer) in capture.uses.items():
+        if layer.module in inside:
+            continue
+        if options.fused:
+            handles.append(layer.module.register_forward_pre_hook(Hook(capture, "before_layer", name)))
+        after = Hook(capture, "after_layer", name)
+        handles.append(layer.module.register_forward_hook(after, always_call=options.fused))
+    handles.append(model.register_forward_hook(Hook(capture, "after_forward", ""), always_call=True))
+    return handles
 
 
 def remove(handles: list[Any], watches: list[Watch]) -> None:

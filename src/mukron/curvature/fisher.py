@@ -336,24 +336,6 @@ def send_signals(
             this.add_signals(name, v, draw)
 
 
-def add_jacobians(
-    this: Pass, f: Tensor, root: GradientEdge, edges: Mapping[str, GradientEdge], outputs: Sequence[str]
-) -> None:
-    """Every output's derivative by every layer, one backward pass per output."""
-    deltas: dict[str, list[Tensor]] = {name: [] for name in this.layers}
-    for output in range(f[0].numel()):
-        v = torch.zeros_like(f).reshape(len(f), -1)
-        v[:, output] = 1
-        v = v.reshape(f.shape)
-        arrived = dict(zip(edges, own_backward(root, edges.values(), v) if edges else (), strict=True))
-        for name, delta in {**arrived, **dict.fromkeys(outputs, v)}.items():
-            if delta is not None:
-                deltas[name].append(delta)
-    for name, signals in deltas.items():
-        if signals:
-            this.add_jacobian(name, signals)
-
-
 @contextmanager
 def listening_at(edges: Mapping[str, GradientEdge], then: Callable[[str, Tensor], None]) -> Iterator[None]:
     """Call ``then`` with the derivatives that arrive at those edges in backward passes of our own."""

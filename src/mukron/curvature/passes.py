@@ -22,9 +22,9 @@ from mukron.curvature.fisher import CaptureOptions
 from mukron.curvature.forms import AUTO, MATRIX, as_rows, keeps_halves, rows_wait
 from mukron.curvature.frequencies import Frequencies
 from mukron.curvature.ignored import Ignored
-from mukron.curvature.stacking import Halves, Jacobian, stacked, summed, tied
+from mukron.curvature.stacking import Halves, Jacobian, merged, of_all_uses
 from mukron.layers import MatrixLayer
-from mukron.linalg import Factor, LowRank, MatrixFactor, RowsFactor, probe, products_of
+from mukron.linalg import Factor, LowRank, MatrixFactor, RowsFactor, products_of
 
 AS_THEY_ARE = nullcontext()  # products of the precision that torch has
 
@@ -122,17 +122,6 @@ class LayerStatistics:
             return LowRank(D, self.A.joined())  # A's own rows: operators made of them know it
         return LowRank(D, torch.cat(rows, dim=1))
 
-    def merged(self, other: LayerStatistics) -> LayerStatistics:
-        return LayerStatistics(
-            other.A if self.A is None else self.A if other.A is None else self.A.merged(other.A),  # type: ignore[arg-type]
-            other.B if self.B is None else self.B if other.B is None else self.B.merged(other.B),
-            self.samples + other.samples,
-            self.rows + other.rows,
-            halves=self.halves + other.halves,
-            jacobians=self.jacobians + other.jacobians,
-            rounding=max(self.rounding, other.rounding),
-        )
-
 
 @dataclass
 class LayerPass:
@@ -154,7 +143,7 @@ class LayerPass:
         of_output: Makes a derivative that arrives at the edge one by the layer's own output; None: it is that.
         statistics: What was made of it.
         delta: The derivative of the user's loss by the layer's output.
-        probe, along: H v and D^T H v, while uses of the weight are checked.
+        probe, along: H v and D^T H v, while uses of the weight are checked (``curvature.uses``).
         rows, waits: H, where D^T H is wanted; or whether it is made when the step wants it.
     """
 
@@ -240,17 +229,16 @@ class Pass:
     # Inputs.
 
     def add_inputs(self, name: str, may_wait: bool = True) -> None:
-        """Make what is wanted of a layer's inputs: A, the rows H, and H v while uses are checked."""
+        """Make what is wanted of a layer's inputs: A and the rows H."""
         this = self.layers[name]
         layer, x = this.layer, this.input
         assert x is not None
-        if this.shares is not None:
-            self._share_inputs(this, this.shares)
+        if this.shares is not None:  # the same rows, and the same A: inputs of several maps are one tensor
+            shared, this.input, this.rows = this.shares.statistics, None, this.shares.rows
+            this.statistics.A, this.statistics.samples, this.statistics.rows = shared.A, shared.samples, shared.rows
             return
         fresh, expands = self.due and self.options.inputs, not self._reduces(layer)
         N = x.numel() // layer.d_in if layer.plain_rows else layer.row_count(x)
-        if self.checked and this.probe is None:
-            this.probe = self._probed(layer, x)
         halves = this.fused or not fresh or N is None or this.name in self.double
         if not halves:
             halves = keeps_halves(N, layer.d_in, layer.d_out, self.options.form, self.options.signals)
@@ -272,11 +260,6 @@ class Pass:
                     this, self._precise(x if this.made or not halves else x.clone(), this.name), fresh, halves
                 )
 
-    def _share_inputs(self, this: LayerPass, other: LayerPass) -> None:
-        """The same rows, and the same A: inputs of several maps are one tensor."""
-        this.input, this.rows, this.probe, own = None, other.rows, other.probe, other.statistics
-        this.statistics.A, this.statistics.samples, this.statistics.rows = own.A, own.samples, own.rows
-
     def _add_indices(self, this: LayerPass, x: Tensor) -> None:
         layer, statistics, ignored = this.layer, this.statistics, self.ignored
         indices = unfolded(layer.inputs(x).unsqueeze(-1), self.samples).squeeze(-1)
@@ -284,7 +267,7 @@ class Pass:
         statistics.samples, statistics.rows = self.samples, indices.numel()
         if ignored is not None and self.options.sharing == "expand":
             statistics.rows = ignored.rows(indices.numel(), indices.shape[1:3])
-        statistics.A = Frequencies(indices, weights, layer.d_in, self.samples, _dtype_of(layer))
+        statistics.A = Frequencies(indices, weights, layer.d_in, self.samples, dtype_of(layer))
 
     def _add_rows(self, this: LayerPass, x: Tensor, fresh: bool, halves: bool) -> None:
         layer, statistics, reduces = this.layer, this.statistics, self._reduces(this.layer)
@@ -304,10 +287,6 @@ class Pass:
                 statistics.rows = ignored.rows(rows.shape[1], H.shape[1:3])
             statistics.A = Accumulator(layer.d_in, layer.d_out, self.options.form)
             statistics.A.add(rows, self.samples)
-
-    def _probed(self, layer: MatrixLayer, x: Tensor) -> Tensor:
-        dtype = _dtype_of(layer) if layer.one_hot else precise(x[:0]).dtype
-        return layer.along(x if layer.one_hot else precise(x), probe(layer.d_in, dtype, x.device))
 
     def _reduces(self, layer: MatrixLayer) -> bool:
         """Whether the positions of a sample are reduced to one row; signals that sum to zero would leave none."""
@@ -349,21 +328,6 @@ class Pass:
         if self.options.empirical or this.rows is not None or this.waits:
             this.delta = delta if this.delta is None else this.delta + delta
 
-    def add_jacobian(self, name: str, deltas: list[Tensor]) -> None:
-        """Every output's derivative by a layer's output."""
-        layer, x = (this := self.layers[name]).layer, this.input
-        assert x is not None and self.errors is not None  # noqa: PT018
-        if self.checked:
-            this.probe = self._probed(layer, x)
-        signals = [unfolded(precise(layer.signals(this.derivative(delta))), self.samples) for delta in deltas]
-        H = layer.inputs(x)
-        if layer.one_hot:
-            H = torch.nn.functional.one_hot(H, layer.d_in).to(signals[0].dtype)
-        H, this.input = unfolded(precise(H), self.samples), None
-        counts = None if self.ignored is None else self.ignored.of_outputs()
-        this.statistics.jacobians = [Jacobian(H, torch.stack(signals, dim=2), self.errors, counts)]
-        this.statistics.samples, this.statistics.rows = self.samples, H.shape[1] * H.shape[2]
-
     def finish(self, name: str) -> LayerStatistics:
         """A layer's statistics, with what had to wait for the end of the user's backward pass."""
         if (this := self.layers[name]).waits:
@@ -392,33 +356,17 @@ class Pass:
         return {name: self._finish_all(of) for name, of in keys.items()}
 
     def _finish_all(self, keys: list[str]) -> LayerStatistics:
-        if len(keys) == 1 and self.layers[keys[0]].parts == 1 and not self.layers[keys[0]].transposed:
+        uses = [self.layers[key] for key in keys]
+        if len(uses) == 1 and uses[0].parts == 1 and not uses[0].transposed:
             return self.finish(keys[0])
-        if any(self.layers[key].transposed for key in keys):
-            heads, own = ([key for key in keys if self.layers[key].transposed is kind] for kind in (True, False))
-            return tied(*(summed([self.finish(key) for key in of]) if of else None for of in (own, heads)))
-        uses: dict[int, list[LayerStatistics]] = {}
-        for key in keys:
-            uses.setdefault(self.layers[key].part or 0, []).append(self.finish(key))
-        return stacked([summed(uses[part]) for part in sorted(uses)], self.layers[keys[0]].parts)
-
-    def along(self, name: str) -> Tensor | None:
-        """D^T (H v) of a layer, [groups, d_out, 1]; None: it is not known."""
-        uses = [use for use in self.layers.values() if use.name == name]
-        products: dict[int, Tensor] = {}
-        transposed = any(use.transposed for use in uses)
-        for use in uses:
-            if use.along is not None and not transposed:
-                part = use.part or 0
-                products[part] = use.along if part not in products else products[part] + use.along
-        complete = bool(uses) and len(products) == uses[0].parts
-        return torch.cat([products[part] for part in sorted(products)]) if complete else None
+        return of_all_uses(uses, [self.finish(key) for key in keys])
 
     def _precise(self, x: Tensor, name: str) -> Tensor:
         return x.double() if name in self.double else precise(x)
 
 
-def _dtype_of(layer: MatrixLayer) -> torch.dtype:
+def dtype_of(layer: MatrixLayer) -> torch.dtype:
+    """Of the statistics of a layer whose inputs are indices."""
     return precise(next(layer.module.parameters())[:0]).dtype
 
 
@@ -427,7 +375,7 @@ def gather(passes: list[Pass]) -> dict[str, LayerStatistics]:
     total: dict[str, LayerStatistics] = {}
     for one in passes:
         for name, statistics in one.gather().items():
-            total[name] = statistics if name not in total else total[name].merged(statistics)
+            total[name] = statistics if name not in total else merged(total[name], statistics)
     for statistics in total.values():
         statistics.join()
     return total

@@ -9,13 +9,15 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mukron.layers import WEIGHT, MatrixLayer, layer_of
+from mukron.curvature.passes import LayerPass
+from mukron.layers import WEIGHT, MatrixLayer, Projection, layer_of
 
 Hear = Callable[["Watch", Tensor, Tensor, Tensor], None]  # with the input, the weight and the output
 
@@ -104,6 +106,26 @@ def first_part(weight: Tensor, parts_rows: int) -> int:
     """Which part of the whole parameter a weight begins with, parts having that many rows."""
     base = whole(weight)
     return (weight.storage_offset() - base.storage_offset()) // base.stride(0) // parts_rows
+
+
+def passes_of_product(watch: Watch, layer: MatrixLayer, x: Tensor, weight: Tensor) -> Iterator[tuple[str, LayerPass]]:
+    """What a product shows of the maps in its weight, by the layer's name and the number of the map."""
+    name, parts, first = watch.name_of(weight), len(weight) // layer.d_out, first_part(weight, layer.d_out)
+    same = dict[bool, LayerPass]()
+    for number in range(parts):
+        part = first + number if layer.groups > 1 else None
+        known = layer.parts[first + number] if isinstance(layer, Projection) else layer
+        columns = slice(number * layer.d_out, (number + 1) * layer.d_out)
+        this = LayerPass(name, known, watch.samples_first(x.detach()), part=part, shares=same.get(known.cancels))
+        this.parts = layer.groups
+        this.of_output = partial(_columns, watch.samples_first, columns if parts > 1 else None)
+        yield name if part is None else f"{name}[{part}]", this
+        same.setdefault(known.cancels, this)
+
+
+def _columns(samples_first: Callable[[Tensor], Tensor], columns: slice | None, delta: Tensor) -> Tensor:
+    """A derivative by what ``F.linear`` returned as one by the output of one of the maps that its weight stacked."""
+    return samples_first(delta if columns is None else delta[..., columns])
 
 
 class Host(NamedTuple):

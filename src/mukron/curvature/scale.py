@@ -128,6 +128,18 @@ def classes_elsewhere(errors: Tensor, class_dim: int) -> int | None:
     return best if parts[said] > SURELY_NOT_ZERO and parts[best] < SURELY_NOT_ZERO / 20 else None
 
 
+def add_scale(this: Pass, f: Tensor, class_dim: int) -> None:
+    """Add to a pass what shows its loss's scale and, where the user said which dimension holds the classes, if it does.
+
+    f: the model's output; the loss's derivative by it is the pass's.
+    """
+    assert this.errors is not None
+    errors = this.errors.reshape(f.shape)
+    this.weighed = weigh(f, errors, class_dim)
+    if f.ndim > 2 and this.options.class_dim is not None:
+        this.classes_elsewhere = classes_elsewhere(errors, class_dim)
+
+
 def reduction_in_use(found: str | None, said: str | None) -> str:
     """The reduction that the loss showed; else what the user says; else a mean over samples."""
     return found or SAID.get(said or "", OVER_SAMPLES)

@@ -1,4 +1,4 @@
-"""Statistics of one layer from those of several: of the maps that its weight stacks, and of several uses of the weight.
+"""Statistics of one layer from those of several: of passes, of uses of its weight, and of maps that the weight stacks.
 
 Stacked maps are groups of the layer. They may have different inputs, and different numbers of positions: keys have as
 many as there are tokens to attend to.
@@ -31,7 +31,7 @@ from mukron.curvature.forms import MATRIX
 from mukron.curvature.frequencies import Frequencies
 
 if TYPE_CHECKING:
-    from mukron.curvature.passes import Accumulator, LayerStatistics
+    from mukron.curvature.passes import Accumulator, LayerPass, LayerStatistics
 
 
 class Jacobian(NamedTuple):
@@ -53,7 +53,7 @@ class Halves(NamedTuple):
     fused: bool  # autograd does not form this gradient: it is not in the weight's ``grad``
 
 
-class Stack:
+class RowStack:
     """Rows of several maps as groups of one tensor, with zeros where a map has fewer; once for the same rows."""
 
     def __init__(self) -> None:
@@ -74,6 +74,34 @@ class Stack:
         return torch.cat([F.pad(part, (*after, 0, N - part.shape[dim])) for part in parts])
 
 
+def of_all_uses(uses: Sequence[LayerPass], statistics: Sequence[LayerStatistics]) -> LayerStatistics:
+    """The statistics of a layer from those of every use of its weight, or of its maps, in one pass."""
+    kinds: dict[int, list[LayerStatistics]] = {}
+    has_head = any(use.transposed for use in uses)
+    for use, of_use in zip(uses, statistics, strict=True):
+        kinds.setdefault(use.transposed if has_head else use.part or 0, []).append(of_use)
+    if has_head:
+        return tied(*(summed(kinds[is_head]) if is_head in kinds else None for is_head in (False, True)))
+    return stacked([summed(kinds[part]) for part in sorted(kinds)], uses[0].parts)
+
+
+def merged(one: LayerStatistics, other: LayerStatistics) -> LayerStatistics:
+    """The statistics of two passes, or of two uses, as one; their gradients are not joined yet."""
+    return replace(
+        one,
+        A=other.A if one.A is None else one.A if other.A is None else one.A.merged(other.A),  # type: ignore[arg-type]
+        B=other.B if one.B is None else one.B if other.B is None else one.B.merged(other.B),
+        samples=one.samples + other.samples,
+        rows=one.rows + other.rows,
+        weight=1.0,
+        halves=one.halves + other.halves,
+        jacobians=one.jacobians + other.jacobians,
+        rounding=max(one.rounding, other.rounding),
+        product=None,
+        unformed=None,
+    )
+
+
 def summed(uses: Sequence[LayerStatistics]) -> LayerStatistics:
     """The statistics of a layer whose weight is used several times in one pass.
 
@@ -82,7 +110,7 @@ def summed(uses: Sequence[LayerStatistics]) -> LayerStatistics:
     if len(uses) == 1:
         return uses[0]
     counted = [use for use in uses if use.B is not None] or uses
-    total = reduce(lambda one, other: one.merged(other), counted)
+    total = reduce(merged, counted)
     total.samples = counted[0].samples
     if total.A is not None:
         total.A.count = counted[0].A.count if counted[0].A is not None else total.A.count
@@ -99,7 +127,7 @@ def stacked(parts: Sequence[LayerStatistics], groups: int) -> LayerStatistics:
         return parts[0]
     if len(parts) < groups:  # one of them was not seen
         return replace(parts[0], A=None, B=None, halves=[], jacobians=[])
-    stack = Stack()
+    stack = RowStack()
     halves = zip(*(part.halves for part in parts), strict=True)
     jacobians = zip(*(part.jacobians for part in parts), strict=True)
     return replace(
@@ -116,7 +144,7 @@ def stacked(parts: Sequence[LayerStatistics], groups: int) -> LayerStatistics:
     )
 
 
-def _stacked_sums(parts: Sequence[Accumulator | Frequencies | None], stack: Stack) -> Accumulator | None:
+def _stacked_sums(parts: Sequence[Accumulator | Frequencies | None], stack: RowStack) -> Accumulator | None:
     """Sums of one size as groups; None: one of them is missing. Those over fewer rows are scaled to the same count."""
     sums = [part for part in parts if part is not None and not isinstance(part, Frequencies)]
     if len(sums) < len(parts):

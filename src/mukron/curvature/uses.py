@@ -1,0 +1,48 @@
+"""What shows whether a weight's gradient G is that of its layer's own passes: both do the same to a random vector v.
+
+    G v = D^T (H v)     H  inputs as rows [groups, N, d_in]     D  the loss's derivatives as rows [groups, N, d_out]
+
+H v is made with the inputs, and D^T (H v) as D arrives (``Pass.add_delta``). The step compares it with G v.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from mukron.curvature.passes import LayerPass, Pass, dtype_of, precise
+from mukron.layers import MatrixLayer
+from mukron.linalg import probe
+
+
+def add_probe(use: LayerPass) -> None:
+    """Make H v of a layer, while its input is there; maps with the same input have the same one."""
+    if use.shares is not None and use.shares.probe is not None:
+        use.probe = use.shares.probe
+    elif use.probe is None and use.input is not None:
+        use.probe = _probed(use.layer, use.input)
+
+
+def _probed(layer: MatrixLayer, x: Tensor) -> Tensor:
+    dtype = dtype_of(layer) if layer.one_hot else precise(x[:0]).dtype
+    return layer.along(x if layer.one_hot else precise(x), probe(layer.d_in, dtype, x.device))
+
+
+def along(passes: Sequence[Pass], name: str) -> Tensor | None:
+    """D^T (H v) of a layer over all passes, [groups, d_out, 1]; None: it is not known."""
+    known = [product for one in passes if (product := _along(one, name)) is not None]
+    return torch.stack(known).sum(0) if known else None
+
+
+def _along(this: Pass, name: str) -> Tensor | None:
+    uses = [use for use in this.layers.values() if use.name == name]
+    products: dict[int, Tensor] = {}
+    transposed = any(use.transposed for use in uses)
+    for use in uses:
+        if use.along is not None and not transposed:
+            part = use.part or 0
+            products[part] = use.along if part not in products else products[part] + use.along
+    complete = bool(uses) and len(products) == uses[0].parts
+    return torch.cat([products[part] for part in sorted(products)]) if complete else None
