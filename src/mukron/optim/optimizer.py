@@ -41,7 +41,7 @@ from mukron.optim.plan import plan_table
 from mukron.optim.precision import check_precision
 from mukron.optim.reduction import ReductionRatio
 from mukron.optim.saving import complete_state, load_state, unpickle
-from mukron.optim.table import LayerEntry, build_tables
+from mukron.optim.table import LayerEntry, ParameterEntry, build_tables
 from mukron.optim.transaction import Blocks, Transaction, wants
 from mukron.optim.update import Move, updates_of, write
 from mukron.params import Parametrization
@@ -82,6 +82,8 @@ class SecondOrder(Optimizer):
     momentum_kind: ClassVar[type[Momentum] | None] = None  # what a number as momentum means, whatever the trust
     in_stacks: ClassVar[bool] = False  # layers of one shape, here and at the base width, are preconditioned as one
     inverts: ClassVar[bool] = False  # operators are inverses, not roots: small damping needs float64
+    entries: dict[str, ParameterEntry]  # by name
+    layers: dict[str, LayerEntry]
 
     def __new__(cls, *arguments: Any, **options: Any) -> Any:
         refuse_unknown(cls, options, cls.useless)
@@ -126,7 +128,7 @@ class SecondOrder(Optimizer):
         self.register_state_dict_post_hook(complete_state)  # type: ignore[arg-type]  # first, so that hooks of the user's own see it all
         first = next(parameter for group in self.param_groups for parameter in group["params"])
         self.generator, self._ready = torch.Generator(first.device).manual_seed(options.seed), True
-        self._listen()
+        _listen(self)
         check_layers(self)
         check_dtypes(self)
         self.warn()
@@ -185,27 +187,10 @@ class SecondOrder(Optimizer):
             super().add_param_group(_completed(self, param_group))
             check_group(self.param_groups[-1])
             if self._ready:
-                self._listen()
+                _listen(self)
         except BaseException:
             del self.param_groups[before:]
             raise
-
-    def _listen(self) -> None:
-        """Build the tables of parameters and layers anew, and put hooks on those layers."""
-        options, rates = self.options, (self.options.trust and self.options.trust.rates) or self.method
-        self.entries, self.layers = build_tables(
-            self.model, self.param_groups, options, self.parametrization, self.method,
-            (rates, options.fallback.name), self.capture_options.anything,
-        )  # fmt: skip
-        self.check_tables()
-        if self._capture is not None:
-            self._capture.close()
-        entries = self.layers if self.capture_options.anything else {}
-        heard = {name: entry.layer for name, entry in entries.items()}
-        others = {other: (name, layer) for name, of in entries.items() for other, layer in of.others.items()}
-        self._capture = Capture(unwrap(self.model), heard, self.capture_options, self.generator, others)
-        self._capture.class_dim = self.found_class_dim
-        self.capture.due, self.capture.double = wants(self)
 
     @property
     def capture(self) -> Capture:
@@ -306,7 +291,7 @@ class SecondOrder(Optimizer):
             state_dict: What ``state_dict`` returned.
         """
         load_state(self, state_dict)
-        self._listen()
+        _listen(self)
 
     def __getstate__(self) -> dict[str, Any]:
         """All but what belongs to this very model: hooks, and tables of its tensors."""
@@ -318,7 +303,26 @@ class SecondOrder(Optimizer):
         super().__setstate__(state)
         if generator is not None:  # torch's load_state_dict passes groups and states alone
             unpickle(self, generator)
-            self._listen()
+            _listen(self)
+
+
+def _listen(optimizer: SecondOrder) -> None:
+    """Build the tables of parameters and layers anew, and put hooks on those layers."""
+    options, measured = optimizer.options, optimizer.capture_options
+    rates = (options.trust and options.trust.rates) or optimizer.method
+    optimizer.entries, optimizer.layers = build_tables(
+        optimizer.model, optimizer.param_groups, options, optimizer.parametrization, optimizer.method,
+        (rates, options.fallback.name), measured.anything,
+    )  # fmt: skip
+    optimizer.check_tables()
+    if optimizer._capture is not None:
+        optimizer._capture.close()
+    entries = optimizer.layers if measured.anything else {}
+    heard = {name: entry.layer for name, entry in entries.items()}
+    others = {other: (name, layer) for name, of in entries.items() for other, layer in of.others.items()}
+    optimizer._capture = Capture(unwrap(optimizer.model), heard, measured, optimizer.generator, others)
+    optimizer._capture.class_dim = optimizer.found_class_dim
+    optimizer._capture.due, optimizer._capture.double = wants(optimizer)
 
 
 def _attempt(
