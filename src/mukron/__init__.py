@@ -9,7 +9,7 @@ __version__ = "0.1.0.dev0"
 
 if TYPE_CHECKING:
     from mukron.curvature import Empirical, Exact, MonteCarlo, RandomSigns
-    from mukron.damping import Adaptive, Constant, Fixed, Heuristic, MaxEigenvalue, Rescaled
+    from mukron.damping import Adaptive, Constant, Fixed, Heuristic, MaxEigenvalue, MeanEigenvalue, Rescaled
     from mukron.linalg import QR, Cholesky, Eigh, Newton, Tracked
     from mukron.memory import EMA, Auto, Batch, Sum, Window
     from mukron.optim import (
@@ -36,7 +36,9 @@ _LAZY = {
     **dict.fromkeys(("Empirical", "Exact", "MonteCarlo", "RandomSigns"), "mukron.curvature"),
     **dict.fromkeys(("QR", "Cholesky", "Eigh", "Newton", "Tracked"), "mukron.linalg"),
     **dict.fromkeys(("AdamStep", "GradientMomentum", "HeavyBall", "SGDStep"), "mukron.optim"),
-    **dict.fromkeys(("Adaptive", "Constant", "Fixed", "Heuristic", "MaxEigenvalue", "Rescaled"), "mukron.damping"),
+    **dict.fromkeys(
+        ("Adaptive", "Constant", "Fixed", "Heuristic", "MaxEigenvalue", "MeanEigenvalue", "Rescaled"), "mukron.damping"
+    ),
     **dict.fromkeys(("RMS", "Graft", "KLClip", "Spectral"), "mukron.optim"),
     **dict.fromkeys(("FOOF", "KFAC", "SOAP", "GaussNewton", "Muon", "Shampoo"), "mukron.optim"),
     **dict.fromkeys(("BaseShapes", "Parametrization", "ParametrizationError"), "mukron.params"),
@@ -68,6 +70,7 @@ __all__ = [
     "Heuristic",
     "KLClip",
     "MaxEigenvalue",
+    "MeanEigenvalue",
     "MonteCarlo",
     "Muon",
     "Newton",

@@ -314,3 +314,111 @@ def test_weight_decay_has_a_column(text):
 def test_sizes_and_schemes_that_are_none(options, message):
     with pytest.raises(ValueError, match=message):
         GPTOptions(**options)
+
+
+# Dampings.
+
+
+def damped(curves):
+    """A result with the losses of dampings by kind of rule and width."""
+    result = GPTResult.new("mukron bench gpt", GPTOptions())
+    for kind, widths in curves.items():
+        for width, losses in widths.items():
+            for rho, loss in losses.items():
+                run = GPTRun("kfac", width, 64, 0.07, 0, 300, damping=f"{kind}:{rho:g}")
+                result.runs[run] = GPTOutcome(loss, loss, 6.0, 1.0)
+    return result
+
+
+def test_dampings_have_a_verdict_of_their_own():
+    here = {0.25: 2.0, 1.0: 1.8, 4.0: 2.0}
+    wide = {rho: loss - 0.1 for rho, loss in here.items()}
+    moved = {1.0: 1.9, 4.0: 1.75, 16.0: 1.6, 64.0: 1.9}
+    result = damped({"rescaled": {64: here, 128: wide}, "mean-eigenvalue": {64: here, 128: moved}})
+    verdicts = {found.method: found.verdict for found in result.transfers()}
+    assert verdicts["K-FAC, damping rescaled, lr 0.07"] == "transfers, factor 1.00"
+    assert verdicts["K-FAC, damping mean-eigenvalue, lr 0.07"].startswith("does not transfer, factor 1")
+    assert {found.setting for found in result.transfers()} == {"damping"}
+
+
+def test_dampings_are_passed_to_the_optimizer(text):
+    model = network(32)
+    (optimizer,) = _optimizers(replace(RUN, width=32, base=32, damping="mean-eigenvalue:0.5"), model)
+    assert optimizer.param_groups[0]["damping_rule"]["rule"] == "MeanEigenvalue"
+    assert optimizer.param_groups[0]["damping"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"methods": ("muon",), "dampings": ("rescaled:1",)}, "Muon has no damping"),
+        ({"methods": ("torch-muon",), "dampings": ("rescaled:1",)}, "has no damping|no Muon"),
+        ({"methods": ("kfac",), "dampings": ("resacled:1",)}, "unknown damping rule"),
+    ],
+)
+def test_dampings_that_are_refused(given, message):
+    with pytest.raises(ValueError, match=message):
+        GPTOptions(**given)
+
+
+# Other people's optimizers with our groups.
+
+
+@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch has no Muon")
+def test_torchs_muon_takes_our_groups_under_both_schemes(text):
+    options = GPTOptions(methods=("torch-muon-groups",), widths=(32, 64), rates=(0.02,), schemes=("mup", "sp"))
+    runs = list(options.runs())
+    assert {run.scheme for run in runs} == {"mup", "sp"}
+    rates = {}
+    for run in runs:
+        muon, adam = _optimizers(run, network(run.width))
+        assert isinstance(muon, torch.optim.Muon)
+        rates[run.width, run.scheme] = {group["role"]: group["lr"] for group in adam.param_groups}
+    assert rates[64, "sp"] == rates[32, "sp"]
+    assert rates[64, "mup"]["output"] == pytest.approx(rates[32, "mup"]["output"] / 2)
+
+
+# Equal time.
+
+
+def test_equal_time(text, tmp_path):
+    arguments = ["bench", "gpt", "--text", str(text), "--methods", "foof,adamw", "--widths", "32", "--steps", "2"]
+    first = CliRunner().invoke(app, [*arguments, "--rates", "0.01,0.1", "--out", str(tmp_path)])
+    assert first.exit_code == 0, first.output
+    assert "ms per step" not in first.output
+    timed = CliRunner().invoke(app, [*arguments, "--seconds", "0.5", "--out", str(tmp_path)])
+    assert timed.exit_code == 0, timed.output
+    result = GPTResult.load(tmp_path / "gpt-cpu.json")
+    assert set(result.costs) == {"foof 32", "adamw 32"}
+    extra = [run for run in result.runs if run.seconds]
+    assert {run.method for run in extra} == {"foof", "adamw"}
+    for run in extra:
+        assert run.steps == max(1, round(500 / result.costs[f"{run.method} 32"]))
+        tried = {
+            other.lr: outcome
+            for other, outcome in result.runs.items()
+            if other.method == run.method and not other.seconds
+        }
+        assert run.lr == min(tried, key=lambda lr: tried[lr].validation)
+    assert "loss after 0.5 s" in timed.output
+    assert len(result.table().rows) == 4  # runs of equal time have a table of their own
+    again = CliRunner().invoke(app, [*arguments, "--seconds", "0.5", "--out", str(tmp_path)])
+    assert " of " not in again.output.split("A GPT of bytes")[0]  # nothing was run
+
+
+@pytest.mark.parametrize("arguments", [["--seconds", "0"], ["--seconds", "5", "--widths", "32,64"]])
+def test_times_that_are_refused(text, arguments):
+    result = CliRunner().invoke(app, ["bench", "gpt", "--text", str(text), *arguments])
+    assert result.exit_code != 0
+    assert "expected a positive number, and one width" in result.output
+
+
+def test_losses_that_were_not_kept_have_no_verdict():
+    result = GPTResult.new("mukron bench gpt", GPTOptions())
+    for width in (64, 128):
+        for lr, loss in parabola(-width / 1000).items():
+            result.runs[GPTRun("kfac", width, 64, lr, 0, 500)] = GPTOutcome(loss, inf, inf, 1.0)
+    rows = result.transfer_table().rows
+    assert rows[-1][5] == "transfers, factor 1.00"
+    assert rows[-1][-1] == "not kept"
+    assert {row[-2] for row in result.table().rows} == {""}

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mukron.damping import Rule
+from torch import Tensor
+
+from mukron.damping import Rescaled, Rule
 from mukron.optim.direction import IN_SIDE
 from mukron.table import Table
 from mukron.trust import law_of
@@ -13,7 +15,11 @@ if TYPE_CHECKING:
     from mukron.optim.optimizer import SecondOrder
     from mukron.optim.table import LayerEntry
 
-PLAN_COLUMNS = ("layer", "out x in", "form", "memory", "work")
+PLAN_COLUMNS = ("layer", "out x in", "form", "directions", "memory", "work")
+DIRECTIONS = (
+    "directions: how many of a factor's carry its trace, (tr M)^2 / tr M^2. Where they stay as the width grows, "
+    "damping must grow like the trace (Rescaled); where they grow like the width, it must stay (MeanEigenvalue)"
+)
 
 
 def plan_table(optimizer: SecondOrder) -> Table:
@@ -25,6 +31,8 @@ def plan_table(optimizer: SecondOrder) -> Table:
         law_of(optimizer.options.trust, optimizer.method),
         *optimizer.notes(),
     ]
+    if any(isinstance(Rule.of_group(group), Rescaled) for group in optimizer.param_groups):
+        notes.insert(1, DIRECTIONS)
     if others:
         notes.append(f"by the fallback rule ({optimizer.options.fallback.name}): {', '.join(others)}")
     for number, group in enumerate(optimizer.param_groups):
@@ -44,7 +52,7 @@ def _rows(optimizer: SecondOrder, entry: LayerEntry) -> list[tuple[str, ...]]:
     groups = "" if layer.groups == 1 else f" ({layer.groups} groups)"
     if not operators:
         form = "after the first step" if optimizer.by_block or optimizer.method.damped else "no factors"
-        return [(entry.name, f"{layer.d_out} x {layer.d_in}{groups}", form, "", "")]
+        return [(entry.name, f"{layer.d_out} x {layer.d_in}{groups}", form, "", "", "")]
     rows: list[tuple[str, ...]] = []
     for block, sides in operators.items():
         d_in = layer.d_in if block == "weight" else 1
@@ -53,6 +61,25 @@ def _rows(optimizer: SecondOrder, entry: LayerEntry) -> list[tuple[str, ...]]:
         work = sum(operator.work(layer.d_out, d_in, name in IN_SIDE) for name, operator in sides.items())
         name = entry.name if len(operators) == 1 else f"{entry.name}.{block}"
         precision = ", float64" if optimizer.state[entry.anchor].get("double") else ""
-        cells = (forms + precision, f"{size / 2**20:.3g} MiB", f"{work / 1e6:.3g} M")
+        cells = (
+            forms + precision,
+            _directions(optimizer, entry, block),
+            f"{size / 2**20:.3g} MiB",
+            f"{work / 1e6:.3g} M",
+        )
         rows.append((name, f"{layer.d_out} x {d_in}{groups}", *cells))
     return rows
+
+
+def _directions(optimizer: SecondOrder, entry: LayerEntry, block: str) -> str:
+    """The effective rank of each factor that is kept as a matrix, the mean over a layer's groups."""
+    memory = optimizer.state[entry.anchor].get("memory", {}).get(block, {})
+    matrices = {name: kept["M"].double() for name, kept in memory.items() if isinstance(kept.get("M"), Tensor)}
+    ranks = {
+        name: (M.diagonal(dim1=-2, dim2=-1).sum(-1).square() / M.square().sum((-2, -1)).clamp_min(1e-300)).mean()
+        for name, M in matrices.items()
+    }
+    return ", ".join(
+        f"{name}: {float(rank):.{0 if rank >= 10 else 1}f} of {matrices[name].shape[-1]}"
+        for name, rank in ranks.items()
+    )

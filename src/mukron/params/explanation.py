@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from mukron.layers import Shape
 from mukron.params.merging import ParameterRow, merged
 from mukron.table import Table
-from mukron.theory import Method, Power, Role, Scheme, get_method
+from mukron.theory import SP, Method, Power, Role, Scheme, get_method
 from mukron.trust import FALLBACKS, StepRule, Trust, law_of, step_rule, takes_trust, usual_exclude, usual_fallback
 
 if TYPE_CHECKING:
@@ -58,12 +58,19 @@ def explanation(
         *(("decay x",) if plan.decay else ()),
         "why",
     )
-    law = (law_of(trust, method),) if preconditions else ()
+    law = [law_of(trust, method)] if preconditions else []
+    law += [REGIME] if {"A", "B"} & set(factors) and plan.scheme != SP else []
     sizes = 6 if deep else 5  # cells before the initial std
     lines = tuple(
         (row.name, *row.cells[:sizes], row.std_text, *row.cells[sizes:]) for row in (rows if whole else merged(rows))
     )
     return Table(f"{method.title}, {plan.scheme}", columns, lines, (*_notes(plan), *law))
+
+
+REGIME = (
+    "rho_A, rho_B: right for any number of rows while the directions that carry a factor's trace do not grow in number "
+    "with the width; opt.plan() counts them."
+)
 
 
 def _notes(plan: Parametrization) -> tuple[str, ...]:

@@ -43,6 +43,7 @@ KIND, VERSION = "plan", 1
 BREAK_MUP = (Heuristic, Constant)
 RULES = {  # what a damping number means
     "Rescaled": "that many times a factor's trace over its size at the base width",
+    "MeanEigenvalue": "that many times a factor's trace over its actual size",
     "MaxEigenvalue": "that many times a factor's largest eigenvalue",
     "Fixed": "its numbers for the two sides, times the 'rho x' columns",
     "Heuristic": "its root, balanced between A and B by their mean eigenvalues",

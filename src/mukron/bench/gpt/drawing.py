@@ -1,4 +1,4 @@
-"""The figure of the GPT: a panel for each method, validation loss against the learning rate, a line for each size."""
+"""The figure of the GPT: a panel for each method, validation loss against what is tuned, a line for each size."""
 
 from __future__ import annotations
 
@@ -12,9 +12,12 @@ from mukron.figures import COLOURS, MARKERS, panels, save, styled
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+IN_A_ROW = 4  # panels
+SHOWN = 0.5  # nats above the lowest loss; what lies higher has not learned more than pairs of letters
+
 
 def draw_gpt(result: GPTResult, path: Path, endings: Sequence[str] = (".svg", ".png")) -> list[Path]:
-    """Draw losses against learning rates: small points are seeds, stars the best rates, by a parabola.
+    """Draw losses against learning rates or dampings: small points are seeds, stars the best ones, by a parabola.
 
     Args:
         result: The result to draw.
@@ -33,8 +36,11 @@ def _figure(result: GPTResult) -> Figure:
     sizes = sorted({(transfer.axis == "depth", size) for transfer in transfers for size in transfer.curves})
     styles = {size: (COLOURS[k % len(COLOURS)], MARKERS[k % len(MARKERS)]) for k, size in enumerate(sizes)}
     lines = {}
-    figure, axes = panels(1, len(transfers), size=(3.4, 2.8), sharey=True)
-    for axis, transfer in zip(axes[0], transfers, strict=True):
+    columns = min(IN_A_ROW, len(transfers))
+    figure, axes = panels(-(-len(transfers) // columns), columns, size=(3.4, 2.8), sharey=True)
+    for axis in axes.flat[len(transfers) :]:
+        axis.set_visible(False)
+    for axis, transfer in zip(axes.flat, transfers, strict=False):
         for size, curve in transfer.curves.items():
             key, label = (transfer.axis == "depth", size), f"{transfer.axis} {size}"
             colour, marker = styles[key]
@@ -47,9 +53,12 @@ def _figure(result: GPTResult) -> Figure:
         axis.set_xticks(rates, [f"{lr:g}" for lr in rates])
         axis.set_xticks([], minor=True)
         axis.set_title(transfer.method)
-        axis.set_xlabel("learning rate")
-    star = axes[0, 0].plot([], [], "*", color="0.4", markersize=11, label="best rate, by a parabola")
+        axis.set_xlabel({"lr": "learning rate"}.get(transfer.setting, transfer.setting))
+    star = axes[0, 0].plot([], [], "*", color="0.4", markersize=11, label="best, by a parabola")
     handles = [*(lines[size] for size in sizes), *star]
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
-    axes[0, 0].set_ylabel("validation loss, nats per byte")
+    lowest = min(loss for transfer in transfers for curve in transfer.curves.values() for loss in curve.values())
+    axes[0, 0].set_ylim(lowest - 0.02, lowest + SHOWN)
+    for row in axes:
+        row[0].set_ylabel("validation loss, nats per byte")
     return figure

@@ -203,7 +203,8 @@ class GPTResult:
                     numbers = [str(width), str(group.base), str(group.steps), f"{lr:.4g}", str(len(outcomes))]
                     numbers[2:2] = [str(depth)] if deep else []
                     numbers[-2:-2] = [f"{group.weight_decay:g}"] if decays else []
-                    lines.append((group.title, *numbers, *cells, f"{largest:.2f}", f"{seconds:.0f}"))
+                    most = f"{largest:.2f}" if isfinite(largest) or not isfinite(fmean(losses)) else ""
+                    lines.append((group.title, *numbers, *cells, most, f"{seconds:.0f}"))
         columns = [*("method", "width", "base", *(["depth"] if deep else []), "steps", *(["decay"] if decays else []))]
         columns += ["lr", "seeds", "loss", "range", "largest loss", "seconds"]
         notes = (
@@ -221,7 +222,7 @@ class GPTResult:
             loss: The loss that is compared: "validation" or "training".
         """
         found = []
-        for group, sizes in self.groups().items():
+        for group, sizes in sorted(self.groups().items(), key=lambda pair: pair[0]):
             by_axis = {
                 "width": {width: rates for (width, depth), rates in sizes.items() if depth == group.base_depth},
                 "depth": {depth: rates for (width, depth), rates in sizes.items() if width == group.base},
@@ -260,14 +261,14 @@ class GPTResult:
         """The table of best learning rates."""
         lines = []
         for both in zip(self.transfers(), self.transfers("training"), strict=True):
+            pairs = zip(both[0].seeds, both[1].seeds, strict=True)
+            kept = all(isfinite(training[-1]) or not isfinite(whole[-1]) for whole, training in pairs)
             for size in both[0].curves:
                 cells = [both[0].method, f"{both[0].axis} {size}", both[0].setting]
-                for found in both:
-                    if not any(isfinite(x) for curve in found.curves.values() for x in curve.values()):
-                        cells += ["", "", "not kept" if size == max(found.curves) else ""]
-                        continue
+                for found in both if kept else both[:1]:
                     verdict = found.verdict if size == max(found.curves) else ""
                     cells += [f"{found.best(size):.3g}", f"{found.at_smallest(size):.3f}", verdict]
+                cells += [] if kept else ["", "", "not kept" if size == max(both[0].curves) else ""]
                 lines.append(tuple(cells))
         measured = ("best", "loss at the smallest size's best", "verdict")
         columns = ("method", "size", "tuned", *measured, *(f"training loss: {name}" for name in measured))
