@@ -224,6 +224,7 @@ FORMS = {
     "every output": {"method": "kfac", "method_options": {"fisher": "exact", **PLAIN}},
     "shampoo": {"method": "shampoo"},
     "an embedding that is left to the fallback rule": {"method": "kfac", **WORDS},
+    "a head tied to an embedding": {"method": "kfac", **TIED, "method_options": PLAIN},
     "shampoo with a large side": {"method": "shampoo", "method_options": {"max_size": 100, "memory": "batch"}, **CNN},
     "shampoo with one side": {"method": "shampoo:1/2,input", "method_options": {"memory": "batch"}},
 }

@@ -25,6 +25,7 @@ class LayerSize:
     d_out: int
     groups: int = 1
     one_hot: bool = False  # its inputs are indices: A is diagonal
+    ties_head: bool = False  # but its weight is a head's too: A is a matrix over the vocabulary
     samples: int = 1
     positions: int = 1  # of a sample that share the weight
     classes: int = 1  # outputs of the network
@@ -41,7 +42,11 @@ def input_factor(layer: LayerSize, options: Mapping[str, Any]) -> int:
 
 
 def both_factors(layer: LayerSize, options: Mapping[str, Any]) -> int:
-    """A, B and their inverses."""
+    """A, B and their inverses; of a weight that an embedding and a head use both are matrices, whatever the form."""
+    if layer.ties_head:
+        memory = _memory(options, Batch(), Auto())
+        copies = memory.batches + 1 if isinstance(memory, Window) else _copies(memory, options["solver"])
+        return copies * (layer.d_in**2 + layer.d_out**2)
     fisher = Fisher.of(options["fisher"] or "signs")
     draws = layer.classes if isinstance(fisher, Exact) else getattr(fisher, "draws", 1)
     B = _kronecker(layer.d_out, layer.d_in, draws * _rows(layer, options), options)

@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -32,7 +33,7 @@ from mukron.data import Dataset, Split
 from mukron.layers import MatrixLayer, layer_of
 from mukron.optim import SecondOrder
 from mukron.optim.options import StepOptions, Trust
-from mukron.optim.places import places_of
+from mukron.optim.places import other_uses, places_of
 from mukron.optim.sizes import LayerSize
 from mukron.optim.transaction import is_due
 from mukron.params.inventory import clean_name, inventory
@@ -82,6 +83,18 @@ class StepCost:
         return (self.method, shown, f"{time_:.2f}", bytes_(self.memory), f"{memory:.2f}")
 
 
+class SharedLayer(NamedTuple):
+    """A layer, and others that use its weight, by name."""
+
+    layer: MatrixLayer
+    others: Mapping[str, MatrixLayer] = MappingProxyType({})
+
+    @property
+    def heads(self) -> dict[str, MatrixLayer]:
+        """The heads that are tied to it, if it is an embedding: they use the transposed weight."""
+        return {name: other for name, other in self.others.items() if self.layer.one_hot and not other.one_hot}
+
+
 class TimedStep(NamedTuple):
     """One step: its time and the work it did."""
 
@@ -93,7 +106,10 @@ class TimedStep(NamedTuple):
 
 
 def _positions(config: RunConfig, dataset: Dataset) -> Mapping[str, int]:
-    """How many positions of a sample share each layer's weight, counted in a forward pass at the base width."""
+    """How many positions of a sample share each layer's weight, counted in a forward pass at the base width.
+
+    Those of a head that is tied to an embedding have its own name: they are no rows of the embedding's.
+    """
     positions: Counter[str] = Counter()
 
     def counter(name: str, known: MatrixLayer) -> Callable[[nn.Module, tuple[Any, ...]], None]:
@@ -106,10 +122,12 @@ def _positions(config: RunConfig, dataset: Dataset) -> Mapping[str, int]:
     with own_random_numbers(device_of(config)):
         built = build(config.replace(width=config.base_width, compile=False), dataset)
         layers, inside = _layers(config, built.model), ProductPositions(positions)
-        for name, known in layers.items():
-            if known.called:
-                known.module.register_forward_pre_hook(counter(name, known))
-        for host in hosts(built.model, {name: (name, known) for name, known in layers.items()}):
+        for name, shared in layers.items():
+            for use, known in {name: shared.layer, **shared.others}.items():
+                if known.called:
+                    counted = counter(use if use in shared.heads else name, known)
+                    known.module.register_forward_pre_hook(counted)
+        for host in hosts(built.model, {name: (name, shared.layer) for name, shared in layers.items()}):
             host.module.register_forward_pre_hook(lambda *_, host=host: inside.begin(host))
             host.module.register_forward_hook(inside.end, always_call=True)
         x = dataset.prepare(dataset.train.inputs[:TRIED], config.weights_dtype)
@@ -135,7 +153,7 @@ class ProductPositions:
         self.positions[name] = max(self.positions[name], rows.shape[1] if rows.ndim > 2 else 1)
 
 
-def _layers(config: RunConfig, model: nn.Module) -> dict[str, MatrixLayer]:
+def _layers(config: RunConfig, model: nn.Module) -> dict[str, SharedLayer]:
     """The layers that a second-order method preconditions; all that have a layout, for other methods."""
     if config.spec.layerwise:
         given = config.spec.all_options(config.method_options)
@@ -144,9 +162,10 @@ def _layers(config: RunConfig, model: nn.Module) -> dict[str, MatrixLayer]:
         options = StepOptions.of(method, Trust.of(given.get("trust")), **named)
         captures = bool(config.spec.captures) or bool(given.get("fused"))
         places = places_of(model, set(inventory(model)), options, method, captures=captures)
-        return {name: layer for name, (layer, _) in places.items()}
+        others = other_uses(model, places) if captures else {}
+        return {name: SharedLayer(layer, others.get(name, {})) for name, (layer, _) in places.items()}
     named = {clean_name(name): layer_of(module) for name, module in model.named_modules()}
-    return {name: known for name, known in named.items() if isinstance(known, MatrixLayer)}
+    return {name: SharedLayer(known) for name, known in named.items() if isinstance(known, MatrixLayer)}
 
 
 def training_memory(config: RunConfig, network: nn.Module, dataset: Dataset, batch: int) -> TrainingMemory:
@@ -155,11 +174,12 @@ def training_memory(config: RunConfig, network: nn.Module, dataset: Dataset, bat
     options = {**spec.all_options(config.method_options), **spec.variant(config.method)}
     numbers = sum(parameter.numel() for parameter in network.parameters())
     factors = activations = 0
-    for name, known in _layers(config, network).items():
-        seen = positions.get(name, 1)
-        layer = LayerSize(known.d_in, known.d_out, known.groups, known.one_hot, batch, seen, dataset.classes)
-        factors += spec.state_size(layer, options)
-        activations += batch * seen * (known.d_out + (0 if known.one_hot else known.d_in))
+    for name, shared in _layers(config, network).items():
+        known, heads = shared.layer, shared.heads
+        sizes = (known.d_in, known.d_out, known.groups, known.one_hot, bool(heads))
+        factors += spec.state_size(LayerSize(*sizes, batch, positions.get(name, 1), dataset.classes), options)
+        for use, layer in {name: known, **heads}.items():
+            activations += batch * positions.get(use, 1) * (layer.d_out + (0 if layer.one_hot else layer.d_in))
     moments = spec.moments(config)
     size = config.weights_dtype.itemsize
     work = 2 * numbers + factors + 4 * activations
