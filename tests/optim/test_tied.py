@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 from typing import ClassVar
 
 import pytest
@@ -16,7 +17,9 @@ from mukron.curvature.frequencies import Frequencies
 from mukron.curvature.passes import Accumulator, LayerStatistics
 from mukron.curvature.stacking import tied
 from mukron.diagnose import coordinate_check
+from mukron.memory import Memory
 from mukron.models import GPT
+from mukron.optim.sizes import LayerSize, both_factors
 
 VOCABULARY, CONTEXT = 17, 12
 METHODS = {"kfac": KFAC, "foof": FOOF, "shampoo": Shampoo}
@@ -341,3 +344,72 @@ def test_a_tied_head_with_every_option(kind):
     step(model, optimizer)
     step(twin, other)
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
+
+
+def numbers_in(state) -> int:
+    """How many numbers the tensors of a state hold that are no single ones."""
+    if isinstance(state, torch.Tensor):
+        return state.numel() if state.numel() > 1 else 0
+    values = state.values() if isinstance(state, dict) else state if isinstance(state, list) else ()
+    return sum(map(numbers_in, values))
+
+
+@pytest.mark.parametrize("memory", [None, "batch", "ema", "window:2"])
+@pytest.mark.parametrize("trust", ["spectral", None])
+def test_the_factors_of_a_tied_head_are_counted_as_matrices(trust, memory):
+    torch.manual_seed(0)
+    model = TiedHead(6)
+    optimizer = KFAC(model, trust=trust, memory=memory, exclude=(), class_dim=-1)
+    words = sequences()
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss_of(model(words[:, :-1]), words[:, 1:]).backward()
+        optimizer.step()
+    state = optimizer.state_dict()["state"][0]
+    held = numbers_in(state["operators"]) + numbers_in(state.get("memory", {}))
+    options = {"trust": trust, "memory": memory and Memory.of(memory), "solver": "cholesky", "form": "auto"}
+    layer = LayerSize(VOCABULARY, 6, one_hot=True, ties_head=True, samples=16, positions=CONTEXT)
+    assert both_factors(layer, {**options, "fisher": None, "sharing": "expand"}) == held
+
+
+class LargeVocabulary(nn.Module):
+    """A head that is tied to an embedding of so many tokens, and another embedding."""
+
+    def __init__(self, vocabulary: int, tied: bool = True) -> None:
+        super().__init__()
+        self.tokens, self.places = nn.Embedding(vocabulary, 2), nn.Embedding(CONTEXT, 2)
+        self.middle, self.head = nn.Linear(2, 2), nn.Linear(2, vocabulary, bias=False)
+        if tied:
+            self.head.weight = self.tokens.weight
+
+
+def remarks_on(model: nn.Module, **options) -> list[str]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        KFAC(model, lr=0.1, **options)
+    assert all(remark.filename == __file__ for remark in caught)
+    return [str(remark.message) for remark in caught if "vocabulary" in str(remark.message)]
+
+
+def test_a_matrix_over_a_large_vocabulary_is_warned_of_once():
+    (remark,) = remarks_on(LargeVocabulary(10000), trust=None)
+    assert 'embedding "tokens" is that of head "head" too' in remark
+    assert "KFAC then forms and inverts a 10000 x 10000 matrix over the vocabulary. One takes 0.373 GiB" in remark
+    assert 'exclude=("tokens", "head") leaves the weight to the fallback rule' in remark
+    (remark,) = remarks_on(LargeVocabulary(10000).double(), exclude=("places",))
+    assert "One takes 0.745 GiB" in remark
+    assert 'exclude=("places", "tokens", "head")' in remark
+
+
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [
+        (LargeVocabulary(10000), {"trust": None, "exclude": ("tokens", "head")}),
+        (LargeVocabulary(10000), {}),
+        (LargeVocabulary(10000, tied=False), {"trust": None}),
+        (LargeVocabulary(8192), {"trust": None}),
+    ],
+    ids=["excluded", "left by default", "not tied", "small"],
+)
+def test_without_such_a_matrix_nothing_is_said(model, options):
+    assert remarks_on(model, **options) == []

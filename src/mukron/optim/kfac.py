@@ -44,6 +44,7 @@ from mukron.theory import METHODS, Role
 
 OF_THE_FISHER = ("fisher", "likelihood", "grad_scaler", "seed")  # arguments
 NEARLY_ZERO = 1e-3  # of the size that muP gives output weights
+LARGE_VOCABULARY = 8192  # from which on a matrix of its size, of 256 MiB in float32, is warned of
 
 
 @register(
@@ -234,11 +235,14 @@ class KFAC(SecondOrder):
         return step_of_bias
 
     def warn(self) -> None:
-        """From an output layer at zero one step lands on kernel regression (Section 4.3).
+        """Name output layers near zero, and matrices over a large vocabulary.
+
+        From an output layer at zero one step lands on kernel regression (Section 4.3).
 
         From one that is merely near zero, signals delta shrink like W and B like its square: B^-1 delta blows up.
         """
         for layer in self.layers.values():
+            _warn_of_vocabulary(self, layer)
             entry = layer.blocks.get(WEIGHT)
             if entry is None or not self._is_output(layer.name, entry.name):
                 continue
@@ -266,6 +270,24 @@ class KFAC(SecondOrder):
         if self.parametrization is not None:
             return self.parametrization.parameters[weight].role is Role.OUTPUT
         return layer == next(reversed(self.layers))
+
+
+def _warn_of_vocabulary(optimizer: KFAC, layer: LayerEntry) -> None:
+    """The factor A of an embedding is diagonal, but with the signals of a head that is tied to it a matrix."""
+    V, heads = layer.layer.d_in, [name for name, other in layer.others.items() if not other.one_hot]
+    if not (layer.layer.one_hot and heads and V > LARGE_VOCABULARY):
+        return
+    size = V * V * max(4, layer.anchor.element_size()) / 2**30  # statistics are float32 at least
+    left = dict.fromkeys((*(optimizer.options.exclude or ()), layer.name, *layer.others))
+    exclude = ", ".join(f'"{name}"' for name in left)
+    named = ", ".join(f'"{name}"' for name in heads)
+    warnings.warn(
+        f'the weight of embedding "{layer.name}" is that of head {named} too: {type(optimizer).__name__} then forms '
+        f"and inverts a {V} x {V} matrix over the vocabulary. One takes {size:.3g} GiB, and a step holds several. "
+        f"exclude=({exclude}) leaves the weight to the fallback rule",
+        UserWarning,
+        stacklevel=5,
+    )
 
 
 def usual_fisher(trust: Trust | None) -> Fisher:
