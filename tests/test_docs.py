@@ -217,6 +217,17 @@ def head_rows() -> list[str]:
     ]
 
 
+def spectra_rows() -> list[str]:
+    """Effective ranks of the factors of a GPT by width, at the start and after training."""
+    with (ROOT / "docs" / "figures" / "gpt-damping" / "spectra.csv").open() as file:
+        rows = list(csv.reader(file))[1:]
+    pairs = zip(rows[::2], rows[1::2], strict=True)
+    return [
+        f"| {start[0]} | " + " | ".join(f"{start[k]} | {trained[k]}" for k in (3, 4, 5, 6)) + " |"
+        for start, trained in pairs
+    ]
+
+
 def power_of_two(number: float) -> str:
     return f"2^{round(math.log2(number))}"
 
@@ -278,3 +289,13 @@ def test_the_study_of_an_own_network_ends_in_a_verdict():
 
     stored = json.loads((ROOT / "docs" / "figures" / "transfer-own" / "certificate.json").read_text())
     assert [judgement.verdict for judgement in Certificate.from_dict(stored).judgements][-1] == "transfers"
+
+
+def test_the_ranks_of_a_gpts_factors_are_those_measured():
+    """And they say what the page says: with training they fall, and they do not grow with the width."""
+    page = (ROOT / "docs" / "gpt-damping.md").read_text()
+    rows = spectra_rows()
+    assert all(row in page for row in rows)
+    trained = [[float(cell) for cell in row.split("|")[3:9:4]] for row in rows]
+    assert max(rank for ranks in trained for rank in ranks) < 8
+    assert all(last <= first for first, last in zip(trained[0], trained[-1], strict=True))

@@ -99,14 +99,17 @@ def choice_table(result: GPTResult) -> Table:
         timed = {other: outcome for other, outcome in timed.items() if cost_key(other) == cost_key(run)}
         steps = next((str(other.steps) for other in timed), "")
         loss = f"{fmean(outcome.validation for outcome in timed.values()):.3f}" if timed else ""
-        numbers = (f"{run.lr:g}", f"{fmean(equal):.3f}", str(len(equal)), f"{cost:.1f}", f"{cost / fastest:.1f}")
+        rates = [other.lr for other in result.runs if replace(other, lr=run.lr, seed=0) == run]
+        edge = "" if min(rates) < run.lr < max(rates) else " (edge)"
+        numbers = (f"{run.lr:g}{edge}", f"{fmean(equal):.3f}", str(len(equal)), f"{cost:.1f}", f"{cost / fastest:.1f}")
         lines.append((title_of(run.method), *numbers, loss, steps, str(len(timed) or "")))
     size = best[0] if best else None
     seconds = next((f"{run.seconds:g}" for run in result.runs if run.seconds), "")
     columns = ["method", "best lr", f"loss after {size.steps if size else ''} steps", "seeds", "ms per step"]
     columns += ["times the cheapest", f"loss after {seconds} s", "steps in that time", "seeds"]
     notes = (
-        "Best lr: of those tried, the one with the lowest mean loss after equal steps. Runs of equal time use it too, "
+        "Best lr: of those tried, the one with the lowest mean loss after equal steps; (edge): a rate beyond those tried "
+        "may be better. Runs of equal time use it too, "
         "with the schedule stretched to their steps.",
         "ms per step: passes, refreshes of inverses, optimizer and schedule, with nothing else on the device.",
     )
