@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from mukron.optim.table import LayerEntry
 
 PLAN_COLUMNS = ("layer", "out x in", "form", "directions", "memory", "work")
-DIRECTIONS = (
+DIRECTIONS_NOTE = (
     "directions: how many of a factor's carry its trace, (tr M)^2 / tr M^2. Where they stay as the width grows, "
     "damping must grow like the trace (Rescaled); where they grow like the width, it must stay (MeanEigenvalue)"
 )
@@ -32,7 +32,7 @@ def plan_table(optimizer: SecondOrder) -> Table:
         *optimizer.notes(),
     ]
     if any(isinstance(Rule.of_group(group), Rescaled) for group in optimizer.param_groups):
-        notes.insert(1, DIRECTIONS)
+        notes.insert(1, DIRECTIONS_NOTE)
     if others:
         notes.append(f"by the fallback rule ({optimizer.options.fallback.name}): {', '.join(others)}")
     for number, group in enumerate(optimizer.param_groups):

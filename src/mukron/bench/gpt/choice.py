@@ -108,8 +108,8 @@ def choice_table(result: GPTResult) -> Table:
     columns = ["method", "best lr", f"loss after {size.steps if size else ''} steps", "seeds", "ms per step"]
     columns += ["times the cheapest", f"loss after {seconds} s", "steps in that time", "seeds"]
     notes = (
-        "Best lr: of those tried, the one with the lowest mean loss after equal steps; (edge): a rate beyond them may be "
-        "better. Runs of equal time use it too, with the schedule stretched to their steps.",
+        "Best lr: of those tried, the one with the lowest mean loss after equal steps; (edge): a rate beyond them may "
+        "be better. Runs of equal time use it too, with the schedule stretched to their steps.",
         "ms per step: passes, refreshes of inverses, optimizer and schedule, with nothing else on the device.",
     )
     title = f"Which optimizer? Width {size.width}, {size.depth} blocks" if size else "Which optimizer?"

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 IN_A_ROW = 4  # panels
-SHOWN = 0.5  # nats above the lowest loss; what lies higher has not learned more than pairs of letters
+HIGHEST_SHOWN = 0.5  # nats above the lowest loss; what lies higher has not learned more than pairs of letters
 
 
 def draw_gpt(result: GPTResult, path: Path, endings: Sequence[str] = (".svg", ".png")) -> list[Path]:
@@ -58,7 +58,7 @@ def _figure(result: GPTResult) -> Figure:
     handles = [*(lines[size] for size in sizes), *star]
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
     lowest = min(loss for transfer in transfers for curve in transfer.curves.values() for loss in curve.values())
-    axes[0, 0].set_ylim(lowest - 0.02, lowest + SHOWN)
+    axes[0, 0].set_ylim(lowest - 0.02, lowest + HIGHEST_SHOWN)
     for row in axes:
         row[0].set_ylabel("validation loss, nats per byte")
     return figure
