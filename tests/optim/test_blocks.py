@@ -214,7 +214,8 @@ def test_a_side_that_loses_its_factor_between_two_widths_is_named():
     with pytest.warns(UserWarning, match=r'"fc1" \[64, 8\], "fc2" \[64, 64\].*longer than max_size=32'):
         mukron.SOAP(model, plan, max_size=32)
     mukron.SOAP(model, plan, max_size=32, block=32)  # no warning
-    mukron.SOAP(model, plan, max_size=8)  # too long at the base width as well
+    with pytest.warns(UserWarning, match="a side is longer than max_size=8 and keeps its own coordinates"):
+        mukron.SOAP(model, plan, max_size=8)  # too long at the base width as well: Adam's law, not SOAP's
     mukron.SOAP(model, plan)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from fractions import Fraction
 from typing import Any
@@ -173,7 +174,8 @@ class SOAP(SecondOrder):
     def warn(self) -> None:
         """A side that is not turned follows another law."""
         remedy = f'raise max_size, turn one side at every width (sides="input"), or cut matrices: block={self.max_size}'
-        warn_of_one_sided("SOAP", self.layers.values(), self.parametrization, self.max_size, remedy)
+        of_input, of_output = (self.max_size if self.turned[side] else math.inf for side in ("R", "L"))
+        warn_of_one_sided("SOAP", self.layers.values(), self.parametrization, (of_input, of_output), remedy)
 
     def measure(self, layer: LayerEntry, statistics: LayerStatistics | None, step: Transaction) -> Blocks:
         """Make L and R of a layer's gradient; a side that is not turned keeps its own coordinates.

@@ -211,19 +211,23 @@ def growth_of(layer: LayerEntry, plan: Parametrization | None) -> tuple[float, f
 
 
 def warn_of_one_sided(
-    method: str, layers: Iterable[LayerEntry], plan: Parametrization | None, max_size: int, remedy: str
+    method: str, layers: Iterable[LayerEntry], plan: Parametrization | None, longest: tuple[float, float], remedy: str
 ) -> None:
-    """Name layers with a side that is too long for a factor here and not at the base width: their law changes."""
+    """Name layers that grow and have a side that is too long for a factor: their law is another one.
+
+    longest: the longest input side and the longest output side that has a factor; infinite: none is to have one.
+    """
     named = []
     for layer in layers:
-        sizes = zip((layer.layer.d_in, layer.layer.d_out), growth_of(layer, plan), strict=True)
-        if not layer.layer.one_hot and any(d > max_size >= d / r for d, r in sizes):
+        growth = growth_of(layer, plan)
+        sizes = zip((layer.layer.d_in, layer.layer.d_out), longest, strict=True)
+        if not layer.layer.one_hot and any(r != 1 for r in growth) and any(d > most for d, most in sizes):
             named.append(f'"{layer.name}" [{layer.layer.d_out}, {layer.layer.d_in}]')
     if named:
         warnings.warn(
             f"{method}: {', '.join(named[:3])}{' and more' * (len(named) > 3)}: a side is longer than "
-            f"max_size={max_size} and has no factor of its own here, but has one at the base width. Learning rates do "
-            f"not carry over: {remedy}",
+            f"max_size={min(longest):g} and keeps its own coordinates. The law of a side without a factor is another "
+            f"one, so learning rates do not carry over from the base width: {remedy}",
             UserWarning,
             stacklevel=4,
         )
