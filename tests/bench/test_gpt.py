@@ -10,6 +10,7 @@ import torch
 from typer.testing import CliRunner
 
 from mukron.bench.gpt import result as gpt_result
+from mukron.bench.gpt.choice import choice_tables
 from mukron.bench.gpt.drawing import draw_gpt
 from mukron.bench.gpt.options import GPTOptions
 from mukron.bench.gpt.page import GPT_MARKER, gpt_section, write_gpt_page
@@ -27,6 +28,7 @@ from mukron.bench.gpt.task import (
 )
 from mukron.bench.gpt.transfer import GPTTransfer, lowest_of_parabola
 from mukron.cli import app
+from mukron.linalg import FactorizationError
 
 RUN = GPTRun("foof", 64, 64, lr=0.1, seed=0, steps=3)
 
@@ -381,36 +383,90 @@ def test_torchs_muon_takes_our_groups_under_both_schemes(text):
 # Equal time.
 
 
+def bench_gpt(text, folder, *arguments):
+    given = ["bench", "gpt", "--text", str(text), "--methods", "foof,adamw", "--widths", "32", "--steps", "2"]
+    return CliRunner().invoke(app, [*given, *arguments, "--out", str(folder)])
+
+
 def test_equal_time(text, tmp_path):
-    arguments = ["bench", "gpt", "--text", str(text), "--methods", "foof,adamw", "--widths", "32", "--steps", "2"]
-    first = CliRunner().invoke(app, [*arguments, "--rates", "0.01,0.1", "--out", str(tmp_path)])
+    first = bench_gpt(text, tmp_path, "--rates", "0.01,0.1")
     assert first.exit_code == 0, first.output
     assert "ms per step" not in first.output
-    timed = CliRunner().invoke(app, [*arguments, "--seconds", "0.5", "--out", str(tmp_path)])
+    timed = bench_gpt(text, tmp_path, "--seconds", "0.5")
     assert timed.exit_code == 0, timed.output
     result = GPTResult.load(tmp_path / "gpt-cpu.json")
-    assert set(result.costs) == {"foof 32", "adamw 32"}
+    assert set(result.costs) == {"foof 32 4", "adamw 32 4"}
     extra = [run for run in result.runs if run.seconds]
     assert {run.method for run in extra} == {"foof", "adamw"}
     for run in extra:
-        assert run.steps == max(1, round(500 / result.costs[f"{run.method} 32"]))
-        tried = {
+        assert run.steps == max(1, round(500 / result.costs[f"{run.method} 32 4"]))
+        plain = {
             other.lr: outcome
             for other, outcome in result.runs.items()
-            if other.method == run.method and not other.seconds
+            if not other.seconds and other.method == run.method
         }
-        assert run.lr == min(tried, key=lambda lr: tried[lr].validation)
+        assert run.lr == min(plain, key=lambda lr: plain[lr].validation)
     assert "loss after 0.5 s" in timed.output
-    assert len(result.table().rows) == 4  # runs of equal time have a table of their own
-    again = CliRunner().invoke(app, [*arguments, "--seconds", "0.5", "--out", str(tmp_path)])
+    assert len(result.table().rows) == 4  # runs of equal time have tables of their own
+    again = bench_gpt(text, tmp_path, "--seconds", "0.5")
     assert " of " not in again.output.split("A GPT of bytes")[0]  # nothing was run
 
 
-@pytest.mark.parametrize("arguments", [["--seconds", "0"], ["--seconds", "5", "--widths", "32,64"]])
-def test_times_that_are_refused(text, arguments):
-    result = CliRunner().invoke(app, ["bench", "gpt", "--text", str(text), *arguments])
+def test_tables_of_equal_time_do_not_mix_times_depths_and_rates():
+    result = GPTResult.new("mukron bench gpt", GPTOptions())
+    plain = GPTRun("foof", 32, 32, 0.1, 0, 500)
+    result.runs = {plain: GPTOutcome(2.0, 2.0, 6.0, 1.0), replace(plain, lr=0.2): GPTOutcome(2.1, 2.1, 6.0, 1.0)}
+    for seconds, loss in ((1.0, 1.9), (3.0, 1.5)):
+        result.runs[replace(plain, steps=int(100 * seconds), seconds=seconds)] = GPTOutcome(loss, loss, 6.0, 1.0)
+    stale = replace(plain, lr=0.2, steps=100, seconds=1.0)  # of a rate that was the best one then
+    deep = replace(plain, depth=8, base_depth=8, steps=50, seconds=1.0)
+    result.runs |= {stale: GPTOutcome(9.0, 9.0, 9.0, 1.0), deep: GPTOutcome(8.0, 8.0, 9.0, 1.0)}
+    result.costs = {"foof 32 4": 10.0, "foof 32 8": 20.0}
+    tables = {table.title: [] for table in choice_tables(result)}
+    for table in choice_tables(result):
+        tables[table.title].append((table.columns[6], table.rows))
+    row = ("FOOF", "0.1 (edge)", "2.000", "1", "10.0", "1.0")
+    assert tables["Which optimizer? Width 32, 4 blocks"] == [
+        ("loss after 1 s", ((*row, "1.900", "100", "1"),)),
+        ("loss after 3 s", ((*row, "1.500", "300", "1"),)),
+    ]
+    assert tables["Which optimizer? Width 32, 8 blocks"] == [("loss after 1 s", ())]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--seconds", "0"], "expected a positive number"),
+        (["--seconds", "inf"], "expected a positive number"),
+        (["--seconds", "5", "--widths", "32,64"], "at one size"),
+        (["--seconds", "5", "--schemes", "mup,sp"], "by their defaults"),
+        (["--seconds", "5", "--weight-decay", "0.1"], "by their defaults"),
+        (["--seconds", "5"], "no learning rate of foof, adamw is stored for width 32, 4 blocks and 2 steps"),
+    ],
+)
+def test_times_that_are_refused(text, tmp_path, arguments, message):
+    result = bench_gpt(text, tmp_path, *arguments)
     assert result.exit_code != 0
-    assert "expected a positive number, and one width" in result.output
+    assert message in " ".join(result.output.split())
+
+
+def test_a_rule_without_a_number_has_its_usual_one(text, tmp_path):
+    given = ["--methods", "foof", "--rates", "0.1", "--dampings", "rescaled,rescaled:4,rescaled:0.25"]
+    result = bench_gpt(text, tmp_path, *given, "--widths", "16,32")
+    assert result.exit_code == 0, result.output
+    assert {run.damping for run in GPTResult.load(tmp_path / "gpt-cpu.json").runs} == {
+        "rescaled:1", "rescaled:4", "rescaled:0.25"
+    }  # fmt: skip
+    assert "FOOF, damping rescaled, lr 0.1" in result.output
+
+
+def test_a_damping_that_leaves_no_inverse_does_not_end_the_benchmark(text, monkeypatch):
+    def fails(*_):
+        raise RuntimeError("raise the damping") from FactorizationError("no inverse")
+        yield
+
+    monkeypatch.setattr("mukron.bench.gpt.task._losses", fails)
+    assert train_gpt(RUN, text, "cpu", "float32").validation == inf
 
 
 def test_losses_that_were_not_kept_have_no_verdict():

@@ -83,7 +83,7 @@ def gpt(
     is stored at once. The same command continues where it was interrupted.
     """
     with errors(continues=True):
-        from mukron.bench.gpt.choice import run_equal_time
+        from mukron.bench.gpt.choice import check_equal_time, run_equal_time
         from mukron.bench.gpt.options import GPTOptions
         from mukron.bench.gpt.page import GPT_MARKER
         from mukron.bench.gpt.result import GPTResult, run_gpt
@@ -99,9 +99,9 @@ def gpt(
         given |= {"precision": precision, "workers": workers, "rates": tried}
         given |= {"depths": tuple(map(int, numbers["--depths"])), "schemes": names_in(schemes)}
         given |= {"weight_decay": weight_decay, "dampings": names_in(dampings) or ("",)}
-        if seconds is not None and not (seconds > 0 and len(numbers["--widths"]) == 1):
-            raise ValueError(f"--seconds {seconds:g}: expected a positive number, and one width")
         options = GPTOptions(names_in(methods), tuple(map(int, numbers["--widths"])), **given)
+        if seconds is not None:
+            check_equal_time(options, seconds)
         if page is not None:
             around_markers(page, GPT_MARKER)  # an error now, not after hours
         result = GPTResult.stored(out, bench_command(context), options)
@@ -116,7 +116,7 @@ def gpt(
 def _show(result: GPTResult, out: Path, page: Path | None) -> None:
     """Prints the tables, and writes the figure and the page. Nothing of it if there are no runs yet."""
     from mukron import figures
-    from mukron.bench.gpt.choice import choice_table
+    from mukron.bench.gpt.choice import choice_tables
     from mukron.bench.gpt.drawing import draw_gpt
     from mukron.bench.gpt.page import write_gpt_page
 
@@ -124,8 +124,8 @@ def _show(result: GPTResult, out: Path, page: Path | None) -> None:
         return
     written = [result.save(out)]
     show(result.table())
-    if result.costs:
-        show(choice_table(result))
+    for choice in choice_tables(result):
+        show(choice)
     if not result.transfers() and len({(run.width, run.depth) for run in result.runs}) > 1:
         print("no verdict on transfer: that needs at least three learning rates at every size")
     if result.transfers():

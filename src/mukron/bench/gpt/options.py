@@ -97,7 +97,8 @@ class GPTOptions:
                 if scheme == self.schemes[0] or REFERENCE_METHODS[method].with_plan:
                     yield GPTRun(method, width, base, lr, seed, self.steps, scheme=scheme)
                 continue
-            laws = (depth, base_depth, scheme, self.weight_decay, damping)
+            rule = Rule.parse(damping).text() if damping else ""
+            laws = (depth, base_depth, scheme, self.weight_decay, rule)
             yield GPTRun(method, width, base, lr, seed, self.steps, *laws)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mukron.bench.gpt.choice import choice_table
+from mukron.bench.gpt.choice import choice_tables
 from mukron.bench.gpt.drawing import draw_gpt
 from mukron.bench.gpt.result import GPTResult
 from mukron.bench.page import markdown_lines, page_link, write_marked_page
@@ -47,8 +47,8 @@ def gpt_section(file: Path, beside: Path) -> str:
         "",
     ]
     lines += ["```sh", *result.commands, "```", ""]
-    if result.costs:
-        lines += [*markdown_lines(choice_table(result)), ""]
+    for choice in choice_tables(result):
+        lines += [*markdown_lines(choice), ""]
     if result.transfers():
         picture = page_link(file.with_suffix(".svg"), beside)
         lines += [

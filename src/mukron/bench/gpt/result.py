@@ -23,6 +23,7 @@ from mukron.bench.gpt.task import GPTOutcome, GPTRun, train_gpt
 from mukron.bench.gpt.transfer import LARGEST_FACTORS, GPTTransfer
 from mukron.bench.result import machine_of
 from mukron.bench.stability.runs import CLASS_DEFAULTS, method_defaults, same_defaults
+from mukron.damping import Rule
 from mukron.optim.spec import spec_of
 from mukron.params.storage import write_json
 from mukron.table import Table
@@ -245,10 +246,9 @@ class GPTResult:
         found: dict[tuple[Any, ...], dict[int, dict[float, list[float]]]] = {}
         for run, outcome in self.runs.items():
             if run.damping and run.depth == run.base_depth:
-                kind, _, number = run.damping.partition(":")
-                key = (group_of(replace(run, damping=kind)), run.lr)
+                key = (group_of(replace(run, damping=run.damping.partition(":")[0])), run.lr)
                 numbers = found.setdefault(key, {}).setdefault(run.width, {})
-                numbers.setdefault(float(number.split(",")[0]), []).append(float(getattr(outcome, loss)))
+                numbers.setdefault(Rule.parse(run.damping).rho, []).append(float(getattr(outcome, loss)))
         transfers = []
         for (group, lr), widths in sorted(found.items()):
             if len(widths) > 1 and all(len(numbers) > 2 for numbers in widths.values()):

@@ -26,6 +26,7 @@ from mukron.bench.stability.runs import make_optimizer
 from mukron.bench.stability.text import markov_text
 from mukron.damping import Rule
 from mukron.data.tokens import BYTES
+from mukron.linalg import FactorizationError
 from mukron.optim.spec import SPECS, spec_of
 from mukron.params import base_shapes, parametrize
 from mukron.train.randomness import own_random_numbers
@@ -146,7 +147,12 @@ def train_gpt(run: GPTRun, file: Path | None, device: str, precision: str) -> GP
     with _alone(device, precision):
         model = _initial(run, device)
         begin = time.perf_counter()
-        numbers = torch.stack([*_losses(run, model, train)]).double()
+        try:
+            numbers = torch.stack([*_losses(run, model, train)]).double()
+        except RuntimeError as error:
+            if not isinstance(error.__cause__, FactorizationError):
+                raise
+            return GPTOutcome(inf, inf, inf, time.perf_counter() - begin)  # damping too small for an inverse
         last = float(numbers[-max(1, run.steps // 10) :].mean())
         seconds = time.perf_counter() - begin
         measured = (validation_loss(model, validation), last, float(numbers.max()))
