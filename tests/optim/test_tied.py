@@ -173,6 +173,45 @@ def test_two_layers_that_share_a_weight_step_like_one_that_runs_twice(kind, atte
         torch.testing.assert_close(a, b)
 
 
+class Idle(nn.Module):
+    """A layer that runs twice, once for nothing."""
+
+    def __init__(self, attention: bool) -> None:
+        super().__init__()
+        self.attends, self.twice = attention, True
+        self.first, self.head = nn.Linear(4, 8), nn.Linear(8, 3)
+        self.one = nn.MultiheadAttention(8, 2, batch_first=True) if attention else nn.Linear(8, 8)
+
+    def forward(self, x):
+        h = self.first(x).tanh()
+        if self.twice:
+            self.run(5 * h)
+        return self.head(self.run(h)).mean(1)
+
+    def run(self, h):
+        return self.one(h, h, h)[0] if self.attends else self.one(h)
+
+
+@pytest.mark.parametrize("attention", [False, True], ids=["linear", "attention"])
+@pytest.mark.parametrize("kind", SHARING)
+def test_uses_that_nothing_depends_on_do_not_count(kind, attention):
+    method, options = SHARING[kind]
+    torch.manual_seed(0)
+    models = [Idle(attention).double() for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    models[1].twice = False
+    for model in models:
+        optimizer = method(model, lr=0.1, **options)
+        for seed in range(3):
+            generator = torch.Generator().manual_seed(seed)
+            optimizer.zero_grad()
+            x = torch.randn(6, 5, 4, generator=generator, dtype=torch.float64)
+            F.cross_entropy(model(x), torch.arange(6) % 3).backward()
+            optimizer.step()
+    for a, b in zip(*(model.parameters() for model in models), strict=True):
+        torch.testing.assert_close(a, b)
+
+
 def test_excluding_one_use_excludes_all():
     for exclude in (("one",), ("two",)):
         optimizer = KFAC(TiedWithBias(8), exclude=exclude)
@@ -295,7 +334,7 @@ def test_a_tied_head_without_a_share_in_the_loss_leaves_the_embeddings_factors()
     uses[1].A = Accumulator(2, 4)
     uses[1].A.add(torch.randn(1, 5, 2, dtype=torch.float64), 2)
     B = uses[0].B.as_matrix() / 5
-    both = tied(*uses)
+    both = tied(*uses, samples=2)
     torch.testing.assert_close(both.A.factor().M[0].diagonal(), torch.tensor([0.5, 0.5, 0.5, 0.0]).double())
     torch.testing.assert_close(both.B.factor().M, B)
 
@@ -413,3 +452,92 @@ def test_a_matrix_over_a_large_vocabulary_is_warned_of_once():
 )
 def test_without_such_a_matrix_nothing_is_said(model, options):
     assert remarks_on(model, **options) == []
+
+
+class Partly(TiedHead):
+    """A head that runs or not, above an embedding that runs or not."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width)
+        self.other, self.read = nn.Linear(5, width), nn.Linear(width, VOCABULARY)
+
+    def forward(self, x, uses=("tokens", "head")):
+        h = self.tokens(x) if "tokens" in uses else self.other(x)
+        h = self.middle(h).tanh()
+        return self.head(h) if "head" in uses else self.read(h)
+
+
+BOTH = ("tokens", "head")
+KINDS = {
+    "the embedding alone, then both": [("tokens",), BOTH],
+    "both, then the embedding alone": [BOTH, ("tokens",)],
+    "the head alone, then both": [("head",), BOTH],
+    "the embedding alone, then the head alone": [("tokens",), ("head",)],
+}
+
+
+def partly(model: nn.Module, uses, rows: slice = slice(None), share: float = 1.0) -> None:
+    words = sequences()[rows]
+    x = words[:, :-1] if "tokens" in uses else F.one_hot(words[:, :-1] % 5, 5).to(model.tokens.weight.dtype)
+    (share * loss_of(model(x, uses), words[:, 1:])).backward()
+
+
+@pytest.mark.parametrize("options", [{}, {"memory": "window:2"}, {"memory": "batch", "trust": None}, {"memory": "ema"}])
+@pytest.mark.parametrize("kinds", KINDS)
+def test_a_tied_weight_whose_uses_do_not_all_run(kinds, options):
+    """In micro-batches of one step, and in steps one after the other."""
+    torch.manual_seed(0)
+    model = Partly(6).double()
+    optimizer = KFAC(model, lr=0.02, exclude=(), class_dim=-1, **options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # their gradient is that of all uses
+        for uses in KINDS[kinds]:
+            partly(model, uses, share=0.5)
+        optimizer.step()
+        for uses in (*KINDS[kinds], *KINDS[kinds]):
+            optimizer.zero_grad()
+            before = model.tokens.weight.detach().clone()
+            partly(model, uses)
+            optimizer.step()
+            assert not torch.equal(before, model.tokens.weight)
+    assert optimizer.skipped == 0
+
+
+@pytest.mark.parametrize("options", [{}, {"trust": None, "form": "matrix"}, {"sharing": "reduce"}])
+def test_micro_batches_of_a_tied_head_are_the_batch(options):
+    """Partial traces are those of the whole batch, not sums of those of its parts."""
+    torch.manual_seed(0)
+    models = [TiedHead(6).double() for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    for model, parts in zip(models, ([slice(0, 16)], [slice(0, 4), slice(4, 16)]), strict=True):
+        optimizer = KFAC(model, lr=0.05, exclude=(), class_dim=-1, fisher="exact", **options)
+        words = sequences()
+        for rows in parts:
+            output = model(words[rows, :-1])
+            (loss_of(output, words[rows, 1:]) * (len(output) / 16)).backward()
+        optimizer.step()
+    for a, b in zip(*(model.parameters() for model in models), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-8)
+
+
+def test_uses_that_run_in_different_passes_have_the_curvature_of_all_samples():
+    """F = A_e (x) B_e + B_h (x) A_h, with sums over the samples of both passes."""
+    torch.manual_seed(0)
+    model = Partly(6).double()
+    optimizer = KFAC(model, lr=0.05, exclude=(), class_dim=-1, fisher="exact", trust=None, form="matrix")
+    seen: dict = {}
+    optimizer.watch(lambda layer, block, factors, rho: seen.update({layer: factors}))
+    partly(model, ("tokens",), share=0.5)
+    partly(model, ("head",), share=0.5)
+    alone = [one.layers["tokens"].statistics for one in optimizer.capture.passes]
+    e, h = ((use.A, use.B.as_matrix()[0] / use.B.count) for use in alone)
+    A_e, A_h = torch.diag(e[0].sums[0]) / 32, h[0].as_matrix()[0] / 32
+    optimizer.step()
+    whole = torch.kron(A_e, e[1]) + torch.kron(h[1], A_h)
+    parts = whole.reshape(VOCABULARY, 6, VOCABULARY, 6)
+    A, B = parts.diagonal(dim1=1, dim2=3).sum(-1), parts.diagonal(dim1=0, dim2=2).sum(-1)
+    ours = seen["tokens"]["A"].M[0], seen["tokens"]["B"].M[0]
+    scale = ours[0].trace() * ours[1].trace() / whole.trace()  # of a mean over positions
+    torch.testing.assert_close(ours[0] / ours[0].trace(), A / A.trace())
+    torch.testing.assert_close(ours[1] / ours[1].trace(), B / B.trace())
+    torch.testing.assert_close(scale, torch.tensor(1 / CONTEXT).double())

@@ -75,6 +75,9 @@ class Capture:
         """others: by name, layers that use the weight of one of these layers, with the name of that one."""
         self.model, self.layers, self.options, self.generator = model, dict(layers), options, generator
         self.uses = {**{name: (name, layer) for name, layer in layers.items()}, **(others or {})}
+        # heads that use an embedding's weight, and those embeddings
+        self._heads = {key for key, (name, use) in self.uses.items() if layers[name].one_hot and not use.one_hot}
+        self._tied = {self.uses[key][0] for key in self._heads}
         self.close: Callable[[], Any] = lambda: None
         self.modules: dict[str, nn.Module] = {"": model, **{key: layer.module for key, (_, layer) in self.uses.items()}}
         self.parameters = list(model.parameters())
@@ -165,7 +168,7 @@ class Capture:
             return
         weight = getattr(self.modules[key], "weight", None)
         self._fused.discard(key)  # of another use in this pass
-        if self._is_transposed(key):
+        if key in self._heads:
             return  # the sum with an embedding's gradient is no D^T H
         if weight is not None and weight.requires_grad and self._replaces_gradient(self.uses[key][1], inputs[0]):
             weight.requires_grad_(self.checks_uses or self.asks_reduction)
@@ -189,7 +192,8 @@ class Capture:
         if fused or self._wants(name):
             if not inputs:
                 raise RuntimeError(f'layer "{key}" was called with keywords alone; pass its input by position')
-            this = LayerPass(name, layer, inputs[0].detach(), fused=fused, transposed=self._is_transposed(key))
+            this = LayerPass(name, layer, inputs[0].detach(), fused=fused)
+            this.transposed, this.tied = key in self._heads, name in self._tied
             self._note(name, this, inputs[0], output)
         return output if fused else None
 
@@ -199,11 +203,6 @@ class Capture:
         if self._running is not None and torch.is_grad_enabled() and self._wants(name):
             for key, this in passes_of_product(watch, self.layers[name], x, weight):
                 self._note(key, this, x, output)
-
-    def _is_transposed(self, key: str) -> bool:
-        """Whether that use of a weight is a head's, and the weight an embedding's."""
-        name, layer = self.uses[key]
-        return self.layers[name].one_hot and not layer.one_hot
 
     def _wants(self, name: str) -> bool:
         options = self.options

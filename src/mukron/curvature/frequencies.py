@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
+from mukron.layers import MatrixLayer
 from mukron.linalg import DiagonalFactor, Factor
+
+if TYPE_CHECKING:
+    from mukron.curvature.ignored import Ignored
+    from mukron.curvature.passes import LayerStatistics
 
 
 class Frequencies:
@@ -23,3 +30,24 @@ class Frequencies:
 
     def factor(self, weight: float | Tensor = 1.0) -> Factor:
         return DiagonalFactor(self.sums * (weight / self.count))
+
+
+def add_indices(
+    statistics: LayerStatistics,
+    layer: MatrixLayer,
+    indices: Tensor,
+    samples: int,
+    ignored: Ignored | None,
+    sharing: str,
+) -> None:
+    """Make what is wanted of an embedding's inputs [groups, samples, positions]."""
+    weights = None if ignored is None else ignored.frequencies(indices)
+    statistics.samples, statistics.rows = samples, indices.numel()
+    if ignored is not None and sharing == "expand":
+        statistics.rows = ignored.rows(indices.numel(), indices.shape[1:3])
+    statistics.A = Frequencies(indices, weights, layer.d_in, samples, dtype_of(layer))
+
+
+def dtype_of(layer: MatrixLayer) -> torch.dtype:
+    """Of the statistics of a layer whose inputs are indices: float32 at least."""
+    return torch.promote_types(next(layer.module.parameters()).dtype, torch.float32)

@@ -20,9 +20,9 @@ from torch.autograd.graph import GradientEdge
 
 from mukron.curvature.fisher import CaptureOptions
 from mukron.curvature.forms import AUTO, MATRIX, as_rows, keeps_halves, rows_wait
-from mukron.curvature.frequencies import Frequencies
+from mukron.curvature.frequencies import Frequencies, add_indices
 from mukron.curvature.ignored import Ignored
-from mukron.curvature.stacking import Halves, Jacobian, merged, of_all_uses
+from mukron.curvature.stacking import HEAD, Halves, Jacobian, merged, of_all_kinds, summed
 from mukron.layers import MatrixLayer
 from mukron.linalg import Factor, LowRank, MatrixFactor, RowsFactor, products_of
 
@@ -135,6 +135,8 @@ class LayerPass:
         parts: Their number.
         shares: Another map of the same layer with the same input.
         transposed: It uses the transposed weight: a head that is tied to an embedding.
+        tied: Its weight is that of an embedding and of a head.
+        reached: A derivative of the user's loss has arrived at its output.
         version: Of the input, when the layer used it.
         made: The model itself made the input. What the user passed in may be overwritten before the step.
         edge: Where the derivative by the layer's output arrives; None: there is none, or it is the model's own output.
@@ -159,6 +161,8 @@ class LayerPass:
     parts: int = 1
     shares: LayerPass | None = None
     transposed: bool = False
+    tied: bool = False
+    reached: bool = False
     of_output: Callable[[Tensor], Tensor] | None = None
     statistics: LayerStatistics = field(default_factory=LayerStatistics)
     rows: Tensor | None = None
@@ -166,6 +170,11 @@ class LayerPass:
     probe: Tensor | None = None
     along: Tensor | None = None
     waits: bool = False
+
+    @property
+    def kind(self) -> int:
+        """Of use; those of one kind are summed."""
+        return HEAD if self.transposed else self.part or 0
 
     def check(self) -> None:
         if self.input is not None and self.input._version != self.version:
@@ -223,7 +232,7 @@ class Pass:
         """Its gradients were thrown away, and it is differentiated once more: inputs and signals are as they were."""
         self.errors = None
         for layer in self.layers.values():
-            layer.delta = layer.along = None
+            layer.delta, layer.along, layer.reached = None, None, False
             layer.statistics.halves = []
 
     # Inputs.
@@ -250,7 +259,8 @@ class Pass:
         this.waits, this.input = False, None
         with products_of(True) if layer.tf32 else AS_THEY_ARE:
             if layer.one_hot:
-                self._add_indices(this, x)
+                indices = unfolded(layer.inputs(x).unsqueeze(-1), self.samples).squeeze(-1)
+                add_indices(this.statistics, layer, indices, self.samples, self.ignored, self.options.sharing)
             elif gram_alone and N is not None:
                 this.statistics.samples, this.statistics.rows = self.samples, N
                 this.statistics.A = Accumulator(layer.d_in, layer.d_out, MATRIX)
@@ -259,15 +269,6 @@ class Pass:
                 self._add_rows(
                     this, self._precise(x if this.made or not halves else x.clone(), this.name), fresh, halves
                 )
-
-    def _add_indices(self, this: LayerPass, x: Tensor) -> None:
-        layer, statistics, ignored = this.layer, this.statistics, self.ignored
-        indices = unfolded(layer.inputs(x).unsqueeze(-1), self.samples).squeeze(-1)
-        weights = None if ignored is None else ignored.frequencies(indices)
-        statistics.samples, statistics.rows = self.samples, indices.numel()
-        if ignored is not None and self.options.sharing == "expand":
-            statistics.rows = ignored.rows(indices.numel(), indices.shape[1:3])
-        statistics.A = Frequencies(indices, weights, layer.d_in, self.samples, dtype_of(layer))
 
     def _add_rows(self, this: LayerPass, x: Tensor, fresh: bool, halves: bool) -> None:
         layer, statistics, reduces = this.layer, this.statistics, self._reduces(this.layer)
@@ -314,22 +315,24 @@ class Pass:
     def wants_delta(self, name: str) -> bool:
         """Whether the loss's own derivative by a layer's output is used."""
         this = self.layers[name]
-        return self.options.empirical or this.waits or this.rows is not None or this.probe is not None
+        wanted = self.options.empirical or this.waits or this.rows is not None or this.probe is not None
+        several = not self.options.signals and sum(use.name == this.name for use in self.layers.values()) > 1
+        return wanted or several
 
     def add_delta(self, name: str, delta: Tensor) -> None:
         """The loss's own derivative by a layer's output, in the user's backward pass."""
         this = self.layers.get(name)
         if this is None or self.over:
             return
-        delta = this.derivative(delta)
+        delta, this.reached = this.derivative(delta), True
         if this.probe is not None:
             along = precise(this.layer.signals(delta)).flatten(1, 2).mT @ this.probe
             this.along = along if this.along is None else this.along + along
         if self.options.empirical or this.rows is not None or this.waits:
             this.delta = delta if this.delta is None else this.delta + delta
 
-    def finish(self, name: str) -> LayerStatistics:
-        """A layer's statistics, with what had to wait for the end of the user's backward pass."""
+    def finish(self, name: str) -> None:
+        """Add to a layer's statistics what had to wait for the end of the user's backward pass."""
         if (this := self.layers[name]).waits:
             this.check()
             self.add_inputs(name, may_wait=False)
@@ -337,7 +340,7 @@ class Pass:
         if statistics.jacobians and self.errors is not None:  # a second backward pass may have added to them
             statistics.jacobians = [statistics.jacobians[0]._replace(errors=self.errors)]
         if delta is None:
-            return statistics
+            return
         if delta.dtype in (torch.float16, torch.bfloat16):
             statistics.rounding = torch.finfo(delta.dtype).eps
         delta = self._precise(delta, this.name)
@@ -346,36 +349,34 @@ class Pass:
             statistics.halves.append(Halves(D, this.rows, this.fused and not self.checked))
         if self.options.empirical and statistics.A is not None:
             self._add_signals(this, delta)
-        return statistics
 
-    def gather(self) -> dict[str, LayerStatistics]:
-        """The statistics of every layer; the maps that a weight stacks are its groups."""
-        keys: dict[str, list[str]] = {}
+    def gather(self) -> dict[str, dict[int, LayerStatistics]]:
+        """The statistics of every layer, by the kind of use of its weight."""
+        uses: dict[str, dict[int, list[LayerPass]]] = {}
         for key, this in self.layers.items():
-            keys.setdefault(this.name, []).append(key)
-        return {name: self._finish_all(of) for name, of in keys.items()}
-
-    def _finish_all(self, keys: list[str]) -> LayerStatistics:
-        uses = [self.layers[key] for key in keys]
-        if len(uses) == 1 and uses[0].parts == 1 and not uses[0].transposed:
-            return self.finish(keys[0])
-        return of_all_uses(uses, [self.finish(key) for key in keys])
+            self.finish(key)
+            uses.setdefault(this.name, {}).setdefault(this.kind, []).append(this)
+        return {
+            name: {kind: of[0].statistics if len(of) == 1 else summed(of) for kind, of in kinds.items()}
+            for name, kinds in uses.items()
+        }
 
     def _precise(self, x: Tensor, name: str) -> Tensor:
         return x.double() if name in self.double else precise(x)
 
 
-def dtype_of(layer: MatrixLayer) -> torch.dtype:
-    """Of the statistics of a layer whose inputs are indices."""
-    return precise(next(layer.module.parameters())[:0]).dtype
-
-
 def gather(passes: list[Pass]) -> dict[str, LayerStatistics]:
     """The statistics of every layer over all passes."""
-    total: dict[str, LayerStatistics] = {}
+    kinds: dict[str, dict[int, LayerStatistics]] = {}
+    samples: dict[str, int] = {}
     for one in passes:
-        for name, statistics in one.gather().items():
-            total[name] = statistics if name not in total else merged(total[name], statistics)
+        for name, of_pass in one.gather().items():
+            known = kinds.setdefault(name, {})
+            for kind, statistics in of_pass.items():
+                known[kind] = merged(known[kind], statistics) if kind in known else statistics
+            samples[name] = samples.get(name, 0) + one.samples
+    uses = {use.name: use for one in passes for use in one.layers.values() if use.tied or use.parts > 1}
+    total = {name: of_all_kinds(of, uses[name], samples[name]) if name in uses else of[0] for name, of in kinds.items()}
     for statistics in total.values():
         statistics.join()
     return total

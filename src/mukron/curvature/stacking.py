@@ -13,15 +13,18 @@ different units. A (x) B with the partial traces of F, and so its trace, is  tr_
     A = (tr A_h  B_h + tr B_e  A_e) tr A_e / tr F        tr F = tr A_e tr B_e + tr A_h tr B_h
     B = B_e + A_h tr B_h / tr A_e
 
-The trace of A is that of A_e. Without a head A and B are those of the embedding.
+The trace of A is that of A_e. Without a head A and B are those of the embedding; without an embedding they are those
+of the head, the trace of A being its number of positions, which is that of an embedding's A_e.
+
+Passes are summed before anything else: the two uses need not run in the same ones, nor all maps have the same rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,6 +35,9 @@ from mukron.curvature.frequencies import Frequencies
 
 if TYPE_CHECKING:
     from mukron.curvature.passes import Accumulator, LayerPass, LayerStatistics
+
+
+HEAD = -1  # the kind of use that a head makes of an embedding's weight; others have the number of their map
 
 
 class Jacobian(NamedTuple):
@@ -74,15 +80,14 @@ class RowStack:
         return torch.cat([F.pad(part, (*after, 0, N - part.shape[dim])) for part in parts])
 
 
-def of_all_uses(uses: Sequence[LayerPass], statistics: Sequence[LayerStatistics]) -> LayerStatistics:
-    """The statistics of a layer from those of every use of its weight, or of its maps, in one pass."""
-    kinds: dict[int, list[LayerStatistics]] = {}
-    has_head = any(use.transposed for use in uses)
-    for use, of_use in zip(uses, statistics, strict=True):
-        kinds.setdefault(use.transposed if has_head else use.part or 0, []).append(of_use)
-    if has_head:
-        return tied(*(summed(kinds[is_head]) if is_head in kinds else None for is_head in (False, True)))
-    return stacked([summed(kinds[part]) for part in sorted(kinds)], uses[0].parts)
+def of_all_kinds(kinds: Mapping[int, LayerStatistics], use: LayerPass, samples: int) -> LayerStatistics:
+    """The statistics of a layer from those of each kind of use of its weight, or of each of its maps, in all passes.
+
+    use: any one of them; samples: those of all passes in which there is one.
+    """
+    if use.tied:
+        return tied(kinds.get(0), kinds.get(HEAD), samples)
+    return stacked([kinds[part] for part in sorted(kinds)], use.parts)
 
 
 def merged(one: LayerStatistics, other: LayerStatistics) -> LayerStatistics:
@@ -102,14 +107,14 @@ def merged(one: LayerStatistics, other: LayerStatistics) -> LayerStatistics:
     )
 
 
-def summed(uses: Sequence[LayerStatistics]) -> LayerStatistics:
-    """The statistics of a layer whose weight is used several times in one pass.
+def summed(uses: Sequence[LayerPass]) -> LayerStatistics:
+    """The statistics of a layer whose weight is used several times in one pass, in the same way.
 
-    Uses that the output does not depend on have no signals, and do not count.
+    Uses that the output does not depend on have no signals, and do not count. Where none are measured (FOOF), those
+    are left out that the loss's own derivatives do not arrive at.
     """
-    if len(uses) == 1:
-        return uses[0]
-    counted = [use for use in uses if use.B is not None] or uses
+    seen = [use.statistics for use in uses if use.statistics.B is not None or use.statistics.jacobians]
+    counted = seen or [use.statistics for use in uses if use.reached] or [use.statistics for use in uses]
     total = reduce(merged, counted)
     total.samples = counted[0].samples
     if total.A is not None:
@@ -122,19 +127,19 @@ def summed(uses: Sequence[LayerStatistics]) -> LayerStatistics:
 
 
 def stacked(parts: Sequence[LayerStatistics], groups: int) -> LayerStatistics:
-    """The statistics of a layer whose weight stacks several maps, a group for each, from those of one pass."""
-    if groups == 1:
-        return parts[0]
+    """The statistics of a layer whose weight stacks several maps, a group for each.
+
+    Gradients are known as D^T H only if they are so for all maps: those with fewer rows may keep D and H alone.
+    """
     if len(parts) < groups:  # one of them was not seen
         return replace(parts[0], A=None, B=None, halves=[], jacobians=[])
     stack = RowStack()
-    halves = zip(*(part.halves for part in parts), strict=True)
-    jacobians = zip(*(part.jacobians for part in parts), strict=True)
+    halves, jacobians = _aligned([part.halves for part in parts]), _aligned([part.jacobians for part in parts])
     return replace(
         parts[0],
         A=_stacked_sums([part.A for part in parts], stack),
         B=_stacked_sums([part.B for part in parts], stack),
-        rows=_stacked_counts([part.rows for part in parts]),
+        rows=_stacked_counts([_rows_of(part, parts[0].samples) for part in parts]),
         rounding=max(part.rounding for part in parts),
         halves=[one[0]._replace(D=stack([x.D for x in one]), H=stack([x.H for x in one])) for one in halves],
         jacobians=[
@@ -142,6 +147,11 @@ def stacked(parts: Sequence[LayerStatistics], groups: int) -> LayerStatistics:
             for one in jacobians
         ],
     )
+
+
+def _aligned(parts: Sequence[Sequence[Any]]) -> list[tuple[Any, ...]]:
+    """What all maps have of each pass; nothing, if some have it of other passes than others."""
+    return list(zip(*parts, strict=True)) if len({len(part) for part in parts}) == 1 else []
 
 
 def _stacked_sums(parts: Sequence[Accumulator | Frequencies | None], stack: RowStack) -> Accumulator | None:
@@ -153,12 +163,20 @@ def _stacked_sums(parts: Sequence[Accumulator | Frequencies | None], stack: RowS
     total.count = max(part.count for part in sums)
     scales = [total.count / part.count for part in sums]
     if all(part.matrix is None for part in sums):
+        if len({len(part.rows) for part in sums}) > 1:
+            for part in sums:
+                part.joined()
         rows = [[x if c == 1 else x * c**0.5 for x in part.rows] for part, c in zip(sums, scales, strict=True)]
         total.rows = [stack(of_draw) for of_draw in zip(*rows, strict=True)]
     else:
         matrices = [part.as_matrix() for part in sums]
         total.matrix = stack([M if c == 1 else M * c for M, c in zip(matrices, scales, strict=True)])
     return total
+
+
+def _rows_of(part: LayerStatistics, samples: int) -> float | Tensor:
+    """Rows as if there had been that many samples: a map may have run in some of the passes alone."""
+    return part.rows if part.samples == samples else part.rows * (samples / part.samples)
 
 
 def _stacked_counts(rows: Sequence[float | Tensor]) -> float | Tensor:
@@ -168,26 +186,52 @@ def _stacked_counts(rows: Sequence[float | Tensor]) -> float | Tensor:
     return torch.stack([torch.as_tensor(count, dtype=torch.float64) for count in rows])[:, None, None]
 
 
-def tied(embedding: LayerStatistics | None, head: LayerStatistics | None) -> LayerStatistics:
-    """The statistics of a weight that an embedding and a head use, as those of the embedding; None: it did not run."""
-    assert head is not None
-    A_h, B_h = head.A, head.B
-    if embedding is None or not isinstance(embedding.A, Frequencies) or embedding.B is None:
-        return replace(head, A=B_h, B=None if isinstance(A_h, Frequencies) else A_h, halves=[])
-    if A_h is None or B_h is None or isinstance(A_h, Frequencies):
-        return embedding
-    frequencies, total_B, samples = embedding.A, embedding.B, embedding.A.count
-    a_h, b_h, b_e = (sums.as_matrix() / sums.count for sums in (A_h, B_h, embedding.B))
-    a_e = frequencies.sums / samples
-    trace_a_h, trace_b_h, trace_b_e = (_trace(M) for M in (a_h, b_h, b_e))
-    trace_a_e = a_e.sum(-1)[:, None, None].clamp_min(torch.finfo(a_e.dtype).tiny)
+def tied(embedding: LayerStatistics | None, head: LayerStatistics | None, samples: int) -> LayerStatistics:
+    """The statistics of a weight that an embedding and a head use, as those of the embedding; None: it did not run.
+
+    Both factors are matrices, whichever of the two uses ran: averages over steps are of one kind.
+
+    samples: those of all passes in which either ran; A_e and A_h are sums over these.
+    """
+    statistics, e, h = embedding or head, _means(embedding, samples), _means(head, samples)
+    assert statistics is not None
+    if e is not None and h is not None:
+        A, B = _partial_traces(*e, *h)
+    elif e is not None:
+        A, B = e
+    elif h is not None and head is not None:
+        A, B = _scaled_alike(*h, head.rows / head.samples)
+    else:
+        return replace(statistics, B=None, halves=[])
+    like = next(use.B for use in (embedding, head) if use is not None and use.B is not None)
+    sums = like.empty(), like.empty()
+    for total, M, other in zip(sums, (A, B), (B, A), strict=True):
+        total.d, total.other, total.form = M.shape[-1], other.shape[-1], MATRIX
+        total.matrix, total.count = M * samples, samples
+    return replace(statistics, A=sums[0], B=sums[1], samples=samples, halves=[])
+
+
+def _means(use: LayerStatistics | None, samples: int) -> tuple[Tensor, Tensor] | None:
+    """The factors of one use as matrices; None: it did not run, or the output does not depend on it."""
+    if use is None or use.A is None or use.B is None:
+        return None
+    sums = torch.diag_embed(use.A.sums) if isinstance(use.A, Frequencies) else use.A.as_matrix()
+    return sums / samples, use.B.as_matrix() / use.B.count
+
+
+def _partial_traces(a_e: Tensor, b_e: Tensor, a_h: Tensor, b_h: Tensor) -> tuple[Tensor, Tensor]:
+    """A and B of both uses."""
+    trace_a_e, trace_b_e, trace_a_h, trace_b_h = (_trace(M) for M in (a_e, b_e, a_h, b_h))
+    trace_a_e = trace_a_e.clamp_min(torch.finfo(a_e.dtype).tiny)
     whole = trace_a_e * trace_b_e + trace_a_h * trace_b_h
     ratio = (trace_a_e / whole).where(whole > 0, 0.0)
-    A, B = B_h.empty(), total_B.empty()
-    A.form = B.form = MATRIX
-    A.matrix, A.count = samples * ratio * (trace_a_h * b_h + trace_b_e * torch.diag_embed(a_e)), samples
-    B.matrix, B.count = total_B.count * (b_e + a_h * (trace_b_h / trace_a_e)), total_B.count
-    return replace(embedding, A=A, B=B, halves=[])
+    return ratio * (trace_a_h * b_h + trace_b_e * a_e), b_e + a_h * (trace_b_h / trace_a_e)
+
+
+def _scaled_alike(a_h: Tensor, b_h: Tensor, positions: float | Tensor) -> tuple[Tensor, Tensor]:
+    """A and B of a head alone, with the trace of A that an embedding would give it."""
+    scale = _trace(b_h) / torch.as_tensor(positions).to(b_h)
+    return (b_h / scale).where(scale > 0, 0.0), a_h * scale
 
 
 def _trace(M: Tensor) -> Tensor:

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from mukron.curvature.passes import LayerPass, Pass, dtype_of, precise
+from mukron.curvature.frequencies import dtype_of
+from mukron.curvature.passes import LayerPass, Pass, precise
 from mukron.layers import MatrixLayer
 from mukron.linalg import probe
 
@@ -39,9 +40,8 @@ def along(passes: Sequence[Pass], name: str) -> Tensor | None:
 def _along(this: Pass, name: str) -> Tensor | None:
     uses = [use for use in this.layers.values() if use.name == name]
     products: dict[int, Tensor] = {}
-    transposed = any(use.transposed for use in uses)
     for use in uses:
-        if use.along is not None and not transposed:
+        if use.along is not None and not use.tied:  # whose gradient is that of both uses
             part = use.part or 0
             products[part] = use.along if part not in products else products[part] + use.along
     complete = bool(uses) and len(products) == uses[0].parts
