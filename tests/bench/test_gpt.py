@@ -234,7 +234,7 @@ def test_the_command(text, tmp_path):
         (["--widths", "64.5"], "expected whole numbers"),
         (["--rates", "0"], "--rates: expected positive numbers"),
         (["--precision", "tf32"], "precision 'tf32' is of GPUs"),
-        (["--page", "nowhere.md"], "expected <!-- gpt --> twice"),
+        (["--page", "nowhere.md"], "there is no such page; it must exist, and have <!-- gpt --> twice"),
     ],
 )
 def test_bad_requests_end_in_one_line(arguments, message, tmp_path):
@@ -475,6 +475,18 @@ def test_losses_that_were_not_kept_have_no_verdict():
         for lr, loss in parabola(-width / 1000).items():
             result.runs[GPTRun("kfac", width, 64, lr, 0, 500)] = GPTOutcome(loss, inf, inf, 1.0)
     rows = result.transfer_table().rows
-    assert rows[-1][5] == "transfers, factor 1.00"
+    assert rows[-1][6] == "transfers, factor 1.00"
     assert rows[-1][-1] == "not kept"
     assert {row[-2] for row in result.table().rows} == {""}
+
+
+def test_another_text_of_the_same_name_is_refused(text, tmp_path):
+    assert bench_gpt(text, tmp_path, "--methods", "foof").exit_code == 0
+    text.write_text("whether tis nobler in the mind to suffer. " * 80)
+    refused = bench_gpt(text, tmp_path, "--methods", "foof", "--rates", "0.2")
+    assert refused.exit_code != 0
+    assert "has runs of another text named text.txt; choose another --out" in " ".join(refused.output.split())
+
+
+def test_a_rate_that_is_given_twice_is_run_once():
+    assert len([*GPTOptions(methods=("kfac",), rates=(0.1, 0.1, 0.2)).runs()]) == 2

@@ -49,13 +49,13 @@ def test_the_plan_shows_every_block(method):
             assert len(re.findall(r"\bR\b", own)) >= 1
 
 
-@pytest.mark.parametrize(("columns", "directions"), [(1, "1.0"), (4, "4.0")])
-def test_the_plan_counts_the_directions_that_carry_a_factor(columns, directions):
+@pytest.mark.parametrize(("columns", "rank"), [(1, "1.0"), (4, "4.0")])
+def test_the_plan_shows_effective_ranks(columns, rank):
     layer = torch.nn.Linear(8, 3, bias=False)
     optimizer = KFAC(layer, lr=0.05)
     x = torch.eye(8)[torch.arange(16) % columns]  # equally many rows along so many axes
     F.cross_entropy(layer(x), torch.arange(16) % 3).backward()
-    assert optimizer.plan().rows[0][3] == ""
+    assert "rank" not in optimizer.plan().columns
     optimizer.step()
-    assert optimizer.plan().rows[0][3].startswith(f"A: {directions} of 8, B: ")
+    assert optimizer.plan().rows[0][3].startswith(f"A: {rank} of 8, B: ")
     assert "MeanEigenvalue" in str(optimizer.plan())

@@ -205,7 +205,9 @@ def around_markers(page: Path, marker: str) -> tuple[str, str]:
     Raises:
         ValueError: The page is not there or has no markers.
     """
-    parts = page.read_text(encoding="utf-8").split(marker) if page.exists() else [""]
+    if not page.exists():
+        raise ValueError(f"{page}: there is no such page; it must exist, and have {marker} twice")
+    parts = page.read_text(encoding="utf-8").split(marker)
     if len(parts) != 3:
         raise ValueError(f"{page}: expected {marker} twice, found it {len(parts) - 1} times")
     return parts[0], parts[2]

@@ -15,10 +15,12 @@ if TYPE_CHECKING:
     from mukron.optim.optimizer import SecondOrder
     from mukron.optim.table import LayerEntry
 
-PLAN_COLUMNS = ("layer", "out x in", "form", "directions", "memory", "work")
-DIRECTIONS_NOTE = (
-    "directions: how many of a factor's carry its trace, (tr M)^2 / tr M^2. Where they stay as the width grows, "
-    "damping must grow like the trace (Rescaled); where they grow like the width, it must stay (MeanEigenvalue)"
+PLAN_COLUMNS = ("layer", "out x in", "form", "rank", "memory", "work")
+RANK = PLAN_COLUMNS.index("rank")
+RANK_NOTE = "rank: the effective rank (tr M)^2 / tr M^2, about how many directions carry a factor's trace"
+REGIME_NOTE = (
+    "where ranks do not grow with the width, damping must grow like the trace (Rescaled); where they grow like the "
+    "width, it must stay (MeanEigenvalue)"
 )
 
 
@@ -31,8 +33,10 @@ def plan_table(optimizer: SecondOrder) -> Table:
         law_of(optimizer.options.trust, optimizer.method),
         *optimizer.notes(),
     ]
-    if any(isinstance(Rule.of_group(group), Rescaled) for group in optimizer.param_groups):
-        notes.insert(1, DIRECTIONS_NOTE)
+    ranked = any(row[RANK] for row in rows)
+    if ranked:
+        relative = any(isinstance(Rule.of_group(group), Rescaled) for group in optimizer.param_groups)
+        notes[1:1] = [RANK_NOTE, *([REGIME_NOTE] if relative else [])]
     if others:
         notes.append(f"by the fallback rule ({optimizer.options.fallback.name}): {', '.join(others)}")
     for number, group in enumerate(optimizer.param_groups):
@@ -42,7 +46,9 @@ def plan_table(optimizer: SecondOrder) -> Table:
             notes.append(f"adaptive damping{which}: {Rule.of_group(group).rho:.4g} now{ratio}")
     rescued = sum(optimizer.rescues.values())
     title = f"{type(optimizer).__name__}: {optimizer.skipped} steps skipped, {rescued} factorizations rescued"
-    return Table(title, PLAN_COLUMNS, tuple(rows), tuple(notes))
+    kept = [place for place in range(len(PLAN_COLUMNS)) if ranked or place != RANK]
+    columns = tuple(PLAN_COLUMNS[place] for place in kept)
+    return Table(title, columns, tuple(tuple(row[place] for place in kept) for row in rows), tuple(notes))
 
 
 def _rows(optimizer: SecondOrder, entry: LayerEntry) -> list[tuple[str, ...]]:
@@ -63,7 +69,7 @@ def _rows(optimizer: SecondOrder, entry: LayerEntry) -> list[tuple[str, ...]]:
         precision = ", float64" if optimizer.state[entry.anchor].get("double") else ""
         cells = (
             forms + precision,
-            _directions(optimizer, entry, block),
+            _ranks(optimizer, entry, block),
             f"{size / 2**20:.3g} MiB",
             f"{work / 1e6:.3g} M",
         )
@@ -71,7 +77,7 @@ def _rows(optimizer: SecondOrder, entry: LayerEntry) -> list[tuple[str, ...]]:
     return rows
 
 
-def _directions(optimizer: SecondOrder, entry: LayerEntry, block: str) -> str:
+def _ranks(optimizer: SecondOrder, entry: LayerEntry, block: str) -> str:
     """The effective rank of each factor that is kept as a matrix, the mean over a layer's groups."""
     memory = optimizer.state[entry.anchor].get("memory", {}).get(block, {})
     matrices = {name: kept["M"].double() for name, kept in memory.items() if isinstance(kept.get("M"), Tensor)}

@@ -68,8 +68,8 @@ def explanation(
 
 
 REGIME = (
-    "rho_A, rho_B: right for any number of rows while the directions that carry a factor's trace do not grow in number "
-    "with the width; opt.plan() counts them."
+    "Damping: its multipliers hold for any number of rows if the effective rank of a factor does not grow with the "
+    "width; opt.plan() shows ranks."
 )
 
 

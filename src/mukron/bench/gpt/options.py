@@ -91,7 +91,7 @@ class GPTOptions:
         base, base_depth = min(self.widths), min(self.depths)
         sizes = sorted(product(self.widths, self.depths), key=lambda size: -(size[0] ** 2) * size[1])
         for (width, depth), method, scheme, damping, lr, seed in product(
-            sizes, self.methods, self.schemes, self.dampings, self.rates, range(self.seeds)
+            sizes, self.methods, self.schemes, self.dampings, dict.fromkeys(self.rates), range(self.seeds)
         ):
             if method in REFERENCE_METHODS:
                 if scheme == self.schemes[0] or REFERENCE_METHODS[method].with_plan:

@@ -8,6 +8,7 @@ import platform
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
+from hashlib import sha256
 from math import inf, isfinite
 from pathlib import Path
 from statistics import fmean
@@ -63,6 +64,7 @@ class GPTResult:
         commands: The commands that the runs come from.
         device: "cpu" or "cuda".
         text: The name of the text.
+        digest: Of its bytes; empty: not known.
         precision: Of float32 products on a GPU.
         runs: What was measured in each run.
         defaults: By method of this library, what it does where only a learning rate is passed.
@@ -87,6 +89,7 @@ class GPTResult:
     versions: Mapping[str, str] = field(default_factory=dict)
     date: str = ""
     costs: dict[str, float] = field(default_factory=dict)
+    digest: str = ""
 
     @staticmethod
     def new(command: str, options: GPTOptions) -> GPTResult:
@@ -100,7 +103,9 @@ class GPTResult:
         text = options.file.name if options.file is not None else "synthetic"
         today = datetime.now(timezone.utc).date().isoformat()
         machine = machine_of(options.device)
-        return GPTResult([command], options.device, text, options.precision, {}, {}, machine, versions, today)
+        digest = "" if options.file is None else sha256(options.file.read_bytes()).hexdigest()[:16]
+        made = (machine, versions, today)
+        return GPTResult([command], options.device, text, options.precision, {}, {}, *made, digest=digest)
 
     @staticmethod
     def stored(folder: Path, command: str, options: GPTOptions) -> GPTResult:
@@ -122,6 +127,8 @@ class GPTResult:
                 raise ValueError(
                     f"{path} has runs with text {old.text} and precision {old.precision}; choose another --out"
                 )
+            if old.runs and old.digest and old.digest != result.digest:
+                raise ValueError(f"{path} has runs of another text named {old.text}; choose another --out")
             result.commands = list(dict.fromkeys([*old.commands, command]))
             result.runs, result.defaults, result.costs = old.runs, old.defaults, old.costs
         return result
@@ -139,7 +146,18 @@ class GPTResult:
         """
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{self.name}.json"
-        names = ("commands", "device", "text", "precision", "date", "machine", "versions", "defaults", "costs")
+        names = (
+            "commands",
+            "device",
+            "text",
+            "precision",
+            "date",
+            "machine",
+            "versions",
+            "defaults",
+            "costs",
+            "digest",
+        )
         runs = [{"run": asdict(run), "outcome": _finite(asdict(outcome))} for run, outcome in self.runs.items()]
         write_json(path, {**{name: getattr(self, name) for name in names}, "runs": runs})
         return path
@@ -238,7 +256,7 @@ class GPTResult:
                         (size, lr, x) for size, rates in losses.items() for lr, xs in rates.items() for x in xs
                     )
                     means = {size: {lr: fmean(xs) for lr, xs in rates.items()} for size, rates in losses.items()}
-                    found.append(GPTTransfer(group.title, means, axis, seeds))
+                    found.append(GPTTransfer(group.title, means, axis, seeds, "lr", group.steps))
         return found + self._damping_transfers(loss)
 
     def _damping_transfers(self, loss: str) -> list[GPTTransfer]:
@@ -254,7 +272,8 @@ class GPTResult:
             if len(widths) > 1 and all(len(numbers) > 2 for numbers in widths.values()):
                 curves = {w: {rho: fmean(widths[w][rho]) for rho in sorted(widths[w])} for w in sorted(widths)}
                 seeds = tuple((w, rho, x) for w, of in widths.items() for rho, xs in of.items() for x in xs)
-                transfers.append(GPTTransfer(f"{group.title}, lr {lr:g}", curves, "width", seeds, "damping"))
+                title = f"{group.title}, lr {lr:g}"
+                transfers.append(GPTTransfer(title, curves, "width", seeds, "damping", group.steps))
         return transfers
 
     def transfer_table(self) -> Table:
@@ -264,14 +283,14 @@ class GPTResult:
             pairs = zip(both[0].seeds, both[1].seeds, strict=True)
             kept = all(isfinite(training[-1]) or not isfinite(whole[-1]) for whole, training in pairs)
             for size in both[0].curves:
-                cells = [both[0].method, f"{both[0].axis} {size}", both[0].setting]
+                cells = [both[0].method, f"{both[0].axis} {size}", str(both[0].steps), both[0].setting]
                 for found in both if kept else both[:1]:
                     verdict = found.verdict if size == max(found.curves) else ""
                     cells += [f"{found.best(size):.3g}", f"{found.at_smallest(size):.3f}", verdict]
                 cells += [] if kept else ["", "", "not kept" if size == max(both[0].curves) else ""]
                 lines.append(tuple(cells))
         measured = ("best", "loss at the smallest size's best", "verdict")
-        columns = ("method", "size", "tuned", *measured, *(f"training loss: {name}" for name in measured))
+        columns = ("method", "size", "steps", "tuned", *measured, *(f"training loss: {name}" for name in measured))
         notes = (
             "Best: where the parabola through the lowest mean loss and its neighbours is lowest, over the logarithm.",
             f"Transfers: no two best learning rates are more than a factor of {LARGEST_FACTORS['lr']:g} apart "
@@ -279,7 +298,7 @@ class GPTResult:
             "size is worse than the smallest.",
             "Training loss: the same for the mean loss of the last tenth of the batches.",
         )
-        return Table("Does the best learning rate transfer?", columns, tuple(lines), notes if lines else ())
+        return Table("Does the best value transfer?", columns, tuple(lines), notes if lines else ())
 
 
 def run_gpt(options: GPTOptions, result: GPTResult, folder: Path, say: Callable[[str], None]) -> None:

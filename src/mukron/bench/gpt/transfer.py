@@ -20,6 +20,7 @@ class GPTTransfer:
         axis: What the sizes are: "width" or "depth".
         seeds: Size, learning rate or damping, and loss of every run.
         setting: What is tuned: "lr" or "damping".
+        steps: The number of steps of the runs.
 
     Example:
         >>> falling = {0.05: 2.0, 0.1: 1.8, 0.2: 2.0}
@@ -32,6 +33,7 @@ class GPTTransfer:
     axis: str = "width"
     seeds: tuple[tuple[int, float, float], ...] = ()
     setting: str = "lr"
+    steps: int = 0
 
     def best(self, size: int) -> float:
         """The best value of a size; on the edge of the grid, that edge.
