@@ -142,12 +142,12 @@ class Capture:
 
     def before_forward(self, key: str, inputs: Any) -> None:
         wanted = self.due or self.options.fused or self.double
-        listens = wanted and not self.paused and self.model.training and torch.is_grad_enabled()
+        listens = wanted and not self.paused and self.model.training and torch.is_grad_enabled() and not in_transform()
         self._running = {} if listens else None
         for name in self._fused:  # left behind by a forward pass that was interrupted
             getattr(self.modules[name], "weight").requires_grad_(True)  # noqa: B009
         self._fused = set()
-        self._end_watches()  # likewise
+        end_watches(self._watches)  # likewise
 
     def before_host(self, key: str, inputs: Any) -> None:
         """From here on products inside of that module are heard of."""
@@ -156,11 +156,9 @@ class Capture:
             self._watches[-1].begin()
 
     def after_host(self, key: str, inputs: Any, output: Any) -> None:
-        self._end_watches()
-
-    def _end_watches(self) -> None:
-        while self._watches:
-            self._watches.pop().end()
+        """From here on only products inside of modules around that one are."""
+        if any(watch.host == key for watch in self._watches):
+            end_watches(self._watches, key)
 
     def before_layer(self, key: str, inputs: tuple[Tensor, ...]) -> None:
         """Keep the weight out of the graph for this call, if its gradient is to be D^T H."""
@@ -189,6 +187,8 @@ class Capture:
         if fused and not output.requires_grad:  # the first layer, whose input needs no gradient
             output = Joined.apply(output, torch.ones((), requires_grad=True))  # type: ignore[no-untyped-call]
         name, layer = self.uses[key]
+        if any(name in watch.weights.values() for watch in self._watches):
+            return None  # inside of a module whose products are heard of
         if fused or self._wants(name):
             if not inputs:
                 raise RuntimeError(f'layer "{key}" was called with keywords alone; pass its input by position')
@@ -311,6 +311,20 @@ class Capture:
         return not any(bool(gradient.any()) for gradient in kept)
 
 
+def in_transform() -> bool:
+    """Whether ``torch.func`` transforms what runs: its tensors mean nothing outside, and have no gradients there."""
+    return torch._C._functorch.maybe_current_level() is not None
+
+
+def end_watches(watches: list[Watch], key: str | None = None) -> None:
+    """All of them, or that of one module and those of modules inside of it."""
+    while watches:
+        watch = watches.pop()
+        watch.end()
+        if watch.host == key:
+            break
+
+
 def output_of(options: CaptureOptions, returned: Any) -> Tensor:
     """The network's output, in what the model returned."""
     f = options.output(returned) if options.output is not None else returned
@@ -357,9 +371,7 @@ def _hooked(capture: Capture) -> list[Any]:
     """Put the hooks of a capture on its model; what they are removed by."""
     model, options = capture.model, capture.options
     handles = [model.register_forward_pre_hook(Hook(capture, "before_forward", ""))]
-    inside = {host.module for host in capture.hosts.values()} | {
-        host.module.get_submodule(path.rpartition(".")[0]) for host in capture.hosts.values() for path in host.layers
-    }
+    inside = {host.module for host in capture.hosts.values()}
     for name, host in capture.hosts.items() if options.measures else ():
         capture.modules[name] = host.module
         handles.append(host.module.register_forward_pre_hook(Hook(capture, "before_host", name)))
@@ -367,7 +379,7 @@ def _hooked(capture: Capture) -> list[Any]:
     for name, (_, layer) in capture.uses.items():
         if layer.module in inside:
             continue
-        if options.fused:
+        if options.fused and layer.called:
             handles.append(layer.module.register_forward_pre_hook(Hook(capture, "before_layer", name)))
         after = Hook(capture, "after_layer", name)
         handles.append(layer.module.register_forward_hook(after, always_call=options.fused))
@@ -378,5 +390,4 @@ def _hooked(capture: Capture) -> list[Any]:
 def remove(handles: list[Any], watches: list[Watch]) -> None:
     for handle in handles:
         handle.remove()
-    for watch in watches:
-        watch.end()
+    end_watches(watches)

@@ -98,3 +98,11 @@ class AttentionOutput(LinearLayer):
     """The output projection of MultiheadAttention, which uses its weight without calling it."""
 
     called = False
+
+    def preconditions(self, name: str) -> bool:
+        """Both or none: with a parametrized weight, no product with one of the layer's own parameters is seen.
+
+        Args:
+            name: The parameter's name in the module, such as ``weight``.
+        """
+        return super().preconditions(name) and self.module._parameters.get(WEIGHT) is not None

@@ -69,7 +69,8 @@ def _measured_layers(
     for name, layer, of_blocks in named:
         if (layer.one_hot and exclude is None) or name in outputs:
             continue
-        names = {block: full for block in blocks_of(method) if (full := of_blocks.get(block, "")) in first}
+        taken = [block for block in blocks_of(method) if layer.preconditions(block)]
+        names = {block: full for block in taken if (full := of_blocks.get(block, "")) in first}
         names = {
             block: full
             for block, full in names.items()
