@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 
 import pytest
 import torch
@@ -233,3 +234,71 @@ def test_transforms_of_torch_run_as_without_an_optimizer(method):
     step(model, optimizer)
     step(alone, made(method, alone))
     compare(model, alone)
+
+
+class Unseen(nn.MultiheadAttention):
+    """Multiplies by its weights without ``F.linear``."""
+
+    def forward(self, query, key, value):
+        q = query @ self.in_proj_weight[:WIDTH].mT + self.in_proj_bias[:WIDTH]
+        return q.tanh() @ self.out_proj.weight.mT + self.out_proj.bias, None
+
+
+class Words(Net):
+    """With an embedding, which is not preconditioned by default; a head may be tied to it."""
+
+    def __init__(self, attention: nn.Module, tied: bool = False) -> None:
+        super().__init__(attention)
+        self.words = nn.Embedding(CLASSES, WIDTH)
+        if tied:
+            self.head.weight = self.words.weight
+
+    def forward(self, x):
+        h = self.first(x).tanh() + self.words(x.argmax(-1))
+        return self.head(h + self.attention(h, h, h)[0])
+
+
+SUGGESTED = {
+    "": {},
+    "kept": {"exclude": ("head",)},
+    "embedding": {},
+    "tied embedding": {},
+    "plain": {"trust": None},
+}
+
+
+@pytest.mark.parametrize("kind", SUGGESTED)
+@pytest.mark.parametrize("method", METHODS, ids=IDS)
+def test_the_suggestion_for_an_attention_that_cannot_be_seen_can_be_pasted(method, kind):
+    torch.manual_seed(0)
+    attention, options = Unseen(WIDTH, HEADS), SUGGESTED[kind]
+    model = (Words(attention, "tied" in kind) if "embedding" in kind else Net(attention)).double()
+    optimizer = made(method, model, **options)
+    taken = {name for name, entry in optimizer.entries.items() if entry.preconditioned}
+    with pytest.raises(RuntimeError, match=r'layer "attention\.in_proj_weight" has a gradient') as error:
+        step(model, optimizer)
+    (listed,) = re.findall(r"exclude=(\(.*\))", str(error.value))
+    pasted = made(method, model, **{**options, "exclude": tuple(re.findall(r'"(.*?)"', listed))})
+    step(model, pasted)
+    left = {name for name in taken if name.startswith("attention.")}
+    assert {name for name, entry in pasted.entries.items() if entry.preconditioned} == taken - left
+
+
+@pytest.mark.parametrize("method", METHODS, ids=IDS)
+def test_where_no_layer_was_seen_none_is_to_be_excluded(method):
+    model = Net(plain()).double().eval()
+    with pytest.raises(RuntimeError, match="run the model itself") as error:
+        step(model, made(method, model))
+    assert "exclude" not in str(error.value)
+
+
+@pytest.mark.parametrize("method", METHODS, ids=IDS)
+def test_layers_are_excluded_by_the_names_that_the_plan_prints(method):
+    names = [row[0] for row in made(method, Net(plain())).plan().rows]
+    assert set(names) >= {"attention.in_proj_weight", "attention.out_proj", "head"}
+    for name in {*names}:
+        optimizer = made(method, Net(plain()), exclude=(name,))
+        weight = name if name.endswith("weight") else f"{name}.weight"
+        left = {own for own, entry in optimizer.entries.items() if not entry.preconditioned}
+        assert weight in left
+        assert all(own.startswith(name) for own in left)

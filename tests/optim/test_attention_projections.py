@@ -564,20 +564,6 @@ def test_a_method_of_gradients_has_the_steps_of_linear_layers():
     compare(ours, theirs, rtol=1e-6, atol=1e-8, left=("attention.k.bias",))
 
 
-def test_an_attention_that_cannot_be_seen_is_told():
-    class Own(nn.MultiheadAttention):
-        def forward(self, query, key, value, **options):
-            return query @ self.in_proj_weight[:WIDTH].mT + value @ self.out_proj.weight.mT, None
-
-    model = Net().double()
-    model.attention = Own(WIDTH, HEADS).double()
-    optimizer = made(KFAC, model)
-    x, y = batch()
-    F.cross_entropy(model(x).flatten(0, 1), y.flatten()).backward()
-    with pytest.raises(RuntimeError, match=r'"attention.in_proj_weight".*exclude=\("attention.in_proj_weight",\)'):
-        optimizer.step()
-
-
 class Wide(nn.Module):
     """Heads of one size, whose number grows."""
 

@@ -22,6 +22,7 @@ from mukron.optim.run_options import EVERY_LAYER
 from mukron.optim.spec import MethodSpec, register
 from mukron.optim.table import LayerEntry
 from mukron.optim.transaction import Blocks, Transaction
+from mukron.optim.unseen import not_seen
 from mukron.optim.update import Move
 from mukron.params import Parametrization
 from mukron.theory import METHODS
@@ -117,10 +118,7 @@ class GaussNewton(SecondOrder):
             step: The step that is being taken; it holds the state as it will be.
         """
         if statistics is None or not statistics.jacobians:
-            raise RuntimeError(
-                f'layer "{layer.name}" has a gradient, but no forward pass of the model was seen for it: run the model '
-                "itself (not its parts) in training mode with gradients on and not paused"
-            )
+            raise not_seen(layer, step)
         n = inverse_weight(self.capture.passes, reduction_in_use(step.found_reduction, self.loss.reduction))
         scale = n if self.loss.grad_scaler is None else n / self.loss.grad_scaler.get_scale()
         # rows are samples x outputs; the errors go into the signals

@@ -25,6 +25,7 @@ from mukron.linalg import probe
 from mukron.optim.momentum import check_momentum
 from mukron.optim.options import RMS, Graft, KLClip
 from mukron.optim.transaction import FAR_BEYOND_TRUST, Transaction
+from mukron.optim.unseen import exclusion
 from mukron.params import BaseShapes, Parametrization
 from mukron.params.inventory import note_optimizer
 from mukron.params.parametrization import plan_of
@@ -184,7 +185,7 @@ def check_uses(optimizer: SecondOrder, step: Transaction) -> None:
             remark = (
                 f'the gradient of layer "{layer.name}" is not that of its own forward pass: its weight is used '
                 "elsewhere too, or the gradient was changed before the step. Its curvature describes the layer's "
-                f'own use alone; exclude=("{layer.name}",) leaves it to the fallback rule'
+                f"own use alone; {exclusion(optimizer, [layer])} leaves it to the fallback rule"
             )
             step.remarks += [remark] * first
             continue

@@ -38,6 +38,7 @@ from mukron.optim.run_options import EVERY_LAYER, FISHER, INTERVALS, KRONECKER
 from mukron.optim.spec import MethodSpec, register, with_fisher
 from mukron.optim.table import LayerEntry
 from mukron.optim.transaction import Blocks, Transaction
+from mukron.optim.unseen import exclusion, not_seen
 from mukron.optim.update import Move
 from mukron.params import Parametrization
 from mukron.theory import METHODS, Role
@@ -181,14 +182,10 @@ class KFAC(SecondOrder):
         if statistics is not None and self.capture_options.signals and statistics.B is None:
             raise RuntimeError(
                 f'layer "{layer.name}" has a gradient, but the model\'s output does not depend on it (an auxiliary '
-                f'loss?); leave it to the fallback rule: exclude=("{layer.name}",)'
+                f"loss?); leave it to the fallback rule: {exclusion(self, [layer])}"
             )
         if statistics is None or statistics.A is None:
-            raise RuntimeError(
-                f'layer "{layer.name}" has a gradient, but no forward pass of the model was seen for it: run the model '
-                "itself (not its parts) in training mode with gradients on and not paused; activation checkpointing "
-                f'needs use_reentrant=False. A layer that cannot be seen is left out by exclude=("{layer.name}",)'
-            )
+            raise not_seen(layer, step)
         # A (x) B is the curvature of the user's loss: its weight is part of A, where biases and FOOF find it too
         statistics.weight, signals = self._scales(step)
         factors = {"A": statistics.A.factor(statistics.weight)}

@@ -1,0 +1,58 @@
+"""What to do about a layer that cannot be preconditioned: errors with an ``exclude=`` that can be pasted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from mukron.layers import BIAS
+from mukron.optim.places import layers_in
+from mukron.params.inventory import inventory, unwrap
+
+if TYPE_CHECKING:
+    from mukron.optim.optimizer import SecondOrder
+    from mukron.optim.table import LayerEntry
+    from mukron.optim.transaction import Transaction
+
+
+def not_seen(layer: LayerEntry, step: Transaction) -> RuntimeError:
+    """The error of a layer with a gradient and without statistics; its remedy names all such layers of the step."""
+    unseen = [other for other in step.active if _is_unseen(other, step) and other.has_gradient_values()]
+    remedy = ""
+    if len(unseen) < len(step.active):  # else it is the whole model that was not seen
+        left = exclusion(step.optimizer, unseen or [layer])
+        remedy = f". What cannot be seen is left to the fallback rule by {left}"
+    return RuntimeError(
+        f'layer "{layer.name}" has a gradient, but no forward pass of the model was seen for it: run the model itself '
+        "(not its parts) in training mode with gradients on and not paused; activation checkpointing needs "
+        f"use_reentrant=False{remedy}"
+    )
+
+
+def _is_unseen(layer: LayerEntry, step: Transaction) -> bool:
+    statistics = step.statistics.get(layer.name)
+    return statistics is None or (statistics.A is None and not statistics.jacobians)
+
+
+def exclusion(optimizer: SecondOrder, layers: Iterable[LayerEntry]) -> str:
+    """The argument that leaves those layers to the fallback rule, and all that is left to it now."""
+    exclude = optimizer.options.exclude
+    names = dict.fromkeys(_left_by_default(optimizer) if exclude is None else exclude)
+    for layer in layers:
+        names[layer.name] = None
+        bias = layer.blocks.get(BIAS)
+        if bias is not None and not bias.name.startswith(f"{layer.name}."):  # the layer's name is that of its weight
+            names[bias.name] = None
+    listed = ", ".join(f'"{name}"' for name in names)
+    return f"exclude=({listed}{',' * (len(names) == 1)})"
+
+
+def _left_by_default(optimizer: SecondOrder) -> Iterator[str]:
+    """Layers that are preconditioned only where ``exclude=`` is given: embeddings, and layers that are tied to one."""
+    first = {alias: name for name, entry in inventory(optimizer.model).items() for alias in entry.uses}
+    others = {name for layer in optimizer.layers.values() for name in layer.others}
+    for module_name, module in unwrap(optimizer.model).named_modules():
+        for name, layer, of_blocks in layers_in(module_name, module):
+            held = [full for full in of_blocks.values() if first.get(full) in optimizer.entries]
+            if held and name not in optimizer.layers and name not in others and layer.preconditions(BIAS):
+                yield name
