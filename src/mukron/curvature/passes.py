@@ -22,7 +22,7 @@ from mukron.curvature.fisher import CaptureOptions
 from mukron.curvature.forms import AUTO, MATRIX, as_rows, keeps_halves, rows_wait
 from mukron.curvature.frequencies import Frequencies, add_indices
 from mukron.curvature.ignored import Ignored
-from mukron.curvature.stacking import HEAD, Halves, Jacobian, merged, of_all_kinds, summed
+from mukron.curvature.stacking import TIED_HEAD, Halves, Jacobian, merged, of_all_kinds, summed
 from mukron.layers import MatrixLayer
 from mukron.linalg import Factor, LowRank, MatrixFactor, RowsFactor, products_of
 
@@ -174,7 +174,7 @@ class LayerPass:
     @property
     def kind(self) -> int:
         """Of use; those of one kind are summed."""
-        return HEAD if self.transposed else self.part or 0
+        return TIED_HEAD if self.transposed else self.part or 0
 
     def check(self) -> None:
         if self.input is not None and self.input._version != self.version:

@@ -70,8 +70,8 @@ class Watch:
         self._others.append(self)
         with Watch._lock:
             if Watch._running == 0:
-                LINEAR.begin()
-                ATTENTION.begin()
+                LINEAR_FUNCTION.begin()
+                ATTENTION_FORWARD.begin()
             Watch._running += 1
 
     def end(self) -> None:
@@ -82,8 +82,8 @@ class Watch:
         with Watch._lock:
             Watch._running -= 1
             if Watch._running == 0:
-                LINEAR.end()
-                ATTENTION.end()
+                LINEAR_FUNCTION.end()
+                ATTENTION_FORWARD.end()
 
     def heard(self, x: Tensor, weight: Tensor, output: Tensor) -> None:
         """Tell of a product, if its weight is one of the watched ones."""
@@ -116,7 +116,7 @@ def samples_first(lead: Lead | None, x: Tensor) -> Tensor:
 
 
 def _heard_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    output: Tensor = LINEAR.original(input, weight, bias)
+    output: Tensor = LINEAR_FUNCTION.original(input, weight, bias)
     for watch in Watch.active.__dict__.get("watches", ()):
         watch.heard(input, weight, output)
     return output
@@ -127,13 +127,13 @@ def _led_attention(*arguments: Any, **options: Any) -> Any:
     leads = Watch.active.__dict__.setdefault("leads", [])
     leads.append((query.shape[0], query.shape[1] if query.ndim == 3 else 1))  # two dimensions: one sample
     try:
-        return ATTENTION.original(*arguments, **options)
+        return ATTENTION_FORWARD.original(*arguments, **options)
     finally:
         leads.pop()
 
 
-LINEAR = Replacement("linear", _heard_linear)
-ATTENTION = Replacement("multi_head_attention_forward", _led_attention, recursive=False)
+LINEAR_FUNCTION = Replacement("linear", _heard_linear)
+ATTENTION_FORWARD = Replacement("multi_head_attention_forward", _led_attention, recursive=False)
 
 
 def whole(weight: Tensor) -> Tensor:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from mukron.curvature.passes import Accumulator, LayerPass, LayerStatistics
 
 
-HEAD = -1  # the kind of use that a head makes of an embedding's weight; others have the number of their map
+TIED_HEAD = -1  # the kind of use that a head makes of an embedding's weight; others have the number of their map
 
 
 class Jacobian(NamedTuple):
@@ -86,7 +86,7 @@ def of_all_kinds(kinds: Mapping[int, LayerStatistics], use: LayerPass, samples: 
     use: any one of them; samples: those of all passes in which there is one.
     """
     if use.tied:
-        return tied(kinds.get(0), kinds.get(HEAD), samples)
+        return tied(kinds.get(0), kinds.get(TIED_HEAD), samples)
     return stacked([kinds[part] for part in sorted(kinds)], use.parts)
 
 
