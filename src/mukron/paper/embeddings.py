@@ -15,7 +15,8 @@ CBOW_CHOICES = (
     "Epochs, batch size, window and widths: not given; 5 epochs in batches of 4,096, four words on either side.",
     "tau is not defined in the paper; 0.1 is read as the weight of the newest batch in the average of the factors.",
     "Roots and inverses are renewed every 5 steps (with 20 the first batch's drive the run apart), factors at each.",
-    "Shampoo has no factor on the side of the head's 1,689 words, which does not grow with the width: G R^-1/2 there.",
+    "Side of the head's 1,689 words, which does not grow: kept results have Shampoo's diagonal; now it has no factor "
+    "there.",
     *(MOMENTUM, BASE),
 )
 ANALOGY, SIMILARITY = "words/analogy_accuracy", "words/similarity"
