@@ -447,6 +447,10 @@ def test_the_command_runs_all_problems_at_a_tiny_scale(tmp_path):
 
 def test_a_page_without_markers_is_refused_before_anything_is_run(tmp_path):
     arguments = ["bench", "stability", "--smoke", "--out", str(tmp_path / "out"), "--page", str(tmp_path / "page.md")]
+    missing = CliRunner().invoke(app, arguments)
+    assert missing.exit_code == 2
+    assert "there is no such page" in missing.output
+    (tmp_path / "page.md").write_text("nothing")
     outcome = CliRunner().invoke(app, arguments)
     assert outcome.exit_code == 2
     assert "expected <!-- stability --> twice, found it 0 times" in outcome.output
