@@ -50,11 +50,6 @@ def slopes(make) -> dict[str, float]:
             optimizers, before = make(model, plan), outputs_of(model)
             F.cross_entropy(model(X), Y).backward()
             for optimizer in optimizers:
-                if type(optimizer).__name__ == "SOAP":  # its first step makes bases alone
-                    gradients = [parameter.grad.clone() for parameter in model.parameters()]
-                    optimizer.step()
-                    for parameter, gradient in zip(model.parameters(), gradients, strict=True):
-                        parameter.grad = gradient
                 optimizer.step()
             for name, after in outputs_of(model).items():
                 change = (after - before[name]).square().mean().sqrt().item()
@@ -80,10 +75,6 @@ OPTIMIZERS = {
     "lion": (
         lambda model, plan: [theirs.Lion(plan.param_groups("lion", lr=1e-3))],
         lambda model, plan: [theirs.Lion(model.parameters(), lr=1e-3)],
-    ),
-    "soap": (
-        lambda model, plan: [theirs.SOAP(plan.param_groups("soap", lr=0.002)), adamw_beside(plan, "soap")],
-        lambda model, plan: [theirs.SOAP(inner(model), lr=0.002, weight_decay=0.0)],
     ),
     "shampoo": (
         lambda model, plan: [theirs.Shampoo(plan.param_groups("shampoo", lr=0.002)), adamw_beside(plan, "shampoo")],
@@ -111,6 +102,77 @@ def test_features_move_alike_with_groups_and_not_without(optimizer):
     assert max(map(abs, slopes(without).values())) > 0.3
 
 
+def slopes_in_training(rows: int, make) -> dict[str, float]:
+    """Of the change of every hidden layer's output by the 21st step, each on a batch of its own, over the width."""
+    changes: dict[str, list[tuple[int, float]]] = {}
+    targets = torch.randn(32, 10, generator=torch.Generator().manual_seed(3))
+    for width in (64, 128, 256):
+        for seed in (0, 1):
+            torch.manual_seed(seed)
+            model, draws = factory(width), torch.Generator().manual_seed(seed)
+            plan = mukron.parametrize(model, mukron.base_shapes(factory, BASE))
+            optimizers = make(model, plan)
+            for _ in range(21):
+                x = torch.randn(rows, 32, generator=draws)
+                labels = torch.multinomial((x @ targets).softmax(1), 1, generator=draws)[:, 0]
+                before = outputs_of(model)
+                model.zero_grad()
+                F.cross_entropy(model(x), labels).backward()
+                for optimizer in optimizers:
+                    optimizer.step()
+            for name, after in outputs_of(model).items():
+                change = (after - before[name]).square().mean().sqrt().item()
+                changes.setdefault(name, []).append((width, change))
+    return {name: fit_exponent(*zip(*pairs, strict=True)).slope for name, pairs in changes.items() if name != "fc3"}
+
+
+def their_soap(plan, eps=None, change=lambda groups: groups):
+    groups = change(plan.param_groups("soap", lr=1e-3, eps=eps))
+    return [theirs.SOAP(groups, weight_decay=0.0, precondition_frequency=10), adamw_beside(plan, "soap")]
+
+
+@needs_theirs
+@pytest.mark.parametrize("rows", [16, 1024])
+@pytest.mark.parametrize("eps", [None, 1e-3])
+def test_soap_moves_features_alike_in_training(rows, eps):
+    measured = slopes_in_training(rows, lambda _, plan: their_soap(plan, eps))
+    assert max(map(abs, measured.values())) < 0.12, measured
+
+
+@needs_theirs
+def test_soap_with_the_law_of_its_first_step_moves_wide_features_more():
+    """And with an eps that stays as it is, less."""
+    measured = slopes_in_training(64, lambda _, plan: their_soap(plan, change=as_at_first))
+    assert min(measured.values()) > 0.3, measured
+    measured = slopes_in_training(64, lambda _, plan: their_soap(plan, change=lambda groups: unscaled(groups, 1e-3)))
+    assert max(measured.values()) < -0.3, measured
+
+
+BOUNDED = {
+    "kfac": lambda model, plan: [mukron.KFAC(model, plan, lr=0.03)],
+    "shampoo": lambda model, plan: [mukron.Shampoo(model, plan, lr=0.02)],
+    "soap": lambda model, plan: [mukron.SOAP(model, plan, lr=0.02)],
+    "muon": lambda model, plan: [mukron.Muon(model, plan, lr=0.005)],
+}
+
+
+@pytest.mark.parametrize("method", BOUNDED)
+def test_bounded_steps_move_features_alike_in_training(method):
+    """Nearly: what noise adds below the bound grows with the width."""
+    measured = slopes_in_training(1024, BOUNDED[method])
+    assert max(map(abs, measured.values())) < 0.2, measured
+
+
+def test_noise_makes_plain_steps_of_soap_grow():
+    measured = slopes_in_training(1024, lambda model, plan: [mukron.SOAP(model, plan, lr=0.001, trust=None)])
+    assert min(measured.values()) > 0.25, measured
+
+
+def as_at_first(groups):
+    """With the law of the first step, (r_out / r_in)^1/2: both matrices have the width as their longest side."""
+    return [{**group, "lr": group["lr"] * (max(group["params"][0].shape) / BASE) ** 0.5} for group in groups]
+
+
 def unscaled(groups, eps):
     return [{**group, "eps": eps} for group in groups]
 
@@ -133,7 +195,6 @@ def test_a_large_eps_does_not_break_the_law(adam):
 
 # An eps as large as singular values of gradients, and as their squares.
 LARGE_EPS = {
-    "soap": (theirs, "SOAP", "eps", 0.03),
     "shampoo": (theirs, "Shampoo", "matrix_eps", 0.01),
     "muon": (torch.optim, "Muon", "eps", 1.0),
 }

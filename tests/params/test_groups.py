@@ -46,7 +46,7 @@ def by_name(groups, names):
             ("eps", 1e-8, {"input": -1, "hidden": -1, "output": 0, "vector": -1, "scalar": 0}),
         ),
         ("muon", {"input": 0.5, "hidden": 0}, ("eps", 1e-7, {"input": -0.5, "hidden": 0})),
-        ("soap", {"input": 0.5, "hidden": 0}, ("eps", 1e-8, {"input": -0.5, "hidden": 0})),
+        ("soap", {"input": 0, "hidden": -0.5}, ("eps", 1e-8, {"input": -1, "hidden": -1})),
         ("shampoo", {"input": 0.5, "hidden": 0}, ("matrix_eps", 1e-6, {"input": -1, "hidden": 0})),
     ],
 )
@@ -136,11 +136,11 @@ def test_soap_that_leaves_long_sides_as_they_are():
     assert set(groups) == {"0.weight"}
     _model, plan, names = plan_of(4 * BASE, lambda width: nn.Sequential(nn.Linear(12, width), *three(width)))
     groups = by_name(plan.param_groups("soap", lr=0.1, eps=0.01, max_precondition_dim=32), names)
-    expected = {  # learning rate and eps: (r_out / r_in)^1/2, and one side alone
-        "0.weight": (4**0.5, 4**-0.5),
+    expected = {  # learning rate and eps: (r_out / r_in)^1/2 over the growth of noise, and one side alone
+        "0.weight": (1, 1 / 4),
         "1.weight": (4**-0.5, 4**0.5 / 4),  # the input side
         "2.weight": (4**0.5 / 4, 4**-0.5),  # the output side
-        "3.weight": (1, 1),
+        "3.weight": (4**-0.5, 1 / 4),
     }
     for name, (lr, eps) in expected.items():
         assert (groups[name]["lr"], groups[name]["eps"]) == pytest.approx((0.1 * lr, 0.01 * eps)), name

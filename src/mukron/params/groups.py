@@ -142,13 +142,16 @@ def groups_of(plan: Parametrization, found: Mapping[str, Found], request: GroupR
     if law.name == "soap" and plan.scheme != SP:
         laws = _laws_of_soap(plan, {name: found[name] for name in taken}, request.max_precondition_dim or LARGEST_SIDE)
     scales = {one: plan.scales(one) for one in set(laws.values())}
-    members, scaling = defaultdict(list), request.scaling or "original"
+    members, scaling, adam = defaultdict(list), request.scaling or "original", plan.scales("adam")
     for name in taken:
         entry, scale = plan.parameters[name], scales[laws[name]][name]
         lr_scale = scale.lr
         if law.name == "muon" and plan.scheme != SP:  # it multiplies by a function of the sizes at hand
             lr_scale *= shape_factor(entry.base_shape, scaling) / shape_factor(entry.shape, scaling)
         eps_scale = scale.eps if law.has_eps else scale.damping.get("L", 1.0)  # Shampoo's is damping
+        if laws[name].name == "soap" and plan.scheme != SP:  # in training; its own law is that of the first step
+            lr_scale /= max(entry.growth.r_in, entry.growth.r_out) ** 0.5  # the spectral norm of a matrix of noise
+            eps_scale = adam[name].eps  # and the size of its entries
         members[entry.role, lr_scale, eps_scale, scale.decay].append(found[name].parameter)
     said = {**own.entries, **({} if other is None else other.entries_beside)}
     if law.name == "muon" and scaling in ADJUSTMENTS:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mukron.bench.gpt.result import GPTResult
+from mukron.bench.gpt.transfer import GPTTransfer
 from mukron.figures import COLOURS, MARKERS, panels, save, styled
 
 if TYPE_CHECKING:
@@ -14,10 +15,13 @@ if TYPE_CHECKING:
 
 IN_A_ROW = 4  # panels
 HIGHEST_SHOWN = 0.5  # nats above the lowest loss; what lies higher has not learned more than pairs of letters
+SMALLEST_WRITTEN = 2e-4  # of the numbers on an axis; smaller ones are written with powers of ten
 
 
 def draw_gpt(result: GPTResult, path: Path, endings: Sequence[str] = (".svg", ".png")) -> list[Path]:
     """Draw losses against learning rates or dampings: small points are seeds, stars the best ones, by a parabola.
+
+    Methods of which nothing would be seen, since all their losses are too high, are left out.
 
     Args:
         result: The result to draw.
@@ -27,12 +31,14 @@ def draw_gpt(result: GPTResult, path: Path, endings: Sequence[str] = (".svg", ".
     Returns:
         The files written; none if no method has several widths and learning rates.
     """
-    return save(_figure(result), path, endings) if result.transfers() else []
+    transfers = result.transfers()
+    return save(_figure(transfers), path, endings) if transfers else []
 
 
 @styled
-def _figure(result: GPTResult) -> Figure:
-    transfers = result.transfers()
+def _figure(transfers: Sequence[GPTTransfer]) -> Figure:
+    lowest = min(map(_lowest, transfers))
+    transfers = [transfer for transfer in transfers if _lowest(transfer) <= lowest + HIGHEST_SHOWN]
     sizes = sorted({(transfer.axis == "depth", size) for transfer in transfers for size in transfer.curves})
     styles = {size: (COLOURS[k % len(COLOURS)], MARKERS[k % len(MARKERS)]) for k, size in enumerate(sizes)}
     lines = {}
@@ -50,15 +56,21 @@ def _figure(result: GPTResult) -> Figure:
             axis.plot([transfer.best(size)], [min(curve.values())], "*", color=colour, markersize=11)
         rates = sorted({lr for curve in transfer.curves.values() for lr in curve})
         axis.set_xscale("log")
-        axis.set_xticks(rates, [f"{lr:g}" for lr in rates])
+        axis.set_xticks(
+            rates, [f"{lr:g}" if lr >= SMALLEST_WRITTEN else f"{lr:.0e}".replace("e-0", "e-") for lr in rates]
+        )
         axis.set_xticks([], minor=True)
-        axis.set_title(transfer.method)
+        other_steps = any(other.method == transfer.method and other.steps != transfer.steps for other in transfers)
+        axis.set_title(f"{transfer.method}, {transfer.steps} steps" if other_steps else transfer.method)
         axis.set_xlabel({"lr": "learning rate"}.get(transfer.setting, transfer.setting))
     star = axes[0, 0].plot([], [], "*", color="0.4", markersize=11, label="best, by a parabola")
     handles = [*(lines[size] for size in sizes), *star]
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
-    lowest = min(loss for transfer in transfers for curve in transfer.curves.values() for loss in curve.values())
     axes[0, 0].set_ylim(lowest - 0.02, lowest + HIGHEST_SHOWN)
     for row in axes:
         row[0].set_ylabel("validation loss, nats per byte")
     return figure
+
+
+def _lowest(transfer: GPTTransfer) -> float:
+    return min(loss for curve in transfer.curves.values() for loss in curve.values())
