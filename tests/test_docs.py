@@ -299,3 +299,26 @@ def test_the_ranks_of_a_gpts_factors_are_those_measured():
     trained = [[float(cell) for cell in row.split("|")[3:9:4]] for row in rows]
     assert max(rank for ranks in trained for rank in ranks) < 8
     assert all(last <= first for first, last in zip(trained[0], trained[-1], strict=True))
+
+
+def damping_losses(method: str) -> dict[str, dict[int, dict[float, float]]]:
+    """Of a study over damping on the CNN: by rule and width, training losses by damping."""
+    losses: dict[str, dict[int, dict[float, float]]] = {}
+    with (ROOT / "docs" / "figures" / "damping-cnn" / f"{method}.csv").open() as file:
+        for row in csv.DictReader(file):
+            rule = row["scheme"].partition("/")[2].partition(":")[0]
+            of_width = losses.setdefault(rule, {}).setdefault(int(row["width"]), {})
+            of_width[float(row["damping"])] = float(row["train_loss"])
+    return losses
+
+
+@pytest.mark.parametrize("method", ["kfac", "foof"])
+def test_which_damping_of_convolutions_follows_which_rule(method):
+    losses = damping_losses(method)
+    large = {rule: [losses[rule][width][16.0] for width in (16, 64)] for rule in losses}
+    assert large["rescaled"][0] < 1.2 * large["rescaled"][1]  # the base width comes first
+    assert large["mean-eigenvalue"][0] > 5 * large["mean-eigenvalue"][1]
+    best = {rule: [min(of, key=of.__getitem__) for of in losses[rule].values()] for rule in losses}
+    assert len(set(best["mean-eigenvalue"])) == 1
+    assert best["rescaled"][0] >= 4 * best["rescaled"][-1]
+    assert f"{losses['rescaled'][64][best['rescaled'][-1]]:.4f}" in (ROOT / "docs" / "theory.md").read_text()

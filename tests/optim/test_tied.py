@@ -152,6 +152,7 @@ SHARING = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:the curvature of")  # 30 rows may show little of it, by the luck of the draw
 @pytest.mark.parametrize("attention", [False, True], ids=["linear", "attention"])
 @pytest.mark.parametrize("kind", SHARING)
 def test_two_layers_that_share_a_weight_step_like_one_that_runs_twice(kind, attention):
