@@ -153,7 +153,7 @@ def test_nngp(tmp_path):
         (("--method", "sgd", "--damping", "rescaled"), "damping: sgd has none"),
         (("--model", "mpl"), "unknown model 'mpl'"),
         (("--model", "mlp", "--factory", "a:b"), "not both"),
-        (("--widths", "64,wide"), "expected numbers, as in 256,512,1024"),
+        (("--widths", "64,wide"), "--widths '64,wide': expected numbers"),
         (("--widths", "64"), "at least two widths"),
         (("--show", "feature"), "known: features, damping, spectra, distance, all"),
         (("--model", "cbow", "--data", "digits"), "numbers of neighbouring words"),

@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 
 from mukron.cli.common import BUILT_IN, METHODS_PLACEHOLDER, Command, Group, errors, say, show
+from mukron.cli.numbers import read_numbers
 from mukron.cli.progress import BAR, COUNT, SECONDS_BETWEEN_LINES, shown_bar
 from mukron.cli.train import declared_roles, default_width, run_config_from_options
 from mukron.imports import import_function
@@ -42,7 +43,7 @@ def check(
         float | None, typer.Option(help="Learning rate (default: that of the method, lowered until steps are small).")
     ] = None,
     widths: Annotated[
-        str | None, typer.Option(help="Widths, as in 256,512,1024 (default: the network's usual ones).")
+        str | None, typer.Option(help="Widths, as in 64:1024 (doubling) or 64,256 (default: the network's usual ones).")
     ] = None,
     base_width: Annotated[float | None, typer.Option(help="The width that settings are tuned at.")] = None,
     seeds: Annotated[
@@ -120,7 +121,7 @@ def check(
         with check_progress() as progress:
             result = check_run(
                 config,
-                widths=None if widths is None else _numbers(widths),
+                widths=None if widths is None else read_numbers(widths, "--widths"),
                 seeds=seeds,
                 steps=steps,
                 calibrate=lr is None and not any(setting.startswith("lr=") for setting in settings or []),
@@ -249,13 +250,6 @@ def _create_folder(folder: Path | None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ValueError(f"cannot write to {folder}: {error}") from error
-
-
-def _numbers(text: str) -> list[float]:
-    try:
-        return [float(part) for part in text.split(",")]
-    except ValueError:
-        raise ValueError(f"--widths {text!r}: expected numbers, as in 256,512,1024") from None
 
 
 def _whole_numbers(text: str, option: str) -> list[int]:

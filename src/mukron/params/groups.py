@@ -1,6 +1,7 @@
 """Parameter groups for other people's optimizers: learning rates, eps and weight decay that follow the width.
 
     lr            <- lr m,  m the method's multiplier, corrected for what the optimizer scales by itself
+                     (SOAP's is that of training, not of its first step: docs/theory.md, "SOAP in training")
     weight_decay  <- weight_decay r_in^-k / m,  so that a step takes lr weight_decay r_in^-k off; k is the plan's decay
     eps           <- eps times the growth of what it is added to
 

@@ -57,7 +57,7 @@ def _figure(transfers: Sequence[GPTTransfer]) -> Figure:
         rates = sorted({lr for curve in transfer.curves.values() for lr in curve})
         axis.set_xscale("log")
         axis.set_xticks(
-            rates, [f"{lr:g}" if lr >= SMALLEST_WRITTEN else f"{lr:.0e}".replace("e-0", "e-") for lr in rates]
+            rates, [f"{lr:g}" if lr >= SMALLEST_WRITTEN else f"{lr:.3g}".replace("e-0", "e-") for lr in rates]
         )
         axis.set_xticks([], minor=True)
         other_steps = any(other.method == transfer.method and other.steps != transfer.steps for other in transfers)
