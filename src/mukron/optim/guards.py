@@ -68,11 +68,6 @@ def check_model(model: Any, name: str) -> None:
         )
     if isinstance(model, nn.DataParallel) and len(model.device_ids) > 1:
         raise ValueError("DataParallel runs copies of the layers that the optimizer does not see; use one device")
-    if isinstance(model, nn.parallel.DistributedDataParallel) and torch.distributed.get_world_size() > 1:
-        raise ValueError(
-            "DistributedDataParallel over several processes is not supported: each would precondition by its own batch "
-            "alone, and their weights would drift apart"
-        )
     if not any(True for _ in model.parameters()):
         raise ValueError(f"{type(model).__name__} has no parameters to train")
     devices = {parameter.device for parameter in model.parameters()}

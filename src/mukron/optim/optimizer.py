@@ -39,6 +39,7 @@ from mukron.optim.momentum import Momentum, momentum_entries
 from mukron.optim.options import StepOptions, usual_fallback_lr
 from mukron.optim.plan import plan_table
 from mukron.optim.precision import check_precision
+from mukron.optim.processes import check_gradients_agree, check_processes
 from mukron.optim.reduction import ReductionRatio
 from mukron.optim.saving import complete_state, load_state, unpickle
 from mukron.optim.table import LayerEntry, ParameterEntry, build_tables
@@ -116,6 +117,7 @@ class SecondOrder(Optimizer):
         self.exchange: Exchange | None = None
         self.steps, self.skipped, self._skipped_in_a_row, self._skip_cause, self._ready = 0, 0, 0, "", False
         self.watchers: list[Watcher] = []
+        self.compared = False  # whether this process has compared its gradients with those of others
         self.rescues: Counter[str] = Counter()  # "layer factor: how" -> how often
         self.told, self.waiting = set[str](), False  # layers that were looked at; whether one waits for its factors
         self.found_reduction: str | None = None  # of the loss, from the derivative that the first step saw; "": none
@@ -131,6 +133,7 @@ class SecondOrder(Optimizer):
         _listen(self)
         check_layers(self)
         check_dtypes(self)
+        check_processes(self)
         self.warn()
 
     # What a method says for itself.
@@ -229,6 +232,8 @@ class SecondOrder(Optimizer):
         with torch.enable_grad():
             loss = None if closure is None else closure()
         try:
+            check_processes(self)
+            check_gradients_agree(self)
             step, moves = _attempt(self, ratio, loss)
         except BaseException:
             self.capture.forget()

@@ -13,6 +13,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from mukron.layers import Fans, MatrixLayer, layer_of
 from mukron.params.errors import ParametrizationError
+from mukron.params.sharded import refuse_sharded
 
 WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel, AveragedModel)
 # Name segments that torch's own wrappers put inside a model, not only around it.
@@ -65,6 +66,7 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 def inventory(model: nn.Module) -> dict[str, Found]:
     """Every parameter once, under the name the user's own model gives it."""
+    refuse_sharded(model)
     found: dict[int, tuple[str, Found]] = {}
     for module_name, module in unwrap(model).named_modules():
         for local, parameter in module.named_parameters(recurse=False, remove_duplicate=False):

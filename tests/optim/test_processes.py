@@ -1,0 +1,193 @@
+"""Two processes: either a step is that of the joined batch, or it is refused on both."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+
+START = """
+import os, sys, torch
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel as DDP
+import pytest
+import mukron
+from networks import INPUTS, Net
+
+torch.set_num_threads(1)
+rank, file = int(sys.argv[1]), sys.argv[2]
+
+def together():
+    torch.distributed.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
+
+def network():
+    torch.manual_seed(0)
+    return Net(8).double()
+
+def batch(step):
+    generator = torch.Generator().manual_seed(step)
+    x = torch.randn(12, INPUTS, dtype=torch.float64, generator=generator)
+    return x, torch.arange(12) % 3
+
+def train(called, optimizer, steps, part=slice(None)):
+    for step in range(steps):
+        x, y = batch(step)
+        optimizer.zero_grad()
+        F.cross_entropy(called(x[part]), y[part]).backward()
+        optimizer.step()
+
+half = slice(6 * rank, 6 * rank + 6)
+"""
+
+
+def in_two_processes(code: str, folder: Path) -> None:
+    whole = START + textwrap.dedent(code) + "\nprint('reached the end', flush=True)\nos._exit(0)\n"
+    path = os.pathsep.join(filter(None, [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")]))
+    both = [
+        subprocess.Popen(
+            [sys.executable, "-c", whole, str(rank), str(folder / "store")],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": path},
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    try:
+        said = [process.communicate(timeout=120) for process in both]
+    finally:
+        for process in both:
+            process.kill()
+    for text, errors in said:
+        assert text.endswith("reached the end\n"), errors
+
+
+pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
+
+
+def test_methods_that_need_gradients_alone_take_the_steps_of_the_joined_batch(tmp_path):
+    """Wrapped before the optimizer is made, or after it, as Accelerate does."""
+    in_two_processes(
+        """
+        together()
+        # and how far from the joined batch's; of SOAP's QR rounding chooses the basis of directions without a gradient
+        methods = {
+            "shampoo": (lambda m: mukron.Shampoo(m, lr=0.05), 1e-10),
+            "shampoo, plain": (lambda m: mukron.Shampoo(m, lr=0.01, trust=None), 1e-10),
+            "shampoo, graft": (lambda m: mukron.Shampoo(m, lr=0.01, trust=mukron.Graft("adam")), 1e-10),
+            "soap": (lambda m: mukron.SOAP(m, lr=0.05, inverse_every=3), None),
+            "soap, eigh": (lambda m: mukron.SOAP(m, lr=0.05, inverse_every=3, solver="eigh"), 1e-8),
+            "muon": (lambda m: mukron.Muon(m, lr=0.02), 1e-10),
+        }
+        for name, (make, _) in methods.items():
+            wrapped = DDP(network())
+            train(wrapped, make(wrapped), 20, half)
+            plain = network()
+            late = make(plain)
+            train(DDP(plain), late, 20, half)
+            for a, b in zip(wrapped.module.parameters(), plain.parameters(), strict=True):
+                assert torch.equal(a, b), name
+                other = [torch.empty_like(a) for _ in range(2)]
+                torch.distributed.all_gather(other, a.detach())
+                assert torch.equal(*other), name
+            torch.save(plain.state_dict(), f"{file}-{name}-{rank}.pt")
+        torch.distributed.destroy_process_group()
+        for name, (make, tolerance) in methods.items():  # in one process, on the joined batch
+            if tolerance is None:
+                continue
+            alone = network()
+            train(alone, make(alone), 20)
+            saved = torch.load(f"{file}-{name}-{rank}.pt")
+            for key, value in alone.state_dict().items():
+                torch.testing.assert_close(value, saved[key], rtol=tolerance, atol=tolerance, msg=f"{name}: {key}")
+        """,
+        tmp_path,
+    )
+
+
+def test_methods_that_measure_curvature_are_refused(tmp_path):
+    """At construction, and at the step if the processes met after it."""
+    in_two_processes(
+        """
+        early = mukron.KFAC(model := network(), lr=0.05)
+        together()
+        for make in (mukron.KFAC, mukron.FOOF, mukron.GaussNewton):
+            for called in (network(), DDP(network())):
+                with pytest.raises(RuntimeError, match=f"{make.__name__} in 2 processes is not supported yet"):
+                    make(called, lr=0.05)
+        before = [p.detach().clone() for p in model.parameters()]
+        with pytest.raises(RuntimeError, match="KFAC in 2 processes"):
+            train(DDP(model), early, 1, half)
+        assert all(map(torch.equal, before, model.parameters()))
+        """,
+        tmp_path,
+    )
+
+
+def test_gradients_that_are_not_averaged_are_refused_on_every_rank(tmp_path):
+    in_two_processes(
+        """
+        together()
+        model = network()
+        optimizer = mukron.Muon(model, lr=0.02)
+        with pytest.raises(RuntimeError, match="the gradients of 2 processes differ"):
+            train(model, optimizer, 1, half)
+
+        model = network()
+        optimizer = mukron.Muon(model, lr=0.02)
+        for step in range(3):
+            x, y = batch(step)
+            optimizer.zero_grad()
+            F.cross_entropy(model(x[half]), y[half]).backward()
+            for p in model.parameters():
+                torch.distributed.all_reduce(p.grad)
+                p.grad /= 2
+            optimizer.step()
+        wrapped = DDP(network())
+        optimizer = mukron.Muon(wrapped, lr=0.02)
+        with wrapped.no_sync(), pytest.raises(RuntimeError, match="outside of no_sync"):
+            train(wrapped, optimizer, 1, half)
+        """,
+        tmp_path,
+    )
+
+
+def test_one_rank_whose_loss_is_not_finite_skips_the_step_on_both(tmp_path):
+    in_two_processes(
+        """
+        together()
+        wrapped = DDP(network())
+        optimizer = mukron.Shampoo(wrapped, lr=0.05)
+        train(wrapped, optimizer, 2, half)
+        before = [p.detach().clone() for p in wrapped.parameters()]
+        x, y = batch(9)
+        optimizer.zero_grad()
+        (F.cross_entropy(wrapped(x[half]), y[half]) * (float("nan") if rank else 1.0)).backward()
+        optimizer.step()
+        assert optimizer.skipped == 1
+        assert all(map(torch.equal, before, wrapped.parameters()))
+        train(wrapped, optimizer, 2, half)
+        assert optimizer.steps == 4
+        """,
+        tmp_path,
+    )
+
+
+def test_sharded_parameters_are_refused_by_name(tmp_path):
+    in_two_processes(
+        """
+        from torch.distributed.fsdp import fully_shard
+        from torch.distributed.device_mesh import init_device_mesh
+        together()
+        shapes = mukron.base_shapes(lambda width: Net(width), 4)
+        model = network()
+        fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+        for attempt in (lambda: mukron.parametrize(model, shapes), lambda: mukron.Muon(model, lr=0.02)):
+            with pytest.raises(ValueError, match="spread over processes by fully_shard"):
+                attempt()
+        """,
+        tmp_path,
+    )
