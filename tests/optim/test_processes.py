@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
+import mukron
+
 START = """
 import os, sys, torch
 from torch import nn
@@ -191,3 +193,21 @@ def test_sharded_parameters_are_refused_by_name(tmp_path):
         """,
         tmp_path,
     )
+
+
+def test_other_kinds_of_sharding_are_refused_by_name(monkeypatch):
+    class FullyShardedDataParallel(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = torch.nn.Linear(3, 3)
+
+    with monkeypatch.context() as patched:
+        import torch.distributed.fsdp as fsdp
+
+        patched.setattr(fsdp, "FullyShardedDataParallel", FullyShardedDataParallel)
+        with pytest.raises(ValueError, match="FSDP1"):
+            mukron.Shampoo(FullyShardedDataParallel())
+    model = torch.nn.Linear(3, 3)
+    model.weight.ds_id = 0
+    with pytest.raises(ValueError, match="DeepSpeed's ZeRO"):
+        mukron.Shampoo(model)

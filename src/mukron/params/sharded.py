@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import torch
+import sys
+
 from torch import nn
 
 from mukron.params.errors import ParametrizationError
@@ -26,14 +27,17 @@ def refuse_sharded(model: nn.Module) -> None:
 
 
 def _sharded_by(model: nn.Module) -> str:
-    if not torch.distributed.is_available():
-        return ""
-    from torch.distributed.fsdp import FullyShardedDataParallel
-    from torch.distributed.tensor import DTensor
-
-    if any(isinstance(module, FullyShardedDataParallel) for module in model.modules()):
+    """What shards it; a kind that was never imported, which may take seconds, is not there."""
+    if any(
+        isinstance(module, _kind("torch.distributed.fsdp", "FullyShardedDataParallel")) for module in model.modules()
+    ):
         return "FullyShardedDataParallel (FSDP1)"
     parameters = [*model.parameters()]
-    if any(isinstance(parameter, DTensor) for parameter in parameters):
+    if any(isinstance(parameter, _kind("torch.distributed.tensor", "DTensor")) for parameter in parameters):
         return "fully_shard (FSDP2) or another kind of DTensor"
     return "DeepSpeed's ZeRO" if any(hasattr(parameter, "ds_id") for parameter in parameters) else ""
+
+
+def _kind(module: str, name: str) -> type | tuple[()]:
+    kind: type | tuple[()] = getattr(sys.modules.get(module), name, ())
+    return kind
