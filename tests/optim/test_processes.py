@@ -120,6 +120,8 @@ def test_methods_that_measure_curvature_are_refused(tmp_path):
             for called in (network(), DDP(network())):
                 with pytest.raises(RuntimeError, match=f"{make.__name__} in 2 processes is not supported yet"):
                     make(called, lr=0.05)
+        with pytest.raises(RuntimeError, match="gradients that are never formed cannot be averaged"):
+            mukron.Shampoo(network(), lr=0.05, fused=True)
         before = [p.detach().clone() for p in model.parameters()]
         with pytest.raises(RuntimeError, match="KFAC in 2 processes"):
             train(DDP(model), early, 1, half)
@@ -135,7 +137,7 @@ def test_gradients_that_are_not_averaged_are_refused_on_every_rank(tmp_path):
         together()
         model = network()
         optimizer = mukron.Muon(model, lr=0.02)
-        with pytest.raises(RuntimeError, match="the gradients of 2 processes differ"):
+        with pytest.raises(RuntimeError, match="gradients of 2 processes differ"):
             train(model, optimizer, 1, half)
 
         model = network()
@@ -152,6 +154,76 @@ def test_gradients_that_are_not_averaged_are_refused_on_every_rank(tmp_path):
         optimizer = mukron.Muon(wrapped, lr=0.02)
         with wrapped.no_sync(), pytest.raises(RuntimeError, match="outside of no_sync"):
             train(wrapped, optimizer, 1, half)
+        """,
+        tmp_path,
+    )
+
+
+def test_weights_and_learning_rates_that_differ_are_refused(tmp_path):
+    """Also after a refusal that was caught, in a copy, and where ranks disagree in the order of entries alone."""
+    in_two_processes(
+        """
+        import copy
+        together()
+
+        def average(model):
+            for p in model.parameters():
+                torch.distributed.all_reduce(p.grad)
+
+        torch.manual_seed(rank)
+        apart = Net(8).double()
+        optimizer = mukron.Muon(apart, lr=0.02)
+        for _ in range(2):
+            F.cross_entropy(apart(batch(0)[0]), batch(0)[1]).backward()
+            average(apart)
+            with pytest.raises(RuntimeError, match="the weights of 2 processes differ"):
+                optimizer.step()
+        wrapped = DDP(network())
+        with pytest.raises(RuntimeError, match="the learning rates of 2 processes differ"):
+            train(wrapped, mukron.Muon(wrapped, lr=0.02 + 0.01 * rank), 1, half)
+        optimizer = mukron.Muon(wrapped, lr=0.02)
+        train(wrapped, optimizer, 2, half)
+        other, of_other = copy.deepcopy((wrapped.module, optimizer))
+        with pytest.raises(RuntimeError, match="the gradients of 2 processes differ"):
+            train(other, of_other, 1, half)
+        square = nn.Linear(4, 4, bias=False)
+        nn.init.eye_(square.weight)
+        square(torch.eye(4)[rank : rank + 1]).sum().backward()
+        with pytest.raises(RuntimeError, match="the gradients of 2 processes differ"):
+            mukron.Muon(square, lr=0.02, exclude=()).step()
+        """,
+        tmp_path,
+    )
+
+
+def test_equal_gradients_pass_with_any_number_of_threads(tmp_path):
+    in_two_processes(
+        """
+        together()
+        torch.set_num_threads(1 + rank)
+        torch.manual_seed(0)
+        wrapped = DDP(nn.Sequential(nn.Linear(32, 256), nn.Tanh(), nn.Linear(256, 256), nn.Tanh(), nn.Linear(256, 3)))
+        x = torch.randn(16, 32, generator=torch.Generator().manual_seed(rank))
+        optimizer = mukron.Muon(wrapped, lr=0.02)
+        wrapped(x).logsumexp(1).mean().backward()
+        optimizer.step()
+        assert optimizer.steps == 1
+        """,
+        tmp_path,
+    )
+
+
+def test_each_process_by_itself(tmp_path):
+    """In a process group of one rank every method trains alone, K-FAC too."""
+    in_two_processes(
+        """
+        together()
+        own = [torch.distributed.new_group([k]) for k in range(2)][rank]
+        for make in (mukron.KFAC, mukron.Muon):
+            wrapped = DDP(network(), process_group=own)
+            optimizer = make(wrapped, lr=0.02)
+            train(wrapped, optimizer, 2 + rank, half)
+            assert optimizer.steps == 2 + rank
         """,
         tmp_path,
     )
@@ -186,7 +258,10 @@ def test_sharded_parameters_are_refused_by_name(tmp_path):
         together()
         shapes = mukron.base_shapes(lambda width: Net(width), 4)
         model = network()
+        early = mukron.Muon(model, lr=0.02)
         fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+        with pytest.raises(ValueError, match="spread over processes by fully_shard"):
+            train(model, early, 1, half)
         for attempt in (lambda: mukron.parametrize(model, shapes), lambda: mukron.Muon(model, lr=0.02)):
             with pytest.raises(ValueError, match="spread over processes by fully_shard"):
                 attempt()

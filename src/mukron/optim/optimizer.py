@@ -39,7 +39,7 @@ from mukron.optim.momentum import Momentum, momentum_entries
 from mukron.optim.options import StepOptions, usual_fallback_lr
 from mukron.optim.plan import plan_table
 from mukron.optim.precision import check_precision
-from mukron.optim.processes import check_gradients_agree, check_processes
+from mukron.optim.processes import check_alike, check_processes
 from mukron.optim.reduction import ReductionRatio
 from mukron.optim.saving import complete_state, load_state, unpickle
 from mukron.optim.table import LayerEntry, ParameterEntry, build_tables
@@ -55,7 +55,7 @@ from mukron.theory import Method
 if TYPE_CHECKING:
     from mukron.optim.spec import MethodSpec
 
-TIED_TO_THE_MODEL = ("_capture", "entries", "layers", "generator", "watchers", "exchange")
+TIED_TO_THE_MODEL = ("_capture", "entries", "layers", "generator", "watchers", "exchange", "compared")
 Watcher = Callable[[str, str, Mapping[str, Factor], Mapping[str, Tensor]], None]
 
 
@@ -117,7 +117,7 @@ class SecondOrder(Optimizer):
         self.exchange: Exchange | None = None
         self.steps, self.skipped, self._skipped_in_a_row, self._skip_cause, self._ready = 0, 0, 0, "", False
         self.watchers: list[Watcher] = []
-        self.compared = False  # whether this process has compared its gradients with those of others
+        self.compared: tuple[Any, int] | None = None  # the process group that was compared with, and steps since
         self.rescues: Counter[str] = Counter()  # "layer factor: how" -> how often
         self.told, self.waiting = set[str](), False  # layers that were looked at; whether one waits for its factors
         self.found_reduction: str | None = None  # of the loss, from the derivative that the first step saw; "": none
@@ -233,7 +233,7 @@ class SecondOrder(Optimizer):
             loss = None if closure is None else closure()
         try:
             check_processes(self)
-            check_gradients_agree(self)
+            check_alike(self)
             step, moves = _attempt(self, ratio, loss)
         except BaseException:
             self.capture.forget()

@@ -7,24 +7,23 @@ batch, so that weights would drift apart.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from mukron.params.sharded import refuse_sharded
 
 if TYPE_CHECKING:
     from mukron.optim.optimizer import SecondOrder
 
-COMPARED_EVERY = 100  # steps between comparisons of the processes' gradients
-
-
-def number_of_processes() -> int:
-    """How many processes train together: 1 where no process group was made."""
-    return torch.distributed.get_world_size() if _in_a_group() else 1
+COMPARED_EVERY = 100  # steps between comparisons
+PIECE = 1 << 22  # entries that a digest is made of at a time
+BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes of an entry
 
 
 def check_processes(optimizer: SecondOrder) -> None:
-    """Refuse methods whose steps would differ from process to process.
+    """Refuse what would differ from process to process.
 
     Args:
         optimizer: The optimizer, at construction and before each step.
@@ -32,49 +31,80 @@ def check_processes(optimizer: SecondOrder) -> None:
     Raises:
         RuntimeError: There are several processes, and they would drift apart.
     """
-    processes = number_of_processes()
-    if processes > 1 and not optimizer.method.gradients_alone:
-        raise RuntimeError(
-            f"{type(optimizer).__name__} in {processes} processes is not supported yet: each would precondition by the "
-            "curvature of its own batch, and their weights would drift apart. Train in one process, or take Shampoo, "
-            "SOAP or Muon, which need averaged gradients alone"
-        )
+    processes = _processes(optimizer.model)
+    if processes == 1:
+        return
+    name, why = type(optimizer).__name__, "each would precondition by the curvature of its own batch"
+    if optimizer.capture_options.fused:
+        name, why = f"{name}(fused=True)", "gradients that are never formed cannot be averaged"
+    elif optimizer.method.gradients_alone:
+        return
+    raise RuntimeError(
+        f"{name} in {processes} processes is not supported yet: {why}, and their weights would drift apart. Train in "
+        "one process, or take Shampoo, SOAP or Muon, without fused=True, which need averaged gradients alone"
+    )
 
 
-def check_gradients_agree(optimizer: SecondOrder) -> None:
-    """Refuse gradients that were not averaged: at the first step in this process, and every 100 steps.
+def check_alike(optimizer: SecondOrder) -> None:
+    """Refuse gradients that were not averaged, and weights that differ: at the first step together, and every 100.
 
     Args:
         optimizer: The optimizer, before a step.
 
     Raises:
-        RuntimeError: The processes have different gradients. All of them are told.
+        RuntimeError: The processes differ. All of them are told.
     """
-    if number_of_processes() == 1 or (optimizer.compared and optimizer.steps % COMPARED_EVERY):
+    if _processes(optimizer.model) == 1:
         return
-    optimizer.compared = True
-    device = optimizer.generator.device
-    own = _digest(optimizer).to(device)
-    largest = torch.stack([own, -own])
-    torch.distributed.all_reduce(largest, torch.distributed.ReduceOp.MAX)
-    if not torch.equal(largest[0], -largest[1]):
+    group = _group(optimizer.model)
+    if optimizer.compared is not None and optimizer.compared[0] is group and optimizer.compared[1] < COMPARED_EVERY:
+        optimizer.compared = (group, optimizer.compared[1] + 1)
+        return
+    refuse_sharded(optimizer.model)  # a model that was sharded after the optimizer was made
+    optimizer.compared = None
+    device, parameters = optimizer.generator.device, [entry.parameter for entry in optimizer.entries.values()]
+    gradients = [parameter.grad for parameter in parameters]
+    rates = torch.tensor([float(group["lr"]) for group in optimizer.param_groups], dtype=torch.float64)
+    digests = [_digest(gradients), _digest(parameters), _digest([rates])]
+    own = torch.stack([*(digest.to(device) for digest in digests), torch.tensor(optimizer.steps, device=device)])
+    both = torch.stack([own, -own])
+    torch.distributed.all_reduce(both, torch.distributed.ReduceOp.MAX, group=group)
+    names = ("gradients", "weights", "learning rates", "numbers of steps")
+    apart = [name for name, differs in zip(names, (both[0] != -both[1]).tolist(), strict=True) if differs]
+    if apart:
         raise RuntimeError(
-            f"the gradients of {number_of_processes()} processes differ, and so would their weights: call the model "
-            "through DistributedDataParallel (its last backward pass before a step outside of no_sync), or average "
-            "gradients by all_reduce before the step"
+            f"the {' and '.join(apart)} of {_processes(optimizer.model)} processes differ. Start with the same weights "
+            "and optimizer state everywhere, and call the model through DistributedDataParallel (its last backward "
+            "pass before a step outside of no_sync), or average gradients by all_reduce before the step"
         )
+    if any(gradient is not None for gradient in gradients):
+        optimizer.compared = (group, 1)
 
 
-def _digest(optimizer: SecondOrder) -> Tensor:
-    """Numbers that differ if gradients do: how many there are, and two sums over them (-1: not finite)."""
-    gradients = [entry.parameter.grad for entry in optimizer.entries.values() if entry.parameter.grad is not None]
-    sums = [torch.zeros(2, dtype=torch.float64)]
-    for k, gradient in enumerate(gradients):
-        values = gradient.coalesce().values() if gradient.is_sparse else gradient
-        both = torch.stack([values.double().sum(), values.double().abs().sum()]).cpu()
-        sums.append(both.nan_to_num(-1.0, -1.0, -1.0) / (1.0 + 0.01 * k))
-    return torch.cat([torch.stack(sums).sum(0), torch.tensor([float(len(gradients))], dtype=torch.float64)])
+def _processes(model: nn.Module) -> int:
+    """How many processes train this model: 1 where no process group was made."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return 1
+    return torch.distributed.get_world_size(_group(model))
 
 
-def _in_a_group() -> bool:
-    return torch.distributed.is_available() and torch.distributed.is_initialized()
+def _group(model: nn.Module) -> Any:
+    """The process group of a model that was wrapped before its optimizer was made; else that of all processes."""
+    wrapped = isinstance(model, nn.parallel.DistributedDataParallel)
+    return model.process_group if wrapped else torch.distributed.group.WORLD
+
+
+def _digest(tensors: list[Tensor] | list[nn.Parameter] | list[Tensor | None]) -> Tensor:
+    """A whole number that differs if one bit does, whatever the order in which it is summed; wraps around."""
+    total = torch.zeros((), dtype=torch.int64)
+    for k, tensor in enumerate(tensors):
+        if tensor is None:
+            continue
+        values = (tensor.coalesce().values() if tensor.is_sparse else tensor).detach().reshape(-1)
+        for begin in range(0, len(values), PIECE):
+            piece = values[begin : begin + PIECE]
+            piece = torch.where(piece.isnan(), 0.0, piece).contiguous()
+            bits = piece.view(BITS[piece.element_size()]).to(torch.int64)
+            places = torch.arange(begin, begin + len(piece), device=piece.device).mul_(2).add_(2 * k + 1)
+            total = total.to(piece.device) + (bits + k + 1).mul_(places).sum()
+    return total

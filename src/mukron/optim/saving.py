@@ -139,7 +139,7 @@ def _restore_generator(generator: torch.Generator, state: Tensor) -> None:
 
 def unpickle(optimizer: SecondOrder, generator: Tensor) -> None:
     """Complete a copy: a random generator in that state on the copy's device, and a plan of the copied model."""
-    optimizer._capture, optimizer.watchers, optimizer.exchange = None, [], None
+    optimizer._capture, optimizer.watchers, optimizer.exchange, optimizer.compared = None, [], None, None
     first = next(parameter for group in optimizer.param_groups for parameter in group["params"])
     optimizer.generator = torch.Generator(first.device)
     optimizer.generator.set_state(generator)
