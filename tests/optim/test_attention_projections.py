@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 import mukron
 from mukron import FOOF, KFAC, GaussNewton, Shampoo
 from mukron.exponents import fit_exponent
+from networks import GPT
 
 WIDTH, HEADS, CLASSES, SAMPLES, LENGTH, SOURCE = 8, 2, 5, 4, 6, 3
 METHODS = {"kfac": KFAC, "foof": FOOF, "gauss-newton": GaussNewton, "shampoo": Shampoo}
@@ -605,3 +606,20 @@ def test_queries_keys_and_values_move_alike_at_every_width(method):
 def projected(model: Wide, x: torch.Tensor) -> list[torch.Tensor]:
     h = model.first(x).tanh()
     return list(F.linear(h, model.attention.in_proj_weight, model.attention.in_proj_bias).chunk(3, -1))
+
+
+@pytest.mark.parametrize("trust", ["spectral", "kl", "graft:adam", "rms"])
+def test_the_order_of_samples_does_not_matter_to_shampoo(trust):
+    """The bias of keys has a gradient of rounding alone, which would be made a full move, and take KLClip's bound."""
+    after = []
+    for order in (slice(None), torch.arange(7, -1, -1)):
+        torch.manual_seed(0)
+        model = GPT(16).double()
+        optimizer = Shampoo(model, lr=0.02, trust=trust)
+        for seed in range(12):
+            tokens = torch.randint(50, (8, 6), generator=torch.Generator().manual_seed(seed))[order]
+            optimizer.zero_grad()
+            F.cross_entropy(model(tokens)[:, :-1].flatten(0, 1), tokens[:, 1:].flatten()).backward()
+            optimizer.step()
+        after.append([parameter.detach() for parameter in model.parameters()])
+    torch.testing.assert_close(*after, rtol=1e-9, atol=1e-9)

@@ -315,18 +315,19 @@ class Shampoo(SecondOrder):
 
 
 def _share_of_signal(step: Transaction, layer: LayerEntry) -> Tensor | float:
-    """How much of a bias's move counts: less than all of it where its gradient is rounding beside its weight's.
+    """How much of a bias's move counts, by group: less than all where its gradient is rounding beside its weight's.
 
-    A bias before a norm has no gradient but rounding. Shampoo divides it by its own size, which makes full moves of it.
+    A bias before a norm, and that of attention's keys, has no gradient but rounding. Shampoo divides it by its own
+    size, which makes full moves of it.
     """
-    weight, bias = layer.blocks.get(WEIGHT), layer.blocks[BIAS]
-    raw = None if weight is None else whole_gradient(step, layer, WEIGHT, weight)
-    if weight is None or raw is None or bias.parameter.grad is None:
+    blocks = [(block, layer.blocks[block]) for block in (WEIGHT, BIAS) if block in layer.blocks]
+    found = [whole_gradient(step, layer, block, entry) for block, entry in blocks]
+    both = [dense(raw) for raw in found if raw is not None]
+    if len(both) < 2:
         return 1.0
-    G, g = (torch.linalg.vector_norm(x, dtype=torch.float64) for x in (dense(raw), bias.parameter.grad))
-    inputs = weight.parameter.numel() / bias.parameter.numel()
-    least = max(LEAST_SIGNAL, torch.finfo(bias.parameter.dtype).eps) * G / inputs**0.5
-    share: Tensor = (g / least).where(least > 0, 1.0).clamp_max(1.0).to(bias.parameter.grad.dtype)
+    G, g = (torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True, dtype=torch.float64) for x in both)
+    least = max(LEAST_SIGNAL, torch.finfo(both[1].dtype).eps) * G / both[0].shape[2] ** 0.5
+    share: Tensor = (g / least).where(least > 0, 1.0).clamp_max(1.0).to(both[1].dtype)
     return share
 
 
