@@ -232,8 +232,9 @@ class SecondOrder(Optimizer):
         with torch.enable_grad():
             loss = None if closure is None else closure()
         try:
-            check_processes(self)
-            check_alike(self)
+            if torch.distributed.is_available() and torch.distributed.is_initialized():
+                check_processes(self)
+                check_alike(self)
             step, moves = _attempt(self, ratio, loss)
         except BaseException:
             self.capture.forget()
