@@ -39,6 +39,16 @@ def outputs_of(model: nn.Module) -> dict[str, torch.Tensor]:
     return found
 
 
+def note(changes, width, model, before) -> None:
+    for name, after in outputs_of(model).items():
+        change = (after - before[name]).square().mean().sqrt().item()
+        changes.setdefault(name, []).append((width, change))
+
+
+def fitted(changes) -> dict[str, float]:
+    return {name: fit_exponent(*zip(*pairs, strict=True)).slope for name, pairs in changes.items() if name != "fc3"}
+
+
 def slopes(make) -> dict[str, float]:
     """Of the change of every hidden layer's output by one step, over the width."""
     changes: dict[str, list[tuple[int, float]]] = {}
@@ -51,10 +61,8 @@ def slopes(make) -> dict[str, float]:
             F.cross_entropy(model(X), Y).backward()
             for optimizer in optimizers:
                 optimizer.step()
-            for name, after in outputs_of(model).items():
-                change = (after - before[name]).square().mean().sqrt().item()
-                changes.setdefault(name, []).append((width, change))
-    return {name: fit_exponent(*zip(*pairs, strict=True)).slope for name, pairs in changes.items() if name != "fc3"}
+            note(changes, width, model, before)
+    return fitted(changes)
 
 
 def adamw_beside(plan, method):
@@ -120,10 +128,8 @@ def slopes_in_training(rows: int, make) -> dict[str, float]:
                 F.cross_entropy(model(x), labels).backward()
                 for optimizer in optimizers:
                     optimizer.step()
-            for name, after in outputs_of(model).items():
-                change = (after - before[name]).square().mean().sqrt().item()
-                changes.setdefault(name, []).append((width, change))
-    return {name: fit_exponent(*zip(*pairs, strict=True)).slope for name, pairs in changes.items() if name != "fc3"}
+            note(changes, width, model, before)
+    return fitted(changes)
 
 
 def their_soap(plan, eps=None, change=lambda groups: groups):

@@ -110,6 +110,37 @@ def test_methods_that_need_gradients_alone_take_the_steps_of_the_joined_batch(tm
     )
 
 
+def test_ranks_stay_alike_with_the_options_of_the_wrapper(tmp_path):
+    """In three precisions, with accumulated micro-batches, and over a comparison in the middle."""
+    in_two_processes(
+        """
+        import mukron.optim.processes as processes
+        processes.COMPARED_EVERY = 3
+        together()
+        methods = {mukron.Shampoo: 0.05, mukron.SOAP: 0.05, mukron.Muon: 0.02}
+        for dtype in (torch.float32, torch.bfloat16, torch.float64):
+            for options in ({"static_graph": True}, {"find_unused_parameters": True}, {}):
+                for make, lr in methods.items():
+                    wrapped = DDP(network().to(dtype), **options)
+                    optimizer = make(wrapped, lr=lr)
+                    for step in range(7):
+                        x, y = (each[half] for each in batch(step))
+                        optimizer.zero_grad()
+                        if not options:
+                            with wrapped.no_sync():
+                                F.cross_entropy(wrapped(x[:3].to(dtype)), y[:3]).backward()
+                        F.cross_entropy(wrapped(x[3:].to(dtype)), y[3:]).backward()
+                        optimizer.step()
+                    assert optimizer.steps == 7
+                    for parameter in wrapped.parameters():
+                        other = [torch.empty_like(parameter) for _ in range(2)]
+                        torch.distributed.all_gather(other, parameter.detach())
+                        assert torch.equal(*other), (dtype, options)
+        """,
+        tmp_path,
+    )
+
+
 def test_methods_that_measure_curvature_are_refused(tmp_path):
     """At construction, and at the step if the processes met after it."""
     in_two_processes(

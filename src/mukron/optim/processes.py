@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 COMPARED_EVERY = 100  # steps between comparisons
 PIECE = 1 << 22  # entries that a digest is made of at a time
-BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes of an entry
+BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes of an entry
 
 
 def check_processes(optimizer: SecondOrder) -> None:
