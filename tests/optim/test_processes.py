@@ -141,22 +141,74 @@ def test_ranks_stay_alike_with_the_options_of_the_wrapper(tmp_path):
     )
 
 
-def test_methods_that_measure_curvature_are_refused(tmp_path):
-    """At construction, and at the step if the processes met after it."""
+def test_curvature_of_the_joined_batch_where_the_model_is_wrapped_later(tmp_path):
+    """Optimizers that were made before the processes met, and gradients that are averaged by hand; no fused steps."""
     in_two_processes(
         """
-        early = mukron.KFAC(model := network(), lr=0.05)
+        early = {make: make(network(), lr=0.05) for make in (mukron.KFAC, mukron.FOOF, mukron.GaussNewton)}
         together()
-        for make in (mukron.KFAC, mukron.FOOF, mukron.GaussNewton):
-            for called in (network(), DDP(network())):
-                with pytest.raises(RuntimeError, match=f"{make.__name__} in 2 processes is not supported yet"):
-                    make(called, lr=0.05)
+        for make, optimizer in early.items():
+            train(DDP(optimizer.model), optimizer, 4, half)
+            wrapped = DDP(network())
+            train(wrapped, make(wrapped, lr=0.05), 4, half)
+            byhand = network()
+            of_hand = make(byhand, lr=0.05)
+            for step in range(4):
+                x, y = batch(step)
+                of_hand.zero_grad()
+                F.cross_entropy(byhand(x[half]), y[half]).backward()
+                for p in byhand.parameters():
+                    torch.distributed.all_reduce(p.grad)
+                    p.grad /= 2
+                of_hand.step()
+            for a, b, c in zip(optimizer.model.parameters(), wrapped.parameters(), byhand.parameters(), strict=True):
+                assert torch.equal(a, b)
+                torch.testing.assert_close(a, c, rtol=1e-10, atol=1e-10)
+        with pytest.raises(RuntimeError, match="gradients that are never formed cannot be averaged"):
+            mukron.KFAC(network(), lr=0.05, fused=True)
         with pytest.raises(RuntimeError, match="gradients that are never formed cannot be averaged"):
             mukron.Shampoo(network(), lr=0.05, fused=True)
-        before = [p.detach().clone() for p in model.parameters()]
-        with pytest.raises(RuntimeError, match="KFAC in 2 processes"):
-            train(DDP(model), early, 1, half)
-        assert all(map(torch.equal, before, model.parameters()))
+        """,
+        tmp_path,
+    )
+
+
+def test_one_rank_whose_loss_is_not_finite_or_whose_inverse_fails(tmp_path):
+    """Both ranks skip the step of a loss that is not finite, and both rescue an inverse that failed on one."""
+    in_two_processes(
+        """
+        import mukron.optim.transaction as transaction
+        from mukron.linalg import FactorizationError
+        together()
+        wrapped = DDP(network())
+        optimizer = mukron.KFAC(wrapped, lr=0.05)
+        train(wrapped, optimizer, 2, half)
+        before = [p.detach().clone() for p in wrapped.parameters()]
+        x, y = batch(9)
+        optimizer.zero_grad()
+        (F.cross_entropy(wrapped(x[half]), y[half]) * (float("nan") if rank else 1.0)).backward()
+        optimizer.step()
+        assert optimizer.skipped == 1
+        assert all(map(torch.equal, before, wrapped.parameters()))
+
+        plain, failures = transaction.prepare, []
+        def prepare(blocks, powers, solver, rescue=True):
+            prepared, numbers = plain(blocks, powers, solver, rescue)
+            if rank == 1 and blocks:
+                failures.append(rescue)
+                prepared = [FactorizationError("made to fail"), *prepared[1:]]
+            return prepared, numbers
+        transaction.prepare = prepare
+        with pytest.warns(RuntimeWarning, match="kept the last inverse"):
+            train(wrapped, optimizer, 1, half)
+        transaction.prepare = plain
+        assert optimizer.steps == 3
+        assert failures == ([False, True] if rank else [])
+        train(wrapped, optimizer, 2, half)
+        for p in wrapped.parameters():
+            other = [torch.empty_like(p) for _ in range(2)]
+            torch.distributed.all_gather(other, p.detach())
+            assert torch.equal(*other)
         """,
         tmp_path,
     )

@@ -13,8 +13,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from mukron import FOOF, KFAC, GaussNewton, Shampoo, base_shapes, parametrize
+from mukron.curvature import Accumulator, LayerStatistics
 from mukron.curvature.frequencies import Frequencies
-from mukron.curvature.passes import Accumulator, LayerStatistics
 from mukron.curvature.stacking import tied
 from mukron.diagnose import coordinate_check
 from mukron.memory import Memory

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 import mukron
 from mukron import FOOF, KFAC, RMS, GaussNewton
+from mukron.curvature import Joint
 from mukron.optim.direction import bounded
 from mukron.optim.transaction import Transaction
 
@@ -76,7 +77,7 @@ def test_a_grafted_step_is_as_long_as_its_rule_says(rule, method):
 def test_a_move_of_any_size_gets_its_length(size, expected):
     torch.manual_seed(0)
     optimizer = FOOF(nn.Linear(40, 50), trust=RMS(0.3 / 2000**0.5))
-    step = Transaction(optimizer, {})
+    step = Transaction(optimizer, Joint({}, [], lambda layer: None))
     scaled = bounded(step, optimizer.layers[""], "weight", None, None, torch.randn(1, 50, 40) * size)
     assert float(scaled.double().norm()) == pytest.approx(expected, rel=1e-5)
 

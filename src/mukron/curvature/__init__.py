@@ -19,6 +19,8 @@ from mukron.curvature.fisher import targets as targets
 from mukron.curvature.forms import FORMS
 from mukron.curvature.forms import as_rows as as_rows
 from mukron.curvature.forms import keeps_halves as keeps_halves
+from mukron.curvature.joined import Joint as Joint
+from mukron.curvature.joined import joined as joined
 from mukron.curvature.passes import Accumulator as Accumulator
 from mukron.curvature.passes import LayerStatistics as LayerStatistics
 from mukron.curvature.passes import Pass as Pass
@@ -28,6 +30,8 @@ from mukron.curvature.precision import perturbed as perturbed
 from mukron.curvature.products import Host as Host
 from mukron.curvature.products import Watch as Watch
 from mukron.curvature.products import hosts as hosts
+from mukron.curvature.ranks import Ranks as Ranks
+from mukron.curvature.records import PassRecord as PassRecord
 from mukron.curvature.scale import AS_A_SUM as AS_A_SUM
 from mukron.curvature.scale import OVER_POSITIONS as OVER_POSITIONS
 from mukron.curvature.scale import OVER_SAMPLES as OVER_SAMPLES
@@ -38,6 +42,7 @@ from mukron.curvature.scale import reduction_in_use as reduction_in_use
 from mukron.curvature.scale import signal_scale as signal_scale
 from mukron.curvature.stacking import Halves as Halves
 from mukron.curvature.stacking import Jacobian as Jacobian
+from mukron.curvature.uses import along as along
 
 __all__ = [
     "FORMS",

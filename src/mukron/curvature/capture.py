@@ -24,17 +24,18 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Generator, Tensor, nn
+from torch import Generator, Tensor, distributed, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from mukron.curvature.fisher import CaptureOptions, OwnPasses, send_signals
+from mukron.curvature.fisher import CaptureOptions, OwnPasses, send_signals, targets
 from mukron.curvature.forms import replaces_gradient
 from mukron.curvature.jacobians import add_jacobians
 from mukron.curvature.outputs import no_classes, no_output, shows_reduction
 from mukron.curvature.passes import LayerPass, LayerStatistics, Pass, gather, precise
 from mukron.curvature.products import Watch, hosts, passes_of_product
+from mukron.curvature.ranks import Ranks
 from mukron.curvature.scale import add_scale, classes_at
-from mukron.curvature.uses import add_probe, along
+from mukron.curvature.uses import Joined, add_probe
 from mukron.layers import MatrixLayer
 from mukron.stages import stage
 
@@ -82,6 +83,7 @@ class Capture:
         self.modules: dict[str, nn.Module] = {"": model, **{key: layer.module for key, (_, layer) in self.uses.items()}}
         self.parameters = list(model.parameters())
         self.passes: list[Pass] = []
+        self.ranks: Callable[[], Ranks | None] = lambda: None  # which processes train the model together
         self.paused = False
         self.due = True  # the coming step wants fresh statistics
         self.checks_uses = True  # until a step has seen that gradients come from the layers' own passes
@@ -108,10 +110,6 @@ class Capture:
     def gather(self) -> dict[str, LayerStatistics]:
         """The statistics of every layer over all differentiated passes."""
         return gather(self.passes)
-
-    def along(self, name: str) -> Tensor | None:
-        """What the gradient of that layer's weight, by its own passes, does to the probe v: D^T (H v)."""
-        return along(self.passes, name)
 
     def commit(self, due: bool, double: frozenset[str]) -> None:
         """A step has used what was gathered; this is what the next one wants."""
@@ -223,6 +221,8 @@ class Capture:
         if not running or output is None:  # None: the forward pass failed
             return
         f = output_of(self.options, output)
+        if f.requires_grad and not len(f) and self.due and self.options.draws:
+            on_gradient(get_gradient_edge(f), partial(draw_nothing, self))
         if not f.requires_grad or not len(f):  # an empty batch shows nothing
             return
         for layer in running.values():
@@ -283,7 +283,8 @@ class Capture:
                     if self.options.jacobian:
                         add_jacobians(this, f, root, edges, outputs)
                     else:
-                        send_signals(this, f, root, edges, outputs, class_dim, self.generator)
+                        ranks = self.ranks() if distributed.is_available() and distributed.is_initialized() else None
+                        send_signals(this, f, root, edges, outputs, class_dim, self.generator, ranks)
             for name in this.layers if self.options.inputs or self.options.fused or not this.due else ():
                 if this.checked:
                     add_probe(this.layers[name])
@@ -309,6 +310,13 @@ class Capture:
             return False
         kept = [gradient for gradient, known, _ in left if id(gradient) == known]  # others are not of these passes
         return not any(bool(gradient.any()) for gradient in kept)
+
+
+def draw_nothing(capture: Capture, errors: Tensor) -> None:
+    """Other ranks draw for their parts of a batch of which this rank has none; it keeps in step with them."""
+    options = capture.options
+    if (ranks := capture.ranks()) is not None:
+        list(targets(errors.new_empty(0, 2), options.fisher, options.likelihood, -1, capture.generator, ranks))
 
 
 def in_transform() -> bool:
@@ -340,19 +348,6 @@ def class_dim_of(options: CaptureOptions, f: Tensor) -> int:
     if not fits or (categorical and f.shape[1:] == (1,)):
         raise no_classes(options, f)
     return -1 if class_dim is None else class_dim
-
-
-class Joined(torch.autograd.Function):
-    """The tensor itself, made part of autograd's graph: what arrives there is heard of, and goes nowhere."""
-
-    @staticmethod
-    def forward(ctx: Any, output: Tensor, anchor: Tensor) -> Tensor:
-        ctx.mark_dirty(output)
-        return output
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None]:
-        return None, None
 
 
 def on_gradient(edge: GradientEdge, then: Callable[[Tensor], None]) -> None:

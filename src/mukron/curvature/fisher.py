@@ -31,6 +31,7 @@ from mukron.readers import check_flag, check_whole
 
 if TYPE_CHECKING:
     from mukron.curvature.passes import Pass
+    from mukron.curvature.ranks import Ranks
 
 LIKELIHOODS = ("categorical", "gaussian")
 REDUCTIONS = ("mean", "positions", "sum")  # over samples, over samples and positions, or none
@@ -211,42 +212,62 @@ class CaptureOptions:
         return self.inputs or self.signals or self.jacobian
 
     @property
+    def draws(self) -> bool:
+        """Whether signals are drawn at random."""
+        return self.signals and isinstance(self.fisher, Drawn)
+
+    @property
     def anything(self) -> bool:
         """Whether passes are looked at at all."""
         return self.measures or self.fused
 
 
-def targets(f: Tensor, fisher: Fisher, likelihood: str, class_dim: int, generator: Generator) -> Iterator[Tensor]:
-    """The vectors v, each of f's shape. Exact ones come one a class and, beyond that, one a position of the output."""
+def targets(
+    f: Tensor, fisher: Fisher, likelihood: str, class_dim: int, generator: Generator, ranks: Ranks | None = None
+) -> Iterator[Tensor]:
+    """The vectors v, each of f's shape. Exact ones come one a class and, beyond that, one a position of the output.
+
+    ranks: other processes that draw for other parts of the same batch.
+    """
     f = f.detach()
     if isinstance(fisher, Exact):
         yield from _exact(f, likelihood, class_dim)
         return
     assert isinstance(fisher, Drawn)
+    share = None if ranks is None else ranks.share(f.numel())
     for _ in range(fisher.draws):
         if likelihood == "gaussian":
-            v = drawn_targets(f.unsqueeze(0), fisher, likelihood, [generator]).squeeze(0)
+            v = drawn_targets(f.unsqueeze(0), fisher, likelihood, [generator], share).squeeze(0)
         else:
             classes_last = f.movedim(class_dim, -1)
             flat = classes_last.reshape(1, -1, classes_last.shape[-1])
-            v = drawn_targets(flat, fisher, likelihood, [generator]).reshape(classes_last.shape).movedim(-1, class_dim)
+            v = drawn_targets(flat, fisher, likelihood, [generator], share).reshape(classes_last.shape)
+            v = v.movedim(-1, class_dim)
         yield v if fisher.draws == 1 else v / fisher.draws**0.5
 
 
-def drawn_targets(f: Tensor, fisher: Fisher, likelihood: str, generators: Sequence[Generator]) -> Tensor:
+def drawn_targets(
+    f: Tensor,
+    fisher: Fisher,
+    likelihood: str,
+    generators: Sequence[Generator],
+    share: tuple[int, int] | None = None,
+) -> Tensor:
     """The vectors of many networks' outputs f [networks, samples, classes], each drawn by its own generator.
 
     A class y is drawn as the largest of p / q with q exponential, as ``torch.multinomial`` does it, which would wait
     for the device. Outputs that are not finite give signals that are not: the step sees them and is skipped.
+
+    share: of one network whose batch is split, where this part's numbers begin and how many all parts draw.
     """
     f = f.detach()
     signs = isinstance(fisher, RandomSigns)
     if likelihood == "gaussian":
-        noise = _drawn(torch.empty(f.shape, device=generators[0].device), generators, "signs" if signs else "normal")
-        return noise.to(f)
+        noise = torch.empty(f.shape, device=generators[0].device)
+        return _drawn(noise, generators, "signs" if signs else "normal", share).to(f)
     p = (f if f.dtype == torch.float64 else f.float()).softmax(-1)
     noise = torch.empty_like(p, device=generators[0].device)
-    noise = _drawn(noise, generators, "signs" if signs else "exponential").to(p.device)
+    noise = _drawn(noise, generators, "signs" if signs else "exponential", share).to(p.device)
     if signs:
         return _turned_signs(p, noise).to(f)
     y = (p.nan_to_num(1.0) / noise).argmax(-1)
@@ -266,8 +287,15 @@ def _turned_signs(p: Tensor, signs: Tensor) -> Tensor:
     return (v - p * (along / (1 + largest))).scatter(-1, k, -largest * along)
 
 
-def _drawn(noise: Tensor, generators: Sequence[Generator], kind: str) -> Tensor:
-    """The tensor, filled with random numbers of a kind, each network's by its own generator."""
+def _drawn(noise: Tensor, generators: Sequence[Generator], kind: str, share: tuple[int, int] | None) -> Tensor:
+    """The tensor, filled with random numbers of a kind, each network's by its own generator.
+
+    share: those of all parts of a batch are drawn, in one call as one process does, and this part's are taken.
+    """
+    if share is not None:
+        begin, total = share
+        whole = _drawn(noise.new_empty(1, total), generators, kind, None)
+        return whole[0, begin : begin + noise.numel()].reshape(noise.shape)
     for part, generator in zip(noise, generators, strict=True):
         if kind == "signs":
             part.bernoulli_(0.5, generator=generator).mul_(2).sub_(1)
@@ -308,6 +336,7 @@ def send_signals(
     outputs: Sequence[str],
     class_dim: int,
     generator: Generator,
+    ranks: Ranks | None,
 ) -> None:
     """Fisher signals for every layer, each used as it passes by: together they are as large as the graph.
 
@@ -315,7 +344,7 @@ def send_signals(
     whose output is f itself.
     """
     options = this.options
-    for draw, target in enumerate(targets(f, options.fisher, options.likelihood, class_dim, generator)):
+    for draw, target in enumerate(targets(f, options.fisher, options.likelihood, class_dim, generator, ranks)):
         v = target if this.ignored is None else this.ignored.signals(target, class_dim)
         waiting = dict(edges)
 

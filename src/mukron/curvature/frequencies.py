@@ -23,6 +23,12 @@ class Frequencies:
         self.sums = torch.bincount(indices.flatten(), flat, minlength=d).to(dtype).unsqueeze(0)
         self.count = count
 
+    def empty(self) -> Frequencies:
+        """The same count, of sums that are kept elsewhere."""
+        rest = object.__new__(Frequencies)
+        rest.sums, rest.count = self.sums.new_zeros(()), self.count
+        return rest
+
     def merged(self, other: Frequencies) -> Frequencies:
         total = object.__new__(Frequencies)
         total.sums, total.count = self.sums + other.sums, self.count + other.count

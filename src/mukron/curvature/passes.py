@@ -22,11 +22,13 @@ from mukron.curvature.fisher import CaptureOptions
 from mukron.curvature.forms import AUTO, MATRIX, as_rows, keeps_halves, rows_wait
 from mukron.curvature.frequencies import Frequencies, add_indices
 from mukron.curvature.ignored import Ignored
-from mukron.curvature.stacking import TIED_HEAD, Halves, Jacobian, merged, of_all_kinds, summed
+from mukron.curvature.records import Recorded
+from mukron.curvature.stacking import TIED_HEAD, Halves, Jacobian, Stacking, merged, of_all_kinds, summed
 from mukron.layers import MatrixLayer
 from mukron.linalg import Factor, LowRank, MatrixFactor, RowsFactor, products_of
 
 AS_THEY_ARE = nullcontext()  # products of the precision that torch has
+Kinds = dict[str, dict[int, "LayerStatistics"]]  # by layer and kind of use of its weight
 
 
 class Accumulator:
@@ -186,7 +188,7 @@ class LayerPass:
 
 
 @dataclass
-class Pass:
+class Pass(Recorded):
     """One forward pass of the model, from the moment that the user's backward pass reaches its output.
 
     Attributes:
@@ -228,13 +230,6 @@ class Pass:
         if errors.ndim >= (2 if folded else 3) and self.due and (self.options.inputs or self.options.jacobian):
             self.ignored = Ignored(errors, class_dim)
 
-    def restart(self) -> None:
-        """Its gradients were thrown away, and it is differentiated once more: inputs and signals are as they were."""
-        self.errors = None
-        for layer in self.layers.values():
-            layer.delta, layer.along, layer.reached = None, None, False
-            layer.statistics.halves = []
-
     # Inputs.
 
     def add_inputs(self, name: str, may_wait: bool = True) -> None:
@@ -249,8 +244,7 @@ class Pass:
         fresh, expands = self.due and self.options.inputs, not self._reduces(layer)
         N = x.numel() // layer.d_in if layer.plain_rows else layer.row_count(x)
         halves = this.fused or not fresh or N is None or this.name in self.double
-        if not halves:
-            halves = keeps_halves(N, layer.d_in, layer.d_out, self.options.form, self.options.signals)
+        halves = halves or keeps_halves(N, layer.d_in, layer.d_out, self.options.form, self.options.signals)
         gram_alone = fresh and expands and not halves and self.ignored is None and not layer.plain_rows
         if may_wait and expands and this.made and not layer.plain_rows and N is not None and not gram_alone:
             this.waits = rows_wait(N, layer.d_in, layer.groups, x.numel())
@@ -266,9 +260,8 @@ class Pass:
                 this.statistics.A = Accumulator(layer.d_in, layer.d_out, MATRIX)
                 this.statistics.A.add_matrix(layer.gram(self._precise(x, this.name)), self.samples)
             else:
-                self._add_rows(
-                    this, self._precise(x if this.made or not halves else x.clone(), this.name), fresh, halves
-                )
+                kept = x if this.made or not halves else x.clone()
+                self._add_rows(this, self._precise(kept, this.name), fresh, halves)
 
     def _add_rows(self, this: LayerPass, x: Tensor, fresh: bool, halves: bool) -> None:
         layer, statistics, reduces = this.layer, this.statistics, self._reduces(this.layer)
@@ -367,7 +360,12 @@ class Pass:
 
 def gather(passes: list[Pass]) -> dict[str, LayerStatistics]:
     """The statistics of every layer over all passes."""
-    kinds: dict[str, dict[int, LayerStatistics]] = {}
+    return of_layers(*by_kind(passes))
+
+
+def by_kind(passes: list[Pass]) -> tuple[Kinds, dict[str, int], dict[str, Stacking]]:
+    """The statistics of all passes by layer and kind of use, the samples of each layer, and what it stacks or ties."""
+    kinds: Kinds = {}
     samples: dict[str, int] = {}
     for one in passes:
         for name, of_pass in one.gather().items():
@@ -375,7 +373,12 @@ def gather(passes: list[Pass]) -> dict[str, LayerStatistics]:
             for kind, statistics in of_pass.items():
                 known[kind] = merged(known[kind], statistics) if kind in known else statistics
             samples[name] = samples.get(name, 0) + one.samples
-    uses = {use.name: use for one in passes for use in one.layers.values() if use.tied or use.parts > 1}
+    uses = [use for one in passes for use in one.layers.values()]
+    return kinds, samples, {use.name: Stacking(use.tied, use.parts) for use in uses if use.tied or use.parts > 1}
+
+
+def of_layers(kinds: Kinds, samples: dict[str, int], uses: dict[str, Stacking]) -> dict[str, LayerStatistics]:
+    """The statistics of every layer, from those of all kinds of use of its weight."""
     total = {name: of_all_kinds(of, uses[name], samples[name]) if name in uses else of[0] for name, of in kinds.items()}
     for statistics in total.values():
         statistics.join()

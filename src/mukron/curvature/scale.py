@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 
 from mukron.curvature.passes import Pass
+from mukron.curvature.records import PassRecord
 
 OVER_SAMPLES, OVER_POSITIONS, AS_A_SUM = "mean over samples", "mean over positions", "sum"
 SAID = {"mean": OVER_SAMPLES, "positions": OVER_POSITIONS, "sum": AS_A_SUM}  # by the user
@@ -86,7 +87,7 @@ class LossScale(NamedTuple):
         return abs(math.log(self.weight * counts[reduction]))
 
     @staticmethod
-    def of(passes: Sequence[Pass]) -> LossScale | None:
+    def of(passes: Sequence[Pass | PassRecord]) -> LossScale | None:
         """None: it cannot be measured, or the loss is no cross-entropy of the output. A loss that depends on no output
         has the weight 0. It waits for the device.
         """
@@ -145,24 +146,22 @@ def reduction_in_use(found: str | None, said: str | None) -> str:
     return found or SAID.get(said or "", OVER_SAMPLES)
 
 
-def inverse_weight(passes: Sequence[Pass], reduction: str) -> float | Tensor:
+def inverse_weight(passes: Sequence[Pass | PassRecord], reduction: str) -> float | Tensor:
     """1 / w of these passes, which makes a derivative of the loss one of the summed log-likelihood."""
     if reduction == AS_A_SUM:
         return 1.0
-    ignored = [(one, one.ignored) for one in passes]
-    if reduction == OVER_SAMPLES:
-        return sum([float(one.samples) if mask is None else mask.used_samples.double() for one, mask in ignored])
-    return sum([float(one.samples) if mask is None else mask.weights.sum(dtype=torch.float64) for one, mask in ignored])
+    over_samples = reduction == OVER_SAMPLES
+    return sum([one.used_samples if over_samples else one.used_positions for one in passes])
 
 
-def input_weight(passes: Sequence[Pass], reduction: str) -> float | Tensor:
+def input_weight(passes: Sequence[Pass | PassRecord], reduction: str) -> float | Tensor:
     """s, which A is multiplied by."""
     if reduction == OVER_SAMPLES:
         return 1.0
     return inverse_weight(passes, OVER_SAMPLES) / inverse_weight(passes, reduction)
 
 
-def signal_scale(passes: Sequence[Pass], reduction: str) -> float | Tensor:
+def signal_scale(passes: Sequence[Pass | PassRecord], reduction: str) -> float | Tensor:
     """What makes the loss's derivatives signals of B: 1 / w.
 
     Those of a pass with ignored samples come multiplied by the share of samples that count.

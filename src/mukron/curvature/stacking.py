@@ -59,6 +59,18 @@ class Halves(NamedTuple):
     fused: bool  # autograd does not form this gradient: it is not in the weight's ``grad``
 
 
+class Stacking(NamedTuple):
+    """How a weight is used, where it is not by one layer as one map.
+
+    Attributes:
+        tied: It is that of an embedding and of a head.
+        parts: The number of maps that it stacks.
+    """
+
+    tied: bool
+    parts: int
+
+
 class RowStack:
     """Rows of several maps as groups of one tensor, with zeros where a map has fewer; once for the same rows."""
 
@@ -80,10 +92,10 @@ class RowStack:
         return torch.cat([F.pad(part, (*after, 0, N - part.shape[dim])) for part in parts])
 
 
-def of_all_kinds(kinds: Mapping[int, LayerStatistics], use: LayerPass, samples: int) -> LayerStatistics:
+def of_all_kinds(kinds: Mapping[int, LayerStatistics], use: Stacking, samples: int) -> LayerStatistics:
     """The statistics of a layer from those of each kind of use of its weight, or of each of its maps, in all passes.
 
-    use: any one of them; samples: those of all passes in which there is one.
+    use: what the weight stacks or ties; samples: those of all passes in which it is used.
     """
     if use.tied:
         return tied(kinds.get(0), kinds.get(TIED_HEAD), samples)

@@ -8,6 +8,7 @@ H v is made with the inputs, and D^T (H v) as D arrives (``Pass.add_delta``). Th
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -46,3 +47,16 @@ def _along(this: Pass, name: str) -> Tensor | None:
             products[part] = use.along if part not in products else products[part] + use.along
     complete = bool(uses) and len(products) == uses[0].parts
     return torch.cat([products[part] for part in sorted(products)]) if complete else None
+
+
+class Joined(torch.autograd.Function):
+    """The tensor itself, made part of autograd's graph: what arrives there is heard of, and goes nowhere."""
+
+    @staticmethod
+    def forward(ctx: Any, output: Tensor, anchor: Tensor) -> Tensor:
+        ctx.mark_dirty(output)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None]:
+        return None, None

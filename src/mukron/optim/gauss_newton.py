@@ -119,7 +119,7 @@ class GaussNewton(SecondOrder):
         """
         if statistics is None or not statistics.jacobians:
             raise not_seen(layer, step)
-        n = inverse_weight(self.capture.passes, reduction_in_use(step.found_reduction, self.loss.reduction))
+        n = inverse_weight(step.passes, reduction_in_use(step.found_reduction, self.loss.reduction))
         scale = n if self.loss.grad_scaler is None else n / self.loss.grad_scaler.get_scale()
         # rows are samples x outputs; the errors go into the signals
         jacobians = statistics.jacobians

@@ -17,6 +17,7 @@ from mukron.curvature import (
     Empirical,
     LossScale,
     Pass,
+    PassRecord,
     reduction_in_use,
 )
 from mukron.damping import Adaptive, Heuristic, Rule
@@ -160,16 +161,16 @@ def check_uses(optimizer: SecondOrder, step: Transaction) -> None:
     A weight that is also used behind its layer's back (``F.linear(h, embedding.weight)``) shows in this alone.
     """
     capture, first = optimizer.capture, optimizer.capture.checks_uses
-    step.checks_uses = optimizer.capture_options.measures and not capture.passes  # nothing to look at yet
+    step.checks_uses = optimizer.capture_options.measures and not step.passes  # nothing to look at yet
     factors: dict[str, float] = {}
     for layer in step.active:
         entry = layer.blocks.get(WEIGHT)
         grad = None if entry is None else entry.parameter.grad
-        if entry is None or grad is None or grad.is_sparse or not capture.passes:
+        if entry is None or grad is None or grad.is_sparse or not step.passes:
             continue
         G = layer.layer.block(WEIGHT, grad)
         G = G.float() if G.dtype in (torch.float16, torch.bfloat16) else G
-        ours, actual = capture.along(layer.name), G @ probe(G.shape[-1], G.dtype, G.device)
+        ours, actual = step.along(layer.name), G @ probe(G.shape[-1], G.dtype, G.device)
         if not bool(actual.isfinite().all()):
             step.checks_uses = True  # nothing is seen by this; the next step will tell
             return
@@ -187,13 +188,15 @@ def check_uses(optimizer: SecondOrder, step: Transaction) -> None:
         factors[layer.name] = float(factor)
         statistics = step.statistics.get(layer.name)
         fused = [use.fused for one in capture.passes for use in one.layers.values() if use.name == layer.name]
-        if statistics is not None and statistics.halves and all(fused):  # the gradient has served, and makes room
+        if (
+            statistics is not None and statistics.halves and fused and all(fused)
+        ):  # the gradient has served, and makes room
             statistics.halves = [half._replace(fused=True) for half in statistics.halves]
             statistics.join()
             entry.parameter.grad = None
     if first:
         _check_scaler(optimizer, step, list(factors.values()))
-    if optimizer.capture_options.weighs_loss and step.found_reduction is None and capture.passes:
+    if optimizer.capture_options.weighs_loss and step.found_reduction is None and step.passes:
         _find_reduction(optimizer, step, list(factors.values()))
 
 
@@ -232,18 +235,18 @@ def _find_reduction(optimizer: SecondOrder, step: Transaction, factors: Sequence
     options, power = optimizer.capture_options, _unscaled_by(factors)
     if any(group["maximize"] for group in optimizer.param_groups):
         return  # the target's entry is not the negative one
-    if options.signals and not options.empirical and _is_no_cross_entropy(optimizer.capture.passes):
+    if options.signals and not options.empirical and _is_no_cross_entropy(step.passes):
         step.remarks.append(
             f"{type(optimizer).__name__} takes the model's output for logits, but the derivative of the loss does not "
             "sum to zero over the classes: the loss is no cross-entropy. For squared errors pass "
             'likelihood="gaussian"; for any other loss fisher="empirical" uses its own derivatives'
         )
         return
-    if places := [dim for one in optimizer.capture.passes if (dim := one.classes_elsewhere) is not None]:
+    if places := [dim for one in step.passes if (dim := one.classes_elsewhere) is not None]:
         given = f"class_dim={options.class_dim} was given, but the derivative of the loss sums to zero over dimension "
         step.remarks.append(f"{given}{places[0]} of the output: the classes are there. Pass class_dim={places[0]}")
         return
-    scale = LossScale.of(optimizer.capture.passes)
+    scale = LossScale.of(step.passes)
     if scale is None:
         return
     if scale.weight == 0:
@@ -256,7 +259,7 @@ def _find_reduction(optimizer: SecondOrder, step: Transaction, factors: Sequence
     clipped = options.grad_scaler is None and power is None
     clipped = clipped and (not factors or math.log2(max(min(factors), 1e-300)) < LARGEST_POWER)
     found = scale.reduction((OVER_SAMPLES, OVER_POSITIONS)) if clipped else scale.reduction()
-    step.asks_reduction = found is not None and _looks_alike(scale, found, optimizer.capture.passes)
+    step.asks_reduction = found is not None and _looks_alike(scale, found, step.passes)
     if step.asks_reduction:
         return  # what the user says counts until a batch decides; for this one it makes no difference
     step.found_reduction = found if clipped else found or NONE_OF_THEM
@@ -283,19 +286,19 @@ def _find_reduction(optimizer: SecondOrder, step: Transaction, factors: Sequence
         )
 
 
-def _is_no_cross_entropy(passes: Sequence[Pass]) -> bool:
+def _is_no_cross_entropy(passes: Sequence[Pass | PassRecord]) -> bool:
     """Whether it is certain: a loss of softmax(f) does not change with a number that is added to all of f's entries."""
-    if any(one.errors is None or one.ignored is not None for one in passes):  # an output with positions
+    sums = [one.unbalanced for one in passes if one.unbalanced is not None]
+    if len(sums) < len(passes):  # an output with positions
         return False
-    sums = [torch.stack([e.sum(1).abs().sum(), e.abs().sum()]) for one in passes if (e := one.errors) is not None]
     total, size = torch.stack(sums).sum(0).tolist() if sums else (0.0, 0.0)
     return total > NOT_ZERO * size
 
 
-def _looks_alike(scale: LossScale, found: str, passes: Sequence[Pass]) -> bool:
+def _looks_alike(scale: LossScale, found: str, passes: Sequence[Pass | PassRecord]) -> bool:
     """Whether another reduction is the same for this batch: of one sample, or of samples with one position each."""
     counts = {OVER_SAMPLES: scale.samples, OVER_POSITIONS: scale.positions, AS_A_SUM: 1.0}
-    if not any(one.ignored is not None for one in passes):  # the output has no positions
+    if not any(one.positions for one in passes):
         counts.pop(OVER_POSITIONS)
     return any(name != found and count == counts.get(found) for name, count in counts.items())
 
@@ -347,7 +350,9 @@ def tell(optimizer: SecondOrder, step: Transaction) -> None:
 
     Also, once a layer, of moves that its trust had to shorten by a very large factor.
     """
-    step.notify()
+    for watcher in optimizer.watchers:
+        for (name, block), (factors, rho) in step.factors.items():
+            watcher(name, block, factors, rho)
     for remark in step.remarks:
         warnings.warn(remark, UserWarning, stacklevel=5)
     for name, factor, how in step.rescues:

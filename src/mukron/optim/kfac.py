@@ -200,7 +200,7 @@ class KFAC(SecondOrder):
         if step.found_reduction == OVER_SAMPLES and not self.capture_options.empirical:
             return 1.0, 1.0
         if "scales" not in step.scratch:
-            options, passes = self.capture_options, self.capture.passes
+            options, passes = self.capture_options, step.passes
             reduction = reduction_in_use(step.found_reduction, options.reduction)
             signals: float | Tensor = 1.0
             if options.empirical:

@@ -12,18 +12,19 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from fractions import Fraction
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mukron.curvature import Capture, CaptureOptions, LayerStatistics, gather
+from mukron.curvature import Capture, CaptureOptions, Joint, LayerStatistics, along, gather
 from mukron.damping import Adaptive, Rule
 from mukron.linalg import Factor
 from mukron.optim.direction import apply, base_rate, directions
 from mukron.optim.docs import describe, refuse_unknown
-from mukron.optim.exchange import Exchange
+from mukron.optim.exchange import Exchange, Together
 from mukron.optim.guards import (
     check_arguments,
     check_dtypes,
@@ -39,7 +40,7 @@ from mukron.optim.momentum import Momentum, momentum_entries
 from mukron.optim.options import StepOptions, usual_fallback_lr
 from mukron.optim.plan import plan_table
 from mukron.optim.precision import check_precision
-from mukron.optim.processes import check_alike, check_processes
+from mukron.optim.processes import check_alike, check_processes, exchange_of, ranks_of
 from mukron.optim.reduction import ReductionRatio
 from mukron.optim.saving import complete_state, load_state, unpickle
 from mukron.optim.table import LayerEntry, ParameterEntry, build_tables
@@ -177,8 +178,6 @@ class SecondOrder(Optimizer):
         """
         return {statistic.name: e for statistic, e in self.method.factors}
 
-    # Groups, and the layers they own.
-
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a parameter group, as in any optimizer of torch; its layers are preconditioned from the next step on.
 
@@ -227,13 +226,14 @@ class SecondOrder(Optimizer):
         Args:
             closure: Computes the loss and its gradients, and returns the loss; needed by damping that adapts alone.
         """
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            self.exchange = exchange_of(self)
         adapts = any(group.get("adaptive") for group in self.param_groups)
         ratio = ReductionRatio(self, closure) if adapts else None
         with torch.enable_grad():
             loss = None if closure is None else closure()
         try:
-            if torch.distributed.is_available() and torch.distributed.is_initialized():
-                check_processes(self)
+            if isinstance(self.exchange, Together):
                 check_alike(self)
             step, moves = _attempt(self, ratio, loss)
         except BaseException:
@@ -328,6 +328,7 @@ def _listen(optimizer: SecondOrder) -> None:
     others = {other: (name, layer) for name, of in entries.items() for other, layer in of.others.items()}
     optimizer._capture = Capture(unwrap(optimizer.model), heard, measured, optimizer.generator, others)
     optimizer._capture.class_dim = optimizer.found_class_dim
+    optimizer._capture.ranks = partial(ranks_of, optimizer.model)
     optimizer._capture.due, optimizer._capture.double = wants(optimizer)
 
 
@@ -341,10 +342,11 @@ def _attempt(
     """
     if optimizer.capture.gradients and all(p.grad is None for p, _, _ in optimizer.capture.gradients):
         optimizer.capture.forget()  # they were thrown away, and nothing came after them
-    own = gather(optimizer.capture.passes)
-    step = Transaction(optimizer, own if optimizer.exchange is None else optimizer.exchange.gather(own))
+    passes, exchange = optimizer.capture.passes, optimizer.exchange
+    joint = Joint(gather(passes), passes, partial(along, passes)) if exchange is None else exchange.gather(passes)
+    step = Transaction(optimizer, joint)
     step.applied = {} if ratio is not None and ratio.groups else None
-    asks = optimizer.capture.asks_reduction and all(one.checked for one in optimizer.capture.passes)
+    asks = optimizer.capture.asks_reduction and all(one.checked for one in step.passes)
     if optimizer.capture.checks_uses or asks:
         check_uses(optimizer, step)
     with stage("mukron::factors"):

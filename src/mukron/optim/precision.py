@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from mukron.curvature import LayerStatistics, perturbed
+from mukron.curvature import Joint, LayerStatistics, perturbed
 from mukron.layers import WEIGHT
 from mukron.optim.direction import block_gradient, dense, whole_gradient
 from mukron.optim.table import LayerEntry
@@ -63,7 +63,7 @@ def check_precision(optimizer: SecondOrder, step: Transaction) -> None:
 
 def _directions(step: Transaction, layer: LayerEntry, statistics: LayerStatistics, size: float) -> list[Tensor]:
     """A layer's directions by block with other statistics, and gradients with relative errors of that size."""
-    other = type(step)(step.optimizer, {layer.name: statistics})
+    other = type(step)(step.optimizer, Joint({layer.name: statistics}, step.passes, step.along))
     other.active, other.double, other.altered, other.rescue = [layer], set(step.double), set(step.altered), True
     other.measure()
     other.prepare()

@@ -1,8 +1,8 @@
 """Training in several processes: what a step there would be, and refusals of what would go wrong in silence.
 
 A step must be that of the joined batch. Shampoo, SOAP and Muon need gradients alone, which DistributedDataParallel
-averages: their steps are right as they are. K-FAC, FOOF and Gauss-Newton measure curvature, each process on its own
-batch, so that weights would drift apart.
+averages. K-FAC, FOOF and Gauss-Newton measure curvature, each process on its own batch, and exchange what they measured
+(``curvature.ranks``).
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from mukron.curvature import Ranks
+from mukron.optim.exchange import Together
 from mukron.params.sharded import refuse_sharded
 
 if TYPE_CHECKING:
@@ -20,6 +22,27 @@ if TYPE_CHECKING:
 COMPARED_EVERY = 100  # steps between comparisons
 PIECE = 1 << 22  # entries that a digest is made of at a time
 BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes of an entry
+
+
+def ranks_of(model: nn.Module) -> Ranks | None:
+    """The processes that train this model; None: there is one.
+
+    Args:
+        model: The model, as the optimizer got it.
+    """
+    if _processes(model) == 1:
+        return None
+    return Ranks(_group(model), next(model.parameters()).device)
+
+
+def exchange_of(optimizer: SecondOrder) -> Together | None:
+    """How the optimizer's step talks to other processes; None: there are none.
+
+    Args:
+        optimizer: The optimizer, before a step.
+    """
+    ranks = ranks_of(optimizer.model)
+    return None if ranks is None else Together(optimizer, ranks)
 
 
 def check_processes(optimizer: SecondOrder) -> None:
@@ -32,17 +55,11 @@ def check_processes(optimizer: SecondOrder) -> None:
         RuntimeError: There are several processes, and they would drift apart.
     """
     processes = _processes(optimizer.model)
-    if processes == 1:
-        return
-    name, why = type(optimizer).__name__, "each would precondition by the curvature of its own batch"
-    if optimizer.capture_options.fused:
-        name, why = f"{name}(fused=True)", "gradients that are never formed cannot be averaged"
-    elif optimizer.method.gradients_alone:
-        return
-    raise RuntimeError(
-        f"{name} in {processes} processes is not supported yet: {why}, and their weights would drift apart. Train in "
-        "one process, or take Shampoo, SOAP or Muon, without fused=True, which need averaged gradients alone"
-    )
+    if processes > 1 and optimizer.capture_options.fused:
+        raise RuntimeError(
+            f"{type(optimizer).__name__}(fused=True) in {processes} processes is not supported: gradients that are "
+            "never formed cannot be averaged. Leave out fused=True"
+        )
 
 
 def check_alike(optimizer: SecondOrder) -> None:
@@ -54,6 +71,7 @@ def check_alike(optimizer: SecondOrder) -> None:
     Raises:
         RuntimeError: The processes differ. All of them are told.
     """
+    check_processes(optimizer)
     if _processes(optimizer.model) == 1:
         return
     group = _group(optimizer.model)

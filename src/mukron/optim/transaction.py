@@ -20,12 +20,13 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from mukron.curvature import LayerStatistics, double
+from mukron.curvature import Joint, LayerStatistics
 from mukron.damping import Rule
 from mukron.layers import WEIGHT
 from mukron.linalg import Factor, FactorizationError, LowRank, at_least_rounding, prepare, products_of, rounding
 from mukron.memory import Window
 from mukron.optim import precision
+from mukron.optim.again import measure_again
 from mukron.optim.options import Spectral
 from mukron.optim.precision import EPS
 from mukron.optim.table import LayerEntry
@@ -46,6 +47,8 @@ class Transaction:
 
     Attributes:
         statistics: What the passes brought, by layer.
+        passes: What is used of each pass beside that.
+        along: By layer, what its gradient by its own passes does to the probe, while uses of weights are checked.
         active: Layers that have a gradient.
         ready: Those of them that can be preconditioned; a layer without curvature yet waits for the next step.
         stale: Those of their blocks whose operators were made by an earlier step.
@@ -54,6 +57,7 @@ class Transaction:
         altered: Layers whose gradient is not D^T H of this batch: somebody changed it.
         offsets: By layer, what shows how far the gradient is from D^T H: their difference along v, both, D and H.
         applied_dense: Layers whose gradient was preconditioned as a matrix.
+        factors: By layer and block, those of which this step makes operators, with their damping.
         traces: Of factors, by layer, block and factor.
         sizes: Of gradients that are squared, by layer and block.
         units: Of such gradients, by layer and block, where this step changes them.
@@ -66,8 +70,14 @@ class Transaction:
         rescue: Look at every inverse, and go to some lengths for it.
     """
 
-    def __init__(self, optimizer: SecondOrder, statistics: dict[str, LayerStatistics]) -> None:
-        self.optimizer, self.statistics = optimizer, statistics
+    def __init__(self, optimizer: SecondOrder, joint: Joint) -> None:
+        self.optimizer, self.statistics, self.passes, self.along = (
+            optimizer,
+            joint.statistics,
+            joint.passes,
+            joint.along,
+        )
+        statistics = self.statistics
         self.active = [layer for layer in optimizer.layers.values() if has_gradient(layer, statistics.get(layer.name))]
         self.ready, self.stale = list[LayerEntry](), set[tuple[str, str]]()
         self.rates: dict[str, float] = {}
@@ -84,7 +94,7 @@ class Transaction:
         self.shortenings: dict[tuple[str, str], Tensor] = {}
         self.found_reduction, capture = optimizer.found_reduction, optimizer.capture
         self.asks_reduction, self.checks_uses = capture.asks_reduction, capture.checks_uses
-        self._factors: dict[tuple[str, str], tuple[Mapping[str, Factor], dict[str, Tensor]]] = {}
+        self.factors: dict[tuple[str, str], tuple[Mapping[str, Factor], dict[str, Tensor]]] = {}
         self._inverted: list[Tensor] = []  # finite if inverses came out well
         self._conditions: dict[str, dict[str, Tensor]] = {}
         self._staged: dict[Parameter, dict[str, Any]] = {}
@@ -112,18 +122,12 @@ class Transaction:
         """Write what was staged into the state."""
         self.optimizer.found_reduction, capture = self.found_reduction, self.optimizer.capture
         capture.asks_reduction, capture.checks_uses = self.asks_reduction, self.checks_uses
-        found = [one.class_dim for one in capture.passes if one.class_dim is not None]
+        found = [one.class_dim for one in self.passes if one.class_dim is not None]
         self.optimizer.found_class_dim = capture.class_dim = found[0] if found else capture.class_dim
         for parameter, values in self._staged.items():
             self.optimizer.state[parameter].update(values)
         for group, values in self._staged_of_groups:
             group.update(values)
-
-    def notify(self) -> None:
-        """Call the optimizer's watchers with the factors and the damping of this step."""
-        for watcher in self.optimizer.watchers:
-            for (name, block), (factors, rho) in self._factors.items():
-                watcher(name, block, factors, rho)
 
     # Capture -> factors -> memory -> damping.
 
@@ -131,14 +135,14 @@ class Transaction:
         """This batch's factors of all layers for which this step wants fresh ones, and their damping."""
         optimizer = self.optimizer
         due, inverting = measures(optimizer), is_due(optimizer, optimizer.options.inverse_every)
-        self._staged, self._factors, self.traces, self._conditions, self.sizes, self.rescues = {}, {}, {}, {}, {}, []
+        self._staged, self.factors, self.traces, self._conditions, self.sizes, self.rescues = {}, {}, {}, {}, {}, []
         for layer in self.active:
             self._measure_layer(layer, due, inverting)
         self.ready = [layer for layer in self.active if is_ready(self, layer, due)]
         used = self.ready if optimizer.steps >= optimizer.options.start else []
         self.stale = {
             (layer.name, block) for layer in used for block in self.value(layer, "operators")
-        } - self._factors.keys()
+        } - self.factors.keys()
 
     def _measure_layer(self, layer: LayerEntry, due: bool, inverting: bool) -> None:
         optimizer, memory, statistics = self.optimizer, self.optimizer.options.memory, self.statistics.get(layer.name)
@@ -171,7 +175,7 @@ class Transaction:
                         rho = Rule.of_group(entry.group)(factors, sides)
                     except FactorizationError:  # of the largest eigenvalue: there will be no inverse either
                         rho = {name: torch.full_like(trace, torch.nan) for name, trace in traces.items()}
-                    self._factors[layer.name, block] = factors, rho
+                    self.factors[layer.name, block] = factors, rho
         values = {"memory": kept, "peaks": peaks, "operators": dict(state.get("operators", {}))}
         if statistics is not None and statistics.samples:
             values["positions"] = statistics.rows / statistics.samples * statistics.weight  # A of an input of ones
@@ -183,15 +187,18 @@ class Transaction:
         """Operators of all blocks that want new ones."""
         optimizer, exchange = self.optimizer, self.optimizer.exchange
         self.operators_failed = False
-        wanted = [key for key in self._factors if exchange is None or exchange.owns(key[0])]
-        blocks = [self._factors[key] for key in wanted]
+        wanted = [key for key in self.factors if exchange is None or exchange.owns(key[0])]
+        blocks = [self.factors[key] for key in wanted]
         damping, conditions = at_least_rounding(blocks)
         damped = [(factors, rho) for (factors, _), rho in zip(blocks, damping, strict=True)]
         powers = [optimizer.powers[len(factors)] for factors, _ in damped]
         prepared, self._inverted = prepare(damped, powers, optimizer.options.solver, self.rescue)
+        failed = [key for key, result in zip(wanted, prepared, strict=True) if isinstance(result, FactorizationError)]
+        if exchange is not None and self.rescue:
+            failed = exchange.union(failed)
         for (name, block), result, condition in zip(wanted, prepared, conditions, strict=True):
             staged = self._staged[optimizer.layers[name].anchor]["operators"]
-            if not isinstance(result, FactorizationError):
+            if not isinstance(result, FactorizationError) and (name, block) not in failed:
                 staged[block] = result[0]
                 self.rescues += [(name, factor, how) for factor, how in result[1].items()]
                 bounds = {factor: kappa if kappa.numel() == 1 else kappa.amax() for factor, kappa in condition.items()}
@@ -202,9 +209,11 @@ class Transaction:
                 self.rescues.append((name, "", "kept the last inverse"))
                 self.stale.add((name, block))
             else:
-                raise RuntimeError(f'layer "{name}": {result}; raise the damping') from result
+                cause = result if isinstance(result, FactorizationError) else None
+                why = cause or "its factors could not be inverted on another rank"
+                raise RuntimeError(f'layer "{name}": {why}; raise the damping') from cause
         if exchange is not None:
-            mine = {name: self._staged[optimizer.layers[name].anchor]["operators"] for name, _ in self._factors}
+            mine = {name: self._staged[optimizer.layers[name].anchor]["operators"] for name, _ in self.factors}
             for name, shared in exchange.share(mine).items():
                 self._staged[optimizer.layers[name].anchor]["operators"].update(shared)
 
@@ -212,7 +221,10 @@ class Transaction:
 
     def decide(self, moves: Mapping[str, Move]) -> bool | None:
         """Read all numbers at once: the step counts (True), is skipped (False), or must be tried again (None)."""
-        optimizer = self.optimizer
+        optimizer, exchange = self.optimizer, self.optimizer.exchange
+        if exchange is not None and exchange.union([1] * self.operators_failed):
+            self.operators_failed, moves = True, {}  # on one rank: none goes on with its moves
+            self.offsets, self.shortenings, self._conditions = {}, {}, {}
         grads = [entry.parameter.grad for entry in optimizer.entries.values() if entry.parameter.grad is not None]
         products = [part for of_layer in self.offsets.values() for part in of_layer]
         parts = {name: (move.D, move.H) if isinstance(move, LowRank) else (move,) for name, move in moves.items()}
@@ -226,41 +238,30 @@ class Transaction:
             list(self.shortenings.values()),
         ]
         numbers = read(groups)
-        if optimizer.exchange is not None:
-            numbers = [optimizer.exchange.agree(group) for group in numbers]
+        if exchange is not None:
+            agreed = iter(exchange.agree([number for group in numbers for number in group]))
+            numbers = [list(islice(agreed, len(group))) for group in numbers]
         gradients, traces, sizes, inverted, lengths, bounds, shortenings = numbers
         if not all(map(math.isfinite, gradients)):
             return False
         if self.sizes and changes_units(self, sizes, traces):
-            self._measure_again()
+            measure_again(self)
             return None
         if not all(map(math.isfinite, traces)):
             return False
         if self.operators_failed or not all(map(math.isfinite, inverted)):
             self.rescue = True
-            self._measure_again()
+            measure_again(self)
             return None
         altered = self._altered(lengths[: len(products)])
         ill = self._ill_conditioned(bounds)
         self.offsets, self.applied_dense = {}, set()
         if ill:
-            self._measure_again(ill)
+            measure_again(self, ill)
         if altered or ill:
             return None
         self.shortened = far_beyond_trust(self, shortenings)
         return fits(self, parts, lengths[len(products) :])
-
-    def _measure_again(self, ill: frozenset[str] = frozenset()) -> None:
-        """Set up the next attempt: with a look at each inverse, or with layers in float64 whose damping is small."""
-        for name in ill:
-            statistics = self.statistics.get(name)
-            if statistics is not None:
-                if any(getattr(sums, "matrix", None) is not None for sums in (statistics.A, statistics.B)):
-                    self.imprecise.append(name)
-                self.statistics[name] = double(statistics)
-        self.double |= ill
-        self.measure()
-        self.prepare()
 
     def _altered(self, lengths: list[float]) -> bool:
         """Whether gradients turned out not to be D^T H, within rounding: that of |D| |H|, which may have cancelled."""
@@ -317,7 +318,7 @@ def fits(step: Transaction, parts: Mapping[str, tuple[Tensor, ...]], lengths: Se
         if not length * step.rates[name] <= torch.finfo(weight.dtype).max:
             return False
         rows = of_move[0].shape[-2] if len(of_move) == 2 else 1  # |D| |H| is more than |D^T H|
-        far = length * FAR_BEYOND_TRUST > entry.natural * rows**0.5 and (layer, WEIGHT) in step._factors
+        far = length * FAR_BEYOND_TRUST > entry.natural * rows**0.5 and (layer, WEIGHT) in step.factors
         if far and layer not in step.shortened and step.optimizer.options.trust is not None:
             step.shortened.append(layer)  # with KLClip; a bound on each layer leaves none
     return True
@@ -325,7 +326,7 @@ def fits(step: Transaction, parts: Mapping[str, tuple[Tensor, ...]], lengths: Se
 
 def far_beyond_trust(step: Transaction, shortenings: Sequence[float]) -> list[str]:
     """Layers that fresh inverses would move by more than 1 / FAR_BEYOND_TRUST times (d_out / d_in)^1/2."""
-    trust, values, fresh = step.optimizer.options.trust, iter(shortenings), {name for name, _ in step._factors}
+    trust, values, fresh = step.optimizer.options.trust, iter(shortenings), {name for name, _ in step.factors}
     limit = FAR_BEYOND_TRUST * (min(trust.size, 1.0) if isinstance(trust, Spectral) else 1.0)
     least = [(name, min(islice(values, factor.numel()))) for (name, _), factor in step.shortenings.items()]
     return [*dict.fromkeys(name for name, factor in least if factor < limit and name in fresh)]

@@ -1,0 +1,160 @@
+"""Run a function in several processes over gloo, and train tiny networks there and in one process.
+
+``python -m ranks RANK SIZE FILE FUNCTION`` is one rank; FUNCTION is ``module:name``.
+"""
+
+from __future__ import annotations
+
+import copy
+import datetime
+import importlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+
+HERE = Path(__file__).parent
+
+
+def in_ranks(function: str, size: int, folder: Path, timeout: int = 170) -> None:
+    """Fail unless every rank reaches the end of the function, called as ``function(rank, folder)``."""
+    path = os.pathsep.join(filter(None, [str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH")]))
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", "ranks", str(rank), str(size), str(folder), function],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": path},
+        )
+        for rank in range(size)
+    ]  # fmt: skip
+    try:
+        said = [process.communicate(timeout=timeout) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    everything = "\n".join(f"rank {rank}:\n{errors}" for rank, (_, errors) in enumerate(said))
+    assert all(text.endswith("reached the end\n") for text, _ in said), everything
+
+
+class Small(nn.Module):
+    """A convolution, an embedding, attention and a head that all share one output of [samples, classes]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(7, 6)
+        self.attention = nn.MultiheadAttention(6, 2, batch_first=True)
+        self.conv = nn.Conv1d(6, 5, 2)
+        self.hidden = nn.Linear(5, 8)
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        h = self.embedding(tokens)
+        h = h + self.attention(h, h, h, need_weights=False)[0]
+        h = torch.tanh(self.conv(h.transpose(1, 2))).mean(-1)
+        return self.head(torch.tanh(self.hidden(h)))
+
+
+class Experts(nn.Module):
+    """The second layer runs for some samples alone: a rank may have none of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.expert, self.head = nn.Linear(6, 8), nn.Linear(8, 8), nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h, chosen = torch.tanh(self.first(x)), x[:, 0] > 1e6
+        delta = torch.zeros_like(h).masked_scatter(chosen[:, None].expand_as(h), self.expert(h[chosen]))
+        return self.head(h + delta)
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 40), nn.Tanh(), nn.Linear(40, 8), nn.Tanh(), nn.Linear(8, 4))
+
+
+def made(kind: str, dtype: torch.dtype) -> nn.Module:
+    torch.manual_seed(0)
+    return {"mlp": mlp, "small": Small, "experts": Experts}[kind]().to(dtype)
+
+
+def batch(kind: str, step: int, dtype: torch.dtype, rows: int = 12) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(step)
+    x = torch.randint(7, (rows, 5), generator=generator)
+    if kind != "small":
+        x = torch.randn(rows, 6, generator=generator, dtype=torch.float64).to(dtype)
+    if kind == "experts":  # of one rank's part alone
+        x[: rows // 4, 0] = 2e6
+        x[:, 0] = x[:, 0].clamp(max=2e6)
+    return x, torch.arange(rows) % 4
+
+
+def bounds(size: int, rows: int = 12, unequal: bool = False) -> list[int]:
+    """Where the parts of a batch begin and end, by rank."""
+    ends = [rows * rank // size for rank in range(size + 1)]
+    if unequal:
+        ends[1:-1] = [end + 2 for end in ends[1:-1]]
+    return ends
+
+
+def trained(kind, make, dtype, steps, ranks=None, rank=0, unequal=False, micro=1):
+    """The weights after some steps on the joined batch, in one process or by ranks; micro-batches take turns."""
+    model = made(kind, dtype)
+    called = model if ranks is None else DistributedDataParallel(model, find_unused_parameters=kind == "experts")
+    optimizer = make(called)
+    rows = 12 // micro
+    ends = [0, rows] if ranks is None else bounds(ranks, rows, unequal)
+    part, parts = slice(ends[rank], ends[rank + 1]), 1 if ranks is None else ranks
+    for step in range(steps):
+        optimizer.zero_grad()
+        x, y = batch(kind, step, dtype)
+        for k in range(micro):
+            xs, ys = x[k * rows : (k + 1) * rows][part], y[k * rows : (k + 1) * rows][part]
+            weight = len(xs) * parts / (rows * micro)  # so that the mean over ranks is that of the joined batch
+            (F.cross_entropy(called(xs), ys) * weight).backward()
+        optimizer.step()
+    assert optimizer.steps == steps
+    return {name: value.detach().clone() for name, value in model.state_dict().items()}
+
+
+def equal_everywhere(weights: dict[str, torch.Tensor], what: str) -> None:
+    for name, value in weights.items():
+        others = [torch.empty_like(value) for _ in range(torch.distributed.get_world_size())]
+        torch.distributed.all_gather(others, value)
+        assert all(torch.equal(value, other) for other in others), f"{what}: ranks differ in {name}"
+
+
+def compared(what, kind, make, dtype, tolerance, steps=20, **how) -> None:
+    """Ranks end bit-identical, and where one process on the joined batch ends."""
+    size, rank = torch.distributed.get_world_size(), torch.distributed.get_rank()
+    ours = trained(kind, copy.deepcopy(make), dtype, steps, size, rank, **how)
+    equal_everywhere(ours, what)
+    reference = reference_of(kind, make, dtype, steps, how.get("micro", 1))
+    for name, value in reference.items():
+        off = float((ours[name] - value).norm() / value.norm())
+        assert off <= tolerance, f"{what}: {name} is {off:.1e} off"
+
+
+def reference_of(kind, make, dtype, steps, micro):
+    """One process on the joined batch, trained here, apart from the others: the process group is hidden from it."""
+    initialized = torch.distributed.is_initialized
+    torch.distributed.is_initialized = lambda: False
+    try:
+        return trained(kind, make, dtype, steps, micro=micro)
+    finally:
+        torch.distributed.is_initialized = initialized
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    own_rank, world, folder, function = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=own_rank, world_size=world,
+        timeout=datetime.timedelta(seconds=60),
+    )  # fmt: skip
+    module, name = function.split(":")
+    getattr(importlib.import_module(module), name)(own_rank, Path(folder))
+    print("reached the end", flush=True)
+    os._exit(0)
