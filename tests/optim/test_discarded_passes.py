@@ -254,6 +254,19 @@ def test_a_penalty_that_is_differentiated_first_is_no_sign_of_the_old_gradients(
         assert torch.equal(without, with_)
 
 
+def test_a_new_gradient_at_the_address_of_an_old_one_is_no_sign_of_it():
+    """The address of a tensor that is gone is soon another tensor's: what is known of the old one is not its own."""
+    model = wide()
+    optimizer = mukron.KFAC(model, lr=0.1, exclude=("2",), trust=None)
+    for seed in range(100):
+        x, y = few(seed)
+        if seed:
+            (0.01 * model[2].weight.square().sum()).backward()
+        F.cross_entropy(model(x), y).backward()
+        assert len(optimizer.capture.passes) == 1
+        model.zero_grad()
+
+
 def test_an_interrupted_forward_pass_leaves_no_weight_frozen():
     class Interrupted(nn.Linear):
         interrupts = False

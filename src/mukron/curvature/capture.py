@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from torch import Generator, Tensor, distributed, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.utils.weak import TensorWeakRef
 
 from mukron.curvature.fisher import CaptureOptions, OwnPasses, send_signals, targets
 from mukron.curvature.forms import replaces_gradient
@@ -95,7 +96,7 @@ class Capture:
         self._watches: list[Watch] = []  # over modules of that pass, the innermost last
         self._generator_before: Tensor | None = None  # its state before the draws of the coming step
         # parameters with the identity and version of their gradients, when the last backward pass ended
-        self.gradients: list[tuple[nn.Parameter, int, int]] = []
+        self.gradients: list[tuple[nn.Parameter, TensorWeakRef, int]] = []
         if not layers:
             return  # a method that measures nothing leaves the model alone
         self.hosts = {host.name: host for host in hosts(model, self.uses)}
@@ -298,18 +299,17 @@ class Capture:
 
     def _note_gradients(self) -> None:
         """Note which gradients there are: if they are thrown away, so are the passes."""
-        noted = [(p, id(p.grad), p.grad._version) for p in self.parameters if p.grad is not None]
+        noted = [(p, TensorWeakRef(p.grad), p.grad._version) for p in self.parameters if p.grad is not None]
         self.gradients = noted if self.passes else []
 
     def _discarded(self) -> bool:
         """Whether all gradients of this step's earlier passes are gone: set to None, or to zeros."""
         if not self.gradients:
             return False
-        left = [(p.grad, known, version) for p, known, version in self.gradients if p.grad is not None]
-        if any(id(gradient) == known and gradient._version == version for gradient, known, version in left):
+        kept = [(p.grad, version) for p, known, version in self.gradients if p.grad is not None and p.grad is known()]
+        if any(gradient._version == version for gradient, version in kept):
             return False
-        kept = [gradient for gradient, known, _ in left if id(gradient) == known]  # others are not of these passes
-        return not any(bool(gradient.any()) for gradient in kept)
+        return not any(bool(gradient.any()) for gradient, _ in kept)  # others are not of these passes
 
 
 def draw_nothing(capture: Capture, errors: Tensor) -> None:
