@@ -229,6 +229,14 @@ class KLClip(Trust):
     def __post_init__(self) -> None:
         _check_positive("kappa", self.kappa)
 
+    def factor(self, gain: float) -> float:
+        """What a step is multiplied by.
+
+        Args:
+            gain: The sum of eta^2 s <direction, gradient>.
+        """
+        return min(1.0, math.sqrt(self.kappa / max(gain, 1e-30))) if gain == gain else gain
+
     @property
     def meaning(self) -> str:
         """What it does to a step, in a few words."""

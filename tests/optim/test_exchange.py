@@ -3,65 +3,73 @@
 from __future__ import annotations
 
 import copy
-import math
 
 import torch
 from torch.nn import functional as F
 
 from mukron import KFAC
-from mukron.curvature import Joint, gather
+from mukron.optim.direction import announce
+from mukron.optim.exchange import Alone
 from networks import INPUTS, Net
 
 DATA = torch.Generator().manual_seed(0)
 X, Y = torch.randn(10, INPUTS, generator=DATA), torch.randint(5, (10,), generator=DATA)
 
 
-class Alone:
-    """One rank that talks to itself."""
+class Listener(Alone):
+    """One rank that talks to itself, and remembers what it was asked."""
 
     def __init__(self):
         self.asked = []
 
     def gather(self, passes):
         self.asked.append("gather")
-        return Joint(gather(passes), passes, lambda layer: None)
-
-    def union(self, keys):
-        return list(keys)
+        return super().gather(passes)
 
     def owns(self, layer):
         self.asked.append("owns")
         return True
 
-    def share(self, operators):
-        self.asked.append("share")
-        return operators
-
-    def agree(self, numbers):
+    def agree(self, step, attempt):
         self.asked.append("agree")
-        return list(numbers)
+        return super().agree(step, attempt)
+
+    def share(self, step, moves):
+        self.asked.append("share")
+        return moves
 
 
 class Partner(Alone):
-    """Owns all layers but one, whose operators come from elsewhere."""
+    """Owns all layers but one, whose moves come from elsewhere."""
 
-    def __init__(self, other):
-        super().__init__()
-        self.other = other
+    def __init__(self, moves):
+        self.moves = moves
 
     def owns(self, layer):
         return layer != "hidden"
 
-    def share(self, operators):
-        anchor = self.other.layers["hidden"].anchor
-        return {**operators, "hidden": self.other.state[anchor]["operators"]}
+    def share(self, step, moves):
+        assert not any(name.startswith("hidden") for name in moves)
+        missing = {name: move for name, move in self.moves.items() if name not in moves}
+        for name in missing:
+            announce(step, step.optimizer.entries[name])
+        return {**moves, **missing}
+
+
+class Keeps(Alone):
+    """Keeps the moves of a step."""
+
+    def share(self, step, moves):
+        self.moves = dict(moves)
+        return moves
 
 
 class Disagrees(Alone):
     """Another rank has met a number that is not finite."""
 
-    def agree(self, numbers):
-        return [math.nan for _ in numbers]
+    def agree(self, step, attempt):
+        moves, _ = super().agree(step, attempt)
+        return moves, False
 
 
 def trained(model, exchange):
@@ -76,19 +84,20 @@ def trained(model, exchange):
 def test_one_rank_that_talks_to_itself_changes_nothing():
     torch.manual_seed(0)
     plain = Net(8)
-    other, exchange = copy.deepcopy(plain), Alone()
-    trained(plain, None)
+    other, exchange = copy.deepcopy(plain), Listener()
+    trained(plain, Alone())
     trained(other, exchange)
     assert all(map(torch.equal, plain.parameters(), other.parameters()))
     assert set(exchange.asked) == {"gather", "owns", "share", "agree"}
 
 
-def test_operators_may_come_from_another_rank():
+def test_moves_may_come_from_another_rank():
     torch.manual_seed(0)
     plain = Net(8)
     other = copy.deepcopy(plain)
-    first = trained(plain, None)
-    trained(other, Partner(first))
+    keeps = Keeps()
+    trained(plain, keeps)
+    trained(other, Partner(keeps.moves))
     assert all(map(torch.equal, plain.parameters(), other.parameters()))
 
 

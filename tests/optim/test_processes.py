@@ -15,6 +15,7 @@ import mukron
 
 START = """
 import os, sys, torch
+from contextlib import nullcontext
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -174,7 +175,7 @@ def test_curvature_of_the_joined_batch_where_the_model_is_wrapped_later(tmp_path
 
 
 def test_one_rank_whose_loss_is_not_finite_or_whose_inverse_fails(tmp_path):
-    """Both ranks skip the step of a loss that is not finite, and both rescue an inverse that failed on one."""
+    """Both ranks skip the step of a loss that is not finite; one rescues an inverse that failed, or both raise."""
     in_two_processes(
         """
         import mukron.optim.transaction as transaction
@@ -199,9 +200,13 @@ def test_one_rank_whose_loss_is_not_finite_or_whose_inverse_fails(tmp_path):
                 prepared = [FactorizationError("made to fail"), *prepared[1:]]
             return prepared, numbers
         transaction.prepare = prepare
-        with pytest.warns(RuntimeWarning, match="kept the last inverse"):
+        with pytest.warns(RuntimeWarning, match="kept the last inverse") if rank else nullcontext():
             train(wrapped, optimizer, 1, half)
-        transaction.prepare = plain
+        fresh = DDP(network())
+        with pytest.raises(RuntimeError, match="made to fail; raise the damping" if rank else "rank 1 could not take"):
+            train(fresh, mukron.KFAC(fresh, lr=0.05), 1, half)
+        assert all(map(torch.equal, fresh.module.parameters(), network().parameters()))
+        transaction.prepare, failures = plain, failures[:2]
         assert optimizer.steps == 3
         assert failures == ([False, True] if rank else [])
         train(wrapped, optimizer, 2, half)
@@ -209,6 +214,86 @@ def test_one_rank_whose_loss_is_not_finite_or_whose_inverse_fails(tmp_path):
             other = [torch.empty_like(p) for _ in range(2)]
             torch.distributed.all_gather(other, p.detach())
             assert torch.equal(*other)
+        """,
+        tmp_path,
+    )
+
+
+METHODS = "KFAC", "FOOF", "GaussNewton", "Shampoo", "SOAP", "Muon"
+
+
+def test_layers_are_shared_out_and_their_state_is_whole_when_it_is_saved(tmp_path):
+    """A rank keeps the state of its own layers; what two ranks save is what one process goes on with."""
+    in_two_processes(
+        f"""
+        import copy
+        import mukron.optim.exchange as exchange
+        together()
+        def wide():
+            torch.manual_seed(0)
+            hidden = [nn.Linear(INPUTS if k == 0 else 32, 32) for k in range(6)]
+            return nn.Sequential(*hidden, nn.Linear(32, 3)).double()
+        def make(name, model):  # of SOAP's QR rounding chooses the basis of directions without a gradient
+            return getattr(mukron, name)(model, lr=0.02, **({{"solver": "eigh"}} if name == "SOAP" else {{}}))
+        for name in {METHODS}:
+            wrapped = DDP(wide())
+            optimizer = make(name, wrapped)
+            train(wrapped, optimizer, 3, half)
+            known = {{layer for layer, entry in optimizer.layers.items()
+                      if any(key not in exchange.EVERYWHERE for key in optimizer.state[entry.anchor])}}
+            assert known == {{layer for layer, owner in optimizer.owner.items() if owner == rank}}, name
+            both = [None, None]
+            torch.distributed.all_gather_object(both, sorted(known))
+            assert sorted(both[0] + both[1]) == sorted(optimizer.layers), name
+            assert abs(len(both[0]) - len(both[1])) <= 2, (name, both)
+            state, before = copy.deepcopy(optimizer.state_dict()), copy.deepcopy(wrapped.module.state_dict())
+            train(wrapped, optimizer, 3, half)
+            again = DDP(wide())
+            again.module.load_state_dict(before)
+            resumed = make(name, again)
+            resumed.load_state_dict(state_dict=state)
+            train(again, resumed, 3, half)
+            for a, b in zip(wrapped.parameters(), again.parameters(), strict=True):
+                assert torch.equal(a, b), name
+            if rank == 0:
+                torch.save((state, before, wrapped.module.state_dict()), f"{{file}}-{{name}}.pt")
+            torch.distributed.barrier()
+        torch.distributed.destroy_process_group()
+        for name in {METHODS}:
+            state, before, after = torch.load(f"{{file}}-{{name}}.pt", weights_only=True)
+            alone = wide()
+            alone.load_state_dict(before)
+            optimizer = make(name, alone)
+            optimizer.load_state_dict(state)
+            train(alone, optimizer, 3)
+            for key, value in alone.state_dict().items():
+                torch.testing.assert_close(value, after[key], rtol=1e-6, atol=1e-8, msg=f"{{name}}: {{key}}")
+        """,
+        tmp_path,
+    )
+
+
+def test_a_state_that_one_rank_alone_saves_is_refused_and_so_are_other_ranks(tmp_path):
+    in_two_processes(
+        """
+        import copy, datetime
+        import mukron.optim.exchange as exchange
+        exchange.PATIENCE = datetime.timedelta(seconds=3)
+        together()
+        wrapped = DDP(network())
+        optimizer = mukron.KFAC(wrapped, lr=0.05)
+        train(wrapped, optimizer, 2, half)
+        other, of_other = copy.deepcopy((wrapped.module, optimizer))
+        if rank == 0:
+            with pytest.raises(RuntimeError, match="called on rank 0, but not on all of 2 ranks"):
+                optimizer.state_dict()
+        else:
+            import time
+            time.sleep(6)
+        torch.distributed.destroy_process_group()
+        F.cross_entropy(other(batch(0)[0]), batch(0)[1]).backward()
+        with pytest.raises(RuntimeError, match="spread over 2 processes"):
+            of_other.step()
         """,
         tmp_path,
     )

@@ -5,28 +5,18 @@ A rank's passes are to the joined batch what micro-batches are to a batch: ``sta
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 
 import torch
 from torch import Tensor
 
-from mukron.curvature.frequencies import Frequencies
-from mukron.curvature.passes import (
-    Accumulator,
-    Kinds,
-    LayerStatistics,
-    Pass,
-    by_kind,
-    of_layers,
-)
+from mukron.curvature.passes import Kinds, LayerStatistics, Pass, by_kind, of_layers
 from mukron.curvature.ranks import Ranks
 from mukron.curvature.records import PassRecord
 from mukron.curvature.stacking import Stacking, merged
 from mukron.curvature.uses import along
-
-Key = tuple[str, int, str]  # a layer, a kind of use of its weight, and a factor
 
 
 @dataclass
@@ -52,59 +42,41 @@ def _along(passes: Sequence[Pass], names: Sequence[str]) -> dict[str, Tensor]:
 
 @dataclass
 class _Sent:
-    """What one rank sends to the others; sums travel by themselves."""
+    """What one rank sends to another: of all its passes, and the statistics of the layers that the other one owns."""
 
-    kinds: Kinds
     samples: dict[str, int]
     uses: dict[str, Stacking]
     passes: list[PassRecord]
     ran: list[frozenset[str]]  # layers, by pass
-    along: dict[str, tuple[tuple[int, ...], torch.dtype]]
-    sums: dict[Key, tuple[tuple[int, ...], torch.dtype]]
+    along: dict[str, Tensor]
+    kinds: Kinds
 
 
-def joined(passes: Sequence[Pass], names: Sequence[str], ranks: Ranks, empirical: bool) -> Joint:
-    """Of the passes of all ranks. empirical: signals are derivatives of the user's loss."""
+def joined(passes: Sequence[Pass], owner: Mapping[str, int], ranks: Ranks, empirical: bool) -> Joint:
+    """Of the passes of all ranks, with the statistics of the layers that this one owns.
+
+    owner: the rank of each layer. empirical: signals are derivatives of the user's loss.
+    """
     share = 1 / ranks.size  # of a rank's loss in the mean over ranks
     kinds, samples, uses = by_kind(list(passes))
     records = [_scaled_record(one.record(), share) for one in passes]
-    ours = {name: product * share for name, product in _along(passes, names).items()}
-    scaled: Kinds = {
-        name: {kind: _scaled(statistics, share, empirical) for kind, statistics in of.items()}
-        for name, of in kinds.items()
-    }
-    bare, sums = _without_sums(scaled)
-    sizes = {key: (tuple(total.shape), total.dtype) for key, total in sums.items()}
-    of_probe = {name: (tuple(product.shape), product.dtype) for name, product in ours.items()}
+    products = {name: product * share for name, product in _along(passes, list(owner)).items()}
     ran = [frozenset(use.name for use in one.layers.values()) for one in passes]
-    sent = ranks.structures(_Sent(bare, samples, uses, records, ran, of_probe, sizes))
+    to_ranks: list[Kinds] = [{} for _ in range(ranks.size)]
+    for name, of in kinds.items():
+        to_ranks[owner[name]][name] = {kind: _scaled(part, share, empirical) for kind, part in of.items()}
+    sent = ranks.delivered([_Sent(samples, uses, records, ran, products, of_rank) for of_rank in to_ranks])
 
-    keys: dict[Key, tuple[tuple[int, ...], torch.dtype]] = {}
-    probed: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
-    for one in sent:
-        keys, probed = keys | one.sums, probed | one.along
-    probed = {
-        name: size for name, size in probed.items() if all(name in one.along or name not in one.kinds for one in sent)
-    }
-    missing = [
-        torch.zeros(shape, dtype=dtype, device=ranks.device) for shape, dtype in [*keys.values(), *probed.values()]
-    ]
-    present = [*(sums.get(key) for key in keys), *(ours.get(name) for name in probed)]
-    totals = ranks.summed([zero if total is None else total for total, zero in zip(present, missing, strict=True)])
-    total_sums, products = dict(zip(keys, totals, strict=False)), dict(zip(probed, totals[len(keys) :], strict=True))
-
-    layers = list(dict.fromkeys(name for one in sent for name in one.kinds))
     everywhere: Kinds = {}
-    for name in layers:
+    for name in dict.fromkeys(name for one in sent for name in one.kinds):
         found = sorted({kind for one in sent for kind in one.kinds.get(name, {})})
         everywhere[name] = {
             kind: reduce(merged, [one.kinds[name][kind] for one in sent if kind in one.kinds.get(name, {})])
             for kind in found
         }
-    _put_back(everywhere, total_sums)
     _drop_incomplete(everywhere, sent)
-    elsewhere = {name: _samples_elsewhere(sent, name) for name in layers}
-    counts = {name: sum(one.samples.get(name, 0) for one in sent) + elsewhere[name] for name in layers}
+    elsewhere = {name: _samples_elsewhere(sent, name) for name in everywhere}
+    counts = {name: sum(one.samples.get(name, 0) for one in sent) + more for name, more in elsewhere.items()}
     for name, of in everywhere.items():
         for statistics in of.values():
             statistics.samples += elsewhere[name] if statistics.samples else 0
@@ -112,8 +84,17 @@ def joined(passes: Sequence[Pass], names: Sequence[str], ranks: Ranks, empirical
                 statistics.A.count += elsewhere[name]
     stacked = {name: use for one in sent for name, use in one.uses.items()}
     return Joint(
-        of_layers(everywhere, counts, stacked), [record for one in sent for record in one.passes], products.get
+        of_layers(everywhere, counts, stacked),
+        [record for one in sent for record in one.passes],
+        {name: _sum_along(sent, name) for one in sent for name in one.along}.get,
     )
+
+
+def _sum_along(sent: Sequence[_Sent], name: str) -> Tensor | None:
+    """Over all ranks, if each that ran the layer has its part."""
+    if any(name in one.samples and name not in one.along for one in sent):
+        return None
+    return torch.stack([one.along[name] for one in sent if name in one.along]).sum(0)
 
 
 def _scaled(statistics: LayerStatistics, share: float, empirical: bool) -> LayerStatistics:
@@ -134,39 +115,6 @@ def _scaled_record(record: PassRecord, share: float) -> PassRecord:
         return record
     scales = record.weighed.new_tensor([share, 1, share, 1, 1])  # as ``scale.weigh`` orders its sums
     return replace(record, weighed=record.weighed * scales)
-
-
-def _without_sums(kinds: Kinds) -> tuple[Kinds, dict[Key, Tensor]]:
-    """The statistics without their matrices and frequencies, and these."""
-    sums: dict[Key, Tensor] = {}
-
-    def bare(of: Accumulator | Frequencies | None, key: Key) -> Accumulator | Frequencies | None:
-        if isinstance(of, Frequencies):
-            sums[key] = of.sums
-            return of.empty()
-        if of is None or of.matrix is None:
-            return of
-        sums[key] = of.matrix
-        rest = of.empty()
-        rest.count, rest.rows = of.count, list(of.rows)
-        return rest
-
-    result: Kinds = {}
-    for name, kinds_of in kinds.items():
-        for kind, one in kinds_of.items():
-            A, B = bare(one.A, (name, kind, "A")), bare(one.B, (name, kind, "B"))
-            assert B is None or isinstance(B, Accumulator)
-            result.setdefault(name, {})[kind] = replace(one, A=A, B=B)
-    return result, sums
-
-
-def _put_back(kinds: Kinds, sums: dict[Key, Tensor]) -> None:
-    for (name, kind, factor), total in sums.items():
-        of = kinds[name][kind].A if factor == "A" else kinds[name][kind].B
-        if isinstance(of, Frequencies):
-            of.sums = total
-        elif of is not None:
-            of.add_matrix(total, 0)
 
 
 def _drop_incomplete(kinds: Kinds, sent: Sequence[_Sent]) -> None:

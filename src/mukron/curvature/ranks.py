@@ -1,20 +1,20 @@
 """The processes that train one model together: what each has measured, brought together on all of them.
 
-    rows, D and H, Jacobians   are gathered: every rank has those of all ranks, in the order of the ranks
-    matrices and frequencies   are summed
-    everything else            travels with their sizes, in one message a step
+    what ranks measured of a layer   goes to the rank that owns it, in one message for each dtype
+    the move of a layer              comes back from there
+    everything else                  travels with the sizes of those, in one message
 
-So statistics are those of the joined batch, as if every rank's passes were micro-batches of one process. Gradients are
-averages over ranks. The loss of the joined batch is the mean of the ranks' losses, so derivatives of a rank's own loss
-are divided by the number of ranks.
+So an owner's statistics are those of the joined batch, as if every rank's passes were micro-batches of one process.
+Gradients are averages over ranks. The loss of the joined batch is the mean of the ranks' losses, so derivatives of a
+rank's own loss are divided by the number of ranks.
 """
 
 from __future__ import annotations
 
+import datetime
 import io
 import pickle
 from collections.abc import Sequence
-from itertools import chain
 from typing import Any, TypeVar
 
 import torch
@@ -36,6 +36,14 @@ class Ranks:
         distributed.all_gather_object(found, own, group=self.group)
         return found
 
+    def meet(self, patience: datetime.timedelta) -> bool:
+        """Whether all ranks come here in time."""
+        try:
+            distributed.barrier(group=self.group, async_op=True).wait(timeout=patience)
+        except RuntimeError:
+            return False
+        return True
+
     def gathered(self, own: Tensor) -> list[Tensor]:
         """Every rank's tensor; all have one shape."""
         parts = [torch.empty_like(own) for _ in range(self.size)]
@@ -50,60 +58,56 @@ class Ranks:
         counts = [int(part) for part in self.gathered(torch.tensor([numbers], device=self.device))]
         return sum(counts[: self.rank]), sum(counts)
 
-    def structures(self, own: T) -> list[T]:
-        """Every rank's nested object with all tensors in it; tensors that are one in it are one in the result."""
-        text, tensors = packed(own)
-        described = self.objects((text, [(tuple(tensor.shape), tensor.dtype) for tensor in tensors]))
-        found = self._tensors(tensors, [shapes for _, shapes in described])
-        return [unpacked(text, of_rank) for (text, _), of_rank in zip(described, found, strict=True)]
+    def delivered(self, parcels: Sequence[T]) -> list[T]:
+        """What every rank sends to this one: nested objects with all tensors in them, one message for each dtype.
 
-    def _tensors(
-        self, own: Sequence[Tensor], shapes: Sequence[Sequence[tuple[tuple[int, ...], torch.dtype]]]
-    ) -> list[list[Tensor]]:
-        """The tensors of every rank, whose sizes all ranks know: one message for each dtype."""
+        Args:
+            parcels: What this rank sends to each of them. Tensors that are one in a parcel are one when it arrives.
+        """
+        sent = [packed(parcel) for parcel in parcels]
+        described = self.objects([(text, [(tuple(t.shape), t.dtype) for t in tensors]) for text, tensors in sent])
+        texts, shapes = zip(*(of_rank[self.rank] for of_rank in described), strict=True)
         found: list[list[Any]] = [[None] * len(of_rank) for of_rank in shapes]
-        for dtype in dict.fromkeys(dtype for of_rank in shapes for _, dtype in of_rank):
+        kinds = dict.fromkeys(dtype for of in described for _, sizes in of for _, dtype in sizes)
+        for dtype in kinds:
+            ours = [[t.reshape(-1) for t in tensors if t.dtype == dtype] for _, tensors in sent]
             places = [[k for k, (_, kind) in enumerate(of_rank) if kind == dtype] for of_rank in shapes]
-            sizes = [
-                [torch.Size(of_rank[k][0]).numel() for k in of] for of, of_rank in zip(places, shapes, strict=True)
-            ]
-            longest = max(map(sum, sizes))
-            sent = torch.uint8 if dtype == torch.bool else dtype
-            buffer = torch.zeros(longest, dtype=sent, device=self.device)
-            if parts := [own[k].reshape(-1).to(sent) for k in places[self.rank]]:
-                buffer[: sum(sizes[self.rank])] = torch.cat(parts)
-            for r, received in enumerate(self.gathered(buffer)):
-                pieces = torch.split(received[: sum(sizes[r])].to(dtype), sizes[r])
-                for k, piece in zip(places[r], pieces, strict=True):
-                    found[r][k] = piece.reshape(shapes[r][k][0])
-        found[self.rank] = list(own)
-        return found
+            sizes = [[torch.Size(of[k][0]).numel() for k in at] for at, of in zip(places, shapes, strict=True)]
+            received = self._exchanged(ours, [sum(of) for of in sizes], dtype)
+            for rank, (at, of) in enumerate(zip(places, sizes, strict=True)):
+                for k, piece in zip(at, torch.split(received[rank], of), strict=True) if rank != self.rank else ():
+                    found[rank][k] = piece.reshape(shapes[rank][k][0])
+        found[self.rank] = sent[self.rank][1]
+        return [unpacked(text, of_rank) for text, of_rank in zip(texts, found, strict=True)]
 
-    def summed(self, own: Sequence[Tensor]) -> list[Tensor]:
-        """The sum of each tensor over all ranks, which have them in one order; one message for each dtype."""
-        total: list[Any] = [None] * len(own)
-        for dtype in dict.fromkeys(tensor.dtype for tensor in own):
-            places = [k for k, tensor in enumerate(own) if tensor.dtype == dtype]
-            buffer = torch.cat([own[k].reshape(-1) for k in places])
-            distributed.all_reduce(buffer, group=self.group)
-            for k, part in zip(places, torch.split(buffer, [own[k].numel() for k in places]), strict=True):
-                total[k] = part.reshape(own[k].shape)
-        return total
+    def _exchanged(self, ours: Sequence[Sequence[Tensor]], lengths: Sequence[int], dtype: torch.dtype) -> list[Tensor]:
+        """Flat tensors to every rank, and as many numbers from each; what stays here is not copied."""
+        kind = torch.uint8 if dtype == torch.bool else dtype
+        parts = [[] if rank == self.rank else list(of) for rank, of in enumerate(ours)]
+        inputs = torch.cat([torch.zeros(0, dtype=kind, device=self.device), *(t.to(kind) for of in parts for t in of)])
+        expected = [0 if rank == self.rank else length for rank, length in enumerate(lengths)]
+        outputs = torch.empty(sum(expected), dtype=kind, device=self.device)
+        split = [sum(t.numel() for t in of) for of in parts]
+        distributed.all_to_all_single(outputs, inputs, expected, split, group=self.group)
+        return list(torch.split(outputs.to(dtype), expected))
 
-    def agreed(self, numbers: Sequence[float]) -> list[float]:
-        """The first rank's numbers, not finite where any rank's are not."""
-        if not numbers:
-            return []
-        ours, *others = (part.tolist() for part in self.gathered(torch.tensor(numbers, dtype=torch.float64)
-                                                                .to(self.device)))  # fmt: skip
-        finite = torch.tensor([ours, *others], dtype=torch.float64).isfinite().all(0).tolist()
-        return [
-            number if fine or number - number != 0 else float("nan") for number, fine in zip(ours, finite, strict=True)
-        ]
+    def sending(
+        self, parts: Sequence[Tensor], shapes: Sequence[Sequence[int]], dtype: torch.dtype, owner: int
+    ) -> tuple[Tensor, Any]:
+        """Begin to send one rank's tensors to all: a flat buffer of them, and what to wait for.
 
-    def union(self, keys: Sequence[T]) -> list[T]:
-        """What any rank names, in the order of ranks."""
-        return list(dict.fromkeys(chain.from_iterable(self.objects(list(keys)))))
+        Args:
+            parts: The tensors, on the rank that has them.
+            shapes: Their shapes, which all ranks know.
+            dtype: Of all of them.
+            owner: The rank that has them.
+        """
+        if owner == self.rank:
+            buffer = torch.cat([part.reshape(-1) for part in parts])
+        else:
+            buffer = torch.empty(sum(torch.Size(s).numel() for s in shapes), dtype=dtype, device=self.device)
+        source = distributed.get_global_rank(self.group, owner)
+        return buffer, distributed.broadcast(buffer, source, group=self.group, async_op=True)
 
 
 class _Packer(pickle.Pickler):

@@ -58,13 +58,10 @@ def directions(optimizer: SecondOrder, step: Transaction) -> dict[str, Move]:
             continue
         with products_of(True) if layer.layer.tf32 else nullcontext():
             moves[entry.name] = layer.layer.values(block, dense(move))
-    if isinstance(options.trust, KLClip) and gains:
-        # nu = min(1, sqrt(kappa / sum of eta^2 s <move, gradient>))
-        nu = (options.trust.kappa / torch.stack(gains).sum().clamp_min(1e-30)).sqrt().clamp_max(1.0)
-        moves = {name: nu.to(move.dtype) * move for name, move in moves.items() if isinstance(move, Tensor)}
+    step.gain = torch.stack(gains).sum() if gains else torch.zeros((), dtype=torch.float64, device=step.gain.device)
     for entry in optimizer.entries.values():
         if not entry.preconditioned and entry.parameter.grad is not None:
-            _announce(step, entry)
+            announce(step, entry)
             G = averaged = plain_gradient(entry)
             if momentum_on_gradient(entry) and not isinstance(options.fallback, AdamStep):
                 averaged = _averaged(step, entry, G)
@@ -107,11 +104,11 @@ def _gradient(step: Transaction, layer: LayerEntry, block: str) -> tuple[Move, M
     raw = whole_gradient(step, layer, block, entry)
     if raw is None or (optimizer.by_block and block not in step.value(layer, "operators")):
         return None
-    _announce(step, entry)
+    announce(step, entry)
     return raw, block_gradient(step, layer, block, entry, raw)
 
 
-def _announce(step: Transaction, entry: ParameterEntry) -> None:
+def announce(step: Transaction, entry: ParameterEntry) -> None:
     """This step moves the parameter: its learning rate, and a buffer if it has none and momentum is on the update."""
     step.rates[entry.name] = base_rate(entry) * entry.scale
     weight, adam = entry.parameter, not entry.preconditioned and isinstance(step.optimizer.options.fallback, AdamStep)

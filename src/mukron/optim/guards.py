@@ -163,7 +163,7 @@ def check_uses(optimizer: SecondOrder, step: Transaction) -> None:
     capture, first = optimizer.capture, optimizer.capture.checks_uses
     step.checks_uses = optimizer.capture_options.measures and not step.passes  # nothing to look at yet
     factors: dict[str, float] = {}
-    for layer in step.active:
+    for layer in step.moving:
         entry = layer.blocks.get(WEIGHT)
         grad = None if entry is None else entry.parameter.grad
         if entry is None or grad is None or grad.is_sparse or not step.passes:

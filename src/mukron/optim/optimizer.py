@@ -19,12 +19,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mukron.curvature import Capture, CaptureOptions, Joint, LayerStatistics, along, gather
+from mukron.curvature import Capture, CaptureOptions, LayerStatistics
 from mukron.damping import Adaptive, Rule
 from mukron.linalg import Factor
 from mukron.optim.direction import apply, base_rate, directions
 from mukron.optim.docs import describe, refuse_unknown
-from mukron.optim.exchange import Exchange, Together
+from mukron.optim.exchange import Alone, Exchange
 from mukron.optim.guards import (
     check_arguments,
     check_dtypes,
@@ -45,7 +45,7 @@ from mukron.optim.reduction import ReductionRatio
 from mukron.optim.saving import complete_state, load_state, unpickle
 from mukron.optim.table import LayerEntry, ParameterEntry, build_tables
 from mukron.optim.transaction import Blocks, Transaction, wants
-from mukron.optim.update import Move, updates_of, write
+from mukron.optim.update import Move, times, updates_of, write
 from mukron.params import Parametrization
 from mukron.params.inventory import unwrap
 from mukron.readers import check_number
@@ -115,7 +115,9 @@ class SecondOrder(Optimizer):
         self.model, self.options, self.capture_options = model, options, capture_options
         self.parametrization = None if parametrization is None else parametrization.bind(model)
         self.powers = {number: self.powers_of(number) for number in range(1, 1 + max(2, len(self.method.factors)))}
-        self.exchange: Exchange | None = None
+        self.exchange: Exchange = Alone()
+        self.owner: dict[str, int] | None = None  # the rank that has a layer's state, by layer; None: this one has all
+        self.owned_in = (1, 0)  # the number of ranks then, and this one
         self.steps, self.skipped, self._skipped_in_a_row, self._skip_cause, self._ready = 0, 0, 0, "", False
         self.watchers: list[Watcher] = []
         self.compared: tuple[Any, int] | None = None  # the process group that was compared with, and steps since
@@ -226,15 +228,13 @@ class SecondOrder(Optimizer):
         Args:
             closure: Computes the loss and its gradients, and returns the loss; needed by damping that adapts alone.
         """
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            self.exchange = exchange_of(self)
+        self.exchange = exchange_of(self)
         adapts = any(group.get("adaptive") for group in self.param_groups)
         ratio = ReductionRatio(self, closure) if adapts else None
         with torch.enable_grad():
             loss = None if closure is None else closure()
         try:
-            if isinstance(self.exchange, Together):
-                check_alike(self)
+            check_alike(self)
             step, moves = _attempt(self, ratio, loss)
         except BaseException:
             self.capture.forget()
@@ -244,7 +244,7 @@ class SecondOrder(Optimizer):
             tell_skips(self, step)
             return loss
         step.commit()
-        self.steps, self._skipped_in_a_row, self.waiting = self.steps + 1, 0, len(step.ready) < len(step.active)
+        self.steps, self._skipped_in_a_row, self.waiting = self.steps + 1, 0, step.waiting
         coming = wants(self)
         with stage("mukron::write"):
             write(updates_of(self, moves, step.rates))
@@ -342,10 +342,23 @@ def _attempt(
     """
     if optimizer.capture.gradients and all(p.grad is None for p, _, _ in optimizer.capture.gradients):
         optimizer.capture.forget()  # they were thrown away, and nothing came after them
-    passes, exchange = optimizer.capture.passes, optimizer.exchange
-    joint = Joint(gather(passes), passes, partial(along, passes)) if exchange is None else exchange.gather(passes)
-    step = Transaction(optimizer, joint)
+    exchange = optimizer.exchange
+    step = Transaction(optimizer, exchange.gather(optimizer.capture.passes))
     step.applied = {} if ratio is not None and ratio.groups else None
+    moves, counts = exchange.agree(step, partial(_first_moves, optimizer, step))
+    while counts is None:
+        moves, counts = exchange.agree(step, partial(_moves, optimizer, step))
+    if counts and not step.double <= optimizer.told:
+        check_precision(optimizer, step)
+    if counts and step.nu != 1:
+        clipped = {name for name in moves if optimizer.entries[name].preconditioned}
+        moves = {name: times(move, step.nu if name in clipped else 1.0) for name, move in moves.items()}
+    if counts and ratio is not None and ratio.groups:
+        ratio.adapt(step, moves, loss)
+    return step, exchange.share(step, moves) if counts else None
+
+
+def _first_moves(optimizer: SecondOrder, step: Transaction) -> dict[str, Move]:
     asks = optimizer.capture.asks_reduction and all(one.checked for one in step.passes)
     if optimizer.capture.checks_uses or asks:
         check_uses(optimizer, step)
@@ -353,16 +366,12 @@ def _attempt(
         step.measure()
     with stage("mukron::invert"):
         step.prepare()
-    counts = None
-    while counts is None:
-        with stage("mukron::apply"):
-            moves = {} if step.operators_failed else directions(optimizer, step)
-        counts = step.decide(moves)
-    if counts and not step.double <= optimizer.told:
-        check_precision(optimizer, step)
-    if counts and ratio is not None and ratio.groups:
-        ratio.adapt(step, moves, loss)
-    return step, moves if counts else None
+    return _moves(optimizer, step)
+
+
+def _moves(optimizer: SecondOrder, step: Transaction) -> dict[str, Move]:
+    with stage("mukron::apply"):
+        return {} if step.operators_failed else directions(optimizer, step)
 
 
 def _completed(optimizer: SecondOrder, param_group: dict[str, Any]) -> dict[str, Any]:

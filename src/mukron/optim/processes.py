@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from mukron.curvature import Ranks
-from mukron.optim.exchange import Together
+from mukron.optim.exchange import Alone, Exchange, Owners
 from mukron.params.sharded import refuse_sharded
 
 if TYPE_CHECKING:
@@ -35,14 +35,35 @@ def ranks_of(model: nn.Module) -> Ranks | None:
     return Ranks(_group(model), next(model.parameters()).device)
 
 
-def exchange_of(optimizer: SecondOrder) -> Together | None:
-    """How the optimizer's step talks to other processes; None: there are none.
+def exchange_of(optimizer: SecondOrder) -> Exchange:
+    """How the optimizer's step talks to other processes.
 
     Args:
         optimizer: The optimizer, before a step.
     """
-    ranks = ranks_of(optimizer.model)
-    return None if ranks is None else Together(optimizer, ranks)
+    before, ranks = optimizer.exchange, ranks_of(optimizer.model)
+    if ranks is None and optimizer.owner is None:
+        return before if before.size == 1 else Alone()
+    if (
+        isinstance(before, Owners)
+        and ranks is not None
+        and before.ranks.group is ranks.group
+        and before.owner.keys() == optimizer.layers.keys()
+    ):
+        return before
+    here = None if ranks is None else (ranks.size, ranks.rank)
+    if optimizer.owner is not None and optimizer.owned_in != here:
+        raise RuntimeError(
+            f"the state of this optimizer's layers is spread over {optimizer.owned_in[0]} processes, this one being "
+            f"rank {optimizer.owned_in[1]} of them, and they are no longer the ones that train: call state_dict() on "
+            "all ranks before that changes, and load it into a new optimizer"
+        )
+    if ranks is None:
+        return Alone()
+    exchange = Owners(optimizer, ranks)
+    optimizer.owner, optimizer.owned_in = exchange.owner, (ranks.size, ranks.rank)
+    exchange.forget_others()
+    return exchange
 
 
 def check_processes(optimizer: SecondOrder) -> None:

@@ -27,7 +27,7 @@ from mukron.linalg import Factor, FactorizationError, LowRank, at_least_rounding
 from mukron.memory import Window
 from mukron.optim import precision
 from mukron.optim.again import measure_again
-from mukron.optim.options import Spectral
+from mukron.optim.options import KLClip, Spectral
 from mukron.optim.precision import EPS
 from mukron.optim.table import LayerEntry
 from mukron.optim.units import changes_units, convert
@@ -49,8 +49,12 @@ class Transaction:
         statistics: What the passes brought, by layer.
         passes: What is used of each pass beside that.
         along: By layer, what its gradient by its own passes does to the probe, while uses of weights are checked.
-        active: Layers that have a gradient.
+        moving: Layers that have a gradient.
+        active: Those of them that this rank owns.
         ready: Those of them that can be preconditioned; a layer without curvature yet waits for the next step.
+        waiting: Whether one does.
+        gain: Of the moves, which ``KLClip`` bounds: the sum of eta^2 s <move, gradient>.
+        nu: What it multiplies all moves of layers by.
         stale: Those of their blocks whose operators were made by an earlier step.
         rates: Learning rates by parameter, of those that have a direction.
         double: Layers that are preconditioned in float64, since their damping is too small for float32.
@@ -77,9 +81,11 @@ class Transaction:
             joint.passes,
             joint.along,
         )
-        statistics = self.statistics
-        self.active = [layer for layer in optimizer.layers.values() if has_gradient(layer, statistics.get(layer.name))]
-        self.ready, self.stale = list[LayerEntry](), set[tuple[str, str]]()
+        self.moving = [
+            layer for layer in optimizer.layers.values() if has_gradient(layer, self.statistics.get(layer.name))
+        ]
+        self.active = [layer for layer in self.moving if optimizer.exchange.owns(layer.name)]
+        self.ready, self.stale, self.waiting = list[LayerEntry](), set[tuple[str, str]](), False
         self.rates: dict[str, float] = {}
         self.double, self.altered, self.applied_dense = set(optimizer.capture.double), set[str](), set[str]()
         self.offsets: dict[str, tuple[Tensor, ...]] = {}
@@ -89,6 +95,7 @@ class Transaction:
         self.scratch: dict[Any, Any] = {}
         self.applied: dict[tuple[str, str], tuple[Move, Move, Move]] | None = None
         self.rescue = self.operators_failed = False
+        self.gain, self.nu = torch.zeros((), dtype=torch.float64, device=optimizer.generator.device), 1.0
         self.remarks, self.shortened, self.imprecise = list[str](), list[str](), list[str]()
         self.rescues: list[tuple[str, str, str]] = []  # layer, factor, how
         self.shortenings: dict[tuple[str, str], Tensor] = {}
@@ -110,13 +117,21 @@ class Transaction:
     def stage(self, parameter: Parameter, **values: Any) -> None:
         self._staged.setdefault(parameter, {}).update(values)
 
+    def staged(self, parameter: Parameter, name: str) -> Any:
+        """A value of a parameter's state as this step leaves it."""
+        return self._staged.get(parameter, {}).get(name, self.state_of(parameter).get(name))
+
+    def staged_of_layers(self, name: str) -> dict[str, Any]:
+        """What this step changes of that value, by layer."""
+        found = {layer.name: self._staged.get(layer.anchor, {}) for layer in self.active}
+        return {layer: staged[name] for layer, staged in found.items() if name in staged}
+
     def stage_of_group(self, group: dict[str, Any], **values: Any) -> None:
         self._staged_of_groups.append((group, values))
 
     def value(self, layer: LayerEntry, name: str) -> Any:
         """What this step uses of a layer's state, "operators" or "positions": what it staged, or the last one."""
-        staged = self._staged.get(layer.anchor, {})
-        return staged[name] if name in staged else self.state_of(layer.anchor).get(name)
+        return self.staged(layer.anchor, name)
 
     def commit(self) -> None:
         """Write what was staged into the state."""
@@ -139,6 +154,7 @@ class Transaction:
         for layer in self.active:
             self._measure_layer(layer, due, inverting)
         self.ready = [layer for layer in self.active if is_ready(self, layer, due)]
+        self.waiting = len(self.ready) < len(self.active)
         used = self.ready if optimizer.steps >= optimizer.options.start else []
         self.stale = {
             (layer.name, block) for layer in used for block in self.value(layer, "operators")
@@ -185,20 +201,16 @@ class Transaction:
 
     def prepare(self) -> None:
         """Operators of all blocks that want new ones."""
-        optimizer, exchange = self.optimizer, self.optimizer.exchange
+        optimizer = self.optimizer
         self.operators_failed = False
-        wanted = [key for key in self.factors if exchange is None or exchange.owns(key[0])]
-        blocks = [self.factors[key] for key in wanted]
+        wanted, blocks = list(self.factors), list(self.factors.values())
         damping, conditions = at_least_rounding(blocks)
         damped = [(factors, rho) for (factors, _), rho in zip(blocks, damping, strict=True)]
         powers = [optimizer.powers[len(factors)] for factors, _ in damped]
         prepared, self._inverted = prepare(damped, powers, optimizer.options.solver, self.rescue)
-        failed = [key for key, result in zip(wanted, prepared, strict=True) if isinstance(result, FactorizationError)]
-        if exchange is not None and self.rescue:
-            failed = exchange.union(failed)
         for (name, block), result, condition in zip(wanted, prepared, conditions, strict=True):
             staged = self._staged[optimizer.layers[name].anchor]["operators"]
-            if not isinstance(result, FactorizationError) and (name, block) not in failed:
+            if not isinstance(result, FactorizationError):
                 staged[block] = result[0]
                 self.rescues += [(name, factor, how) for factor, how in result[1].items()]
                 bounds = {factor: kappa if kappa.numel() == 1 else kappa.amax() for factor, kappa in condition.items()}
@@ -209,22 +221,16 @@ class Transaction:
                 self.rescues.append((name, "", "kept the last inverse"))
                 self.stale.add((name, block))
             else:
-                cause = result if isinstance(result, FactorizationError) else None
-                why = cause or "its factors could not be inverted on another rank"
-                raise RuntimeError(f'layer "{name}": {why}; raise the damping') from cause
-        if exchange is not None:
-            mine = {name: self._staged[optimizer.layers[name].anchor]["operators"] for name, _ in self.factors}
-            for name, shared in exchange.share(mine).items():
-                self._staged[optimizer.layers[name].anchor]["operators"].update(shared)
+                raise RuntimeError(f'layer "{name}": {result}; raise the damping') from result
 
     # The decision.
 
-    def decide(self, moves: Mapping[str, Move]) -> bool | None:
-        """Read all numbers at once: the step counts (True), is skipped (False), or must be tried again (None)."""
-        optimizer, exchange = self.optimizer, self.optimizer.exchange
-        if exchange is not None and exchange.union([1] * self.operators_failed):
-            self.operators_failed, moves = True, {}  # on one rank: none goes on with its moves
-            self.offsets, self.shortenings, self._conditions = {}, {}, {}
+    def decide(self, moves: Mapping[str, Move], gain: float | None = None) -> bool | None:
+        """Read all numbers at once: the step counts (True), is skipped (False), or must be tried again (None).
+
+        gain: that of the moves of all ranks; None: this one's own.
+        """
+        optimizer, trust = self.optimizer, self.optimizer.options.trust
         grads = [entry.parameter.grad for entry in optimizer.entries.values() if entry.parameter.grad is not None]
         products = [part for of_layer in self.offsets.values() for part in of_layer]
         parts = {name: (move.D, move.H) if isinstance(move, LowRank) else (move,) for name, move in moves.items()}
@@ -236,12 +242,12 @@ class Transaction:
             norms([*products, *(part for of_move in parts.values() for part in of_move)]),
             [kappa for of_layer in self._conditions.values() for kappa in of_layer.values()],
             list(self.shortenings.values()),
+            [self.gain] if isinstance(trust, KLClip) else [],
         ]
         numbers = read(groups)
-        if exchange is not None:
-            agreed = iter(exchange.agree([number for group in numbers for number in group]))
-            numbers = [list(islice(agreed, len(group))) for group in numbers]
-        gradients, traces, sizes, inverted, lengths, bounds, shortenings = numbers
+        if isinstance(trust, KLClip):
+            self.nu = trust.factor(numbers[-1][0] if gain is None else gain)
+        gradients, traces, sizes, inverted, lengths, bounds, shortenings, _ = numbers
         if not all(map(math.isfinite, gradients)):
             return False
         if self.sizes and changes_units(self, sizes, traces):
@@ -314,7 +320,7 @@ def fits(step: Transaction, parts: Mapping[str, tuple[Tensor, ...]], lengths: Se
                 raise TypeError(f"{setting} must be a number, got {group[setting]!r:.80}")
         if len(of_move) == 1 and of_move[0].shape != weight.shape:
             raise RuntimeError(f'"{name}" has shape {list(weight.shape)}, but its move has {list(of_move[0].shape)}')
-        length = math.prod([next(values) for _ in of_move])
+        length = math.prod([next(values) for _ in of_move]) * (step.nu if entry.preconditioned else 1.0)
         if not length * step.rates[name] <= torch.finfo(weight.dtype).max:
             return False
         rows = of_move[0].shape[-2] if len(of_move) == 2 else 1  # |D| |H| is more than |D^T H|
