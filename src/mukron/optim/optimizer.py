@@ -22,7 +22,8 @@ from torch.optim import Optimizer
 from mukron.curvature import Capture, CaptureOptions, LayerStatistics
 from mukron.damping import Adaptive, Rule
 from mukron.linalg import Factor
-from mukron.optim.direction import apply, base_rate, directions
+from mukron.optim.attempt import attempt
+from mukron.optim.direction import apply, base_rate
 from mukron.optim.docs import describe, refuse_unknown
 from mukron.optim.exchange import Alone, Exchange
 from mukron.optim.guards import (
@@ -30,7 +31,6 @@ from mukron.optim.guards import (
     check_dtypes,
     check_group,
     check_layers,
-    check_uses,
     checked_params,
     damping_rule,
     tell,
@@ -39,13 +39,12 @@ from mukron.optim.guards import (
 from mukron.optim.momentum import Momentum, momentum_entries
 from mukron.optim.options import StepOptions, usual_fallback_lr
 from mukron.optim.plan import plan_table
-from mukron.optim.precision import check_precision
 from mukron.optim.processes import check_alike, check_processes, exchange_of, ranks_of
 from mukron.optim.reduction import ReductionRatio
 from mukron.optim.saving import complete_state, load_state, unpickle
 from mukron.optim.table import LayerEntry, ParameterEntry, build_tables
 from mukron.optim.transaction import Blocks, Transaction, wants
-from mukron.optim.update import Move, times, updates_of, write
+from mukron.optim.update import Move, updates_of, write
 from mukron.params import Parametrization
 from mukron.params.inventory import unwrap
 from mukron.readers import check_number
@@ -235,7 +234,7 @@ class SecondOrder(Optimizer):
             loss = None if closure is None else closure()
         try:
             check_alike(self)
-            step, moves = _attempt(self, ratio, loss)
+            step, moves = attempt(self, ratio, loss)
         except BaseException:
             self.capture.forget()
             raise
@@ -330,48 +329,6 @@ def _listen(optimizer: SecondOrder) -> None:
     optimizer._capture.class_dim = optimizer.found_class_dim
     optimizer._capture.ranks = partial(ranks_of, optimizer.model)
     optimizer._capture.due, optimizer._capture.double = wants(optimizer)
-
-
-def _attempt(
-    optimizer: SecondOrder, ratio: ReductionRatio | None, loss: Any
-) -> tuple[Transaction, dict[str, Move] | None]:
-    """The step and what it moves every parameter by; None: it must be skipped. Nothing is changed yet.
-
-    All is launched as if nothing could go wrong, and the device is read once, at the end. Only then, if an inverse
-    did not come out well or a gradient is not what it was taken for, is a part of it done again.
-    """
-    if optimizer.capture.gradients and all(p.grad is None for p, _, _ in optimizer.capture.gradients):
-        optimizer.capture.forget()  # they were thrown away, and nothing came after them
-    exchange = optimizer.exchange
-    step = Transaction(optimizer, exchange.gather(optimizer.capture.passes))
-    step.applied = {} if ratio is not None and ratio.groups else None
-    moves, counts = exchange.agree(step, partial(_first_moves, optimizer, step))
-    while counts is None:
-        moves, counts = exchange.agree(step, partial(_moves, optimizer, step))
-    if counts and not step.double <= optimizer.told:
-        check_precision(optimizer, step)
-    if counts and step.nu != 1:
-        clipped = {name for name in moves if optimizer.entries[name].preconditioned}
-        moves = {name: times(move, step.nu if name in clipped else 1.0) for name, move in moves.items()}
-    if counts and ratio is not None and ratio.groups:
-        ratio.adapt(step, moves, loss)
-    return step, exchange.share(step, moves) if counts else None
-
-
-def _first_moves(optimizer: SecondOrder, step: Transaction) -> dict[str, Move]:
-    asks = optimizer.capture.asks_reduction and all(one.checked for one in step.passes)
-    if optimizer.capture.checks_uses or asks:
-        check_uses(optimizer, step)
-    with stage("mukron::factors"):
-        step.measure()
-    with stage("mukron::invert"):
-        step.prepare()
-    return _moves(optimizer, step)
-
-
-def _moves(optimizer: SecondOrder, step: Transaction) -> dict[str, Move]:
-    with stage("mukron::apply"):
-        return {} if step.operators_failed else directions(optimizer, step)
 
 
 def _completed(optimizer: SecondOrder, param_group: dict[str, Any]) -> dict[str, Any]:

@@ -260,7 +260,7 @@ class Transaction:
             measure_again(self)
             return None
         altered = self._altered(lengths[: len(products)])
-        ill = self._ill_conditioned(bounds)
+        ill = _ill_conditioned(self, bounds)
         self.offsets, self.applied_dense = {}, set()
         if ill:
             measure_again(self, ill)
@@ -285,19 +285,20 @@ class Transaction:
                 self.altered.add(name)
         return len(self.altered) > before
 
-    def _ill_conditioned(self, bounds: list[float]) -> frozenset[str]:
-        """Layers to be preconditioned in float64 that were not; the state remembers it for the steps to come."""
-        values, ill = iter(bounds), set()
-        for name, of_layer in self._conditions.items():
-            layer, kappas = self.optimizer.layers[name], [next(values) for _ in of_layer]
-            if layer.anchor.dtype != torch.float64 and self.optimizer.inverts:
-                dense = self.optimizer.options.inverse_every > 1 or name in self.applied_dense
-                limit = precision.ILL_CONDITIONED_DENSE if dense else precision.ILL_CONDITIONED
-                limit = precision.ILL_CONDITIONED_WINDOW if isinstance(self.optimizer.options.memory, Window) else limit
-                if EPS * max(kappas) > limit or (dense and EPS * math.prod(kappas) > precision.ILL_CONDITIONED_PRODUCT):
-                    ill.add(name)
-                self.stage(layer.anchor, double=name in ill)
-        return frozenset(ill - self.double)
+
+def _ill_conditioned(step: Transaction, bounds: list[float]) -> frozenset[str]:
+    """Layers to be preconditioned in float64 that were not; the state remembers it for the steps to come."""
+    values, ill = iter(bounds), set()
+    for name, of_layer in step._conditions.items():
+        layer, kappas = step.optimizer.layers[name], [next(values) for _ in of_layer]
+        if layer.anchor.dtype != torch.float64 and step.optimizer.inverts:
+            dense = step.optimizer.options.inverse_every > 1 or name in step.applied_dense
+            limit = precision.ILL_CONDITIONED_DENSE if dense else precision.ILL_CONDITIONED
+            limit = precision.ILL_CONDITIONED_WINDOW if isinstance(step.optimizer.options.memory, Window) else limit
+            if EPS * max(kappas) > limit or (dense and EPS * math.prod(kappas) > precision.ILL_CONDITIONED_PRODUCT):
+                ill.add(name)
+            step.stage(layer.anchor, double=name in ill)
+    return frozenset(ill - step.double)
 
 
 def is_ready(step: Transaction, layer: LayerEntry, due: bool) -> bool:
