@@ -8,12 +8,32 @@ import torch
 from torch.nn import functional as F
 
 from mukron import KFAC
-from mukron.optim.direction import announce
-from mukron.optim.exchange import Alone
+from mukron.curvature import Joint, gather
+from mukron.optim.direction import announce, directions
 from networks import INPUTS, Net
 
 DATA = torch.Generator().manual_seed(0)
 X, Y = torch.randn(10, INPUTS, generator=DATA), torch.randint(5, (10,), generator=DATA)
+
+
+class Alone:
+    """One rank that talks to itself."""
+
+    def gather(self, passes):
+        return Joint(gather(passes), passes, lambda layer: None)
+
+    def owns(self, layer):
+        return True
+
+    def agree(self, step, made):
+        if not made:
+            step.measure()
+            step.prepare()
+        moves = directions(step.optimizer, step)
+        return moves, step.decide(moves)
+
+    def share(self, step, moves):
+        return moves
 
 
 class Listener(Alone):
@@ -30,9 +50,9 @@ class Listener(Alone):
         self.asked.append("owns")
         return True
 
-    def agree(self, step, attempt):
+    def agree(self, step, made):
         self.asked.append("agree")
-        return super().agree(step, attempt)
+        return super().agree(step, made)
 
     def share(self, step, moves):
         self.asked.append("share")
@@ -67,8 +87,8 @@ class Keeps(Alone):
 class Disagrees(Alone):
     """Another rank has met a number that is not finite."""
 
-    def agree(self, step, attempt):
-        moves, _ = super().agree(step, attempt)
+    def agree(self, step, made):
+        moves, _ = super().agree(step, made)
         return moves, False
 
 
@@ -85,7 +105,7 @@ def test_one_rank_that_talks_to_itself_changes_nothing():
     torch.manual_seed(0)
     plain = Net(8)
     other, exchange = copy.deepcopy(plain), Listener()
-    trained(plain, Alone())
+    trained(plain, None)
     trained(other, exchange)
     assert all(map(torch.equal, plain.parameters(), other.parameters()))
     assert set(exchange.asked) == {"gather", "owns", "share", "agree"}

@@ -1,6 +1,6 @@
 """Where processes talk: the one place for what ranks gather, own, agree on and share.
 
-A step asks its exchange at these points:
+In one process there is nobody to talk to, and an optimizer's ``exchange`` is None. The step asks it at these points:
 
     owns     at its beginning: whether this rank computes the move of a layer
     gather   after the passes: statistics of all ranks' batches, of the layers that this rank owns
@@ -14,18 +14,17 @@ Curvature, inverses and averages of gradients of a layer are in its owner's stat
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from mukron.curvature import Joint, Pass, Ranks, along, gather, joined
+from mukron.curvature import Joint, Pass, Ranks, joined
 from mukron.layers import BIAS
 from mukron.linalg import LowRank
-from mukron.optim.direction import announce, dense
+from mukron.optim.direction import announce, dense, directions
 from mukron.optim.options import KLClip
 from mukron.optim.update import Move
 
@@ -35,15 +34,21 @@ if TYPE_CHECKING:
     from mukron.optim.transaction import Transaction
 
 Moves = dict[str, Move]
-State = dict[Any, dict[str, Any]]  # by parameter
+ByParameter = dict[Any, dict[str, Any]]  # states
 EVERYWHERE = ("double", "momentum_buffer")  # what every rank keeps of a layer's state
-PATIENCE = datetime.timedelta(minutes=5)  # for ranks to join in saving a state
+WAITS_FOR_RANKS = datetime.timedelta(minutes=5)  # for ranks to join in saving a state
+
+
+class Owned(NamedTuple):
+    """Which process has the state of which layer."""
+
+    ranks: int
+    rank: int  # of this process
+    owner: dict[str, int]  # by layer
 
 
 class Exchange(Protocol):
     """What the processes that train one model do together."""
-
-    size: int  # how many there are
 
     def owns(self, layer: str) -> bool:
         """Whether this rank computes the move of a layer."""
@@ -51,41 +56,17 @@ class Exchange(Protocol):
     def gather(self, passes: Sequence[Pass]) -> Joint:
         """What the passes of all ranks have brought for the layers of this one."""
 
-    def agree(self, step: Transaction, attempt: Callable[[], Moves]) -> tuple[Moves, bool | None]:
-        """Try the step, and decide on it together: it counts, is skipped (False), or is tried again (None)."""
+    def agree(self, step: Transaction, made: bool) -> tuple[Moves, bool | None]:
+        """Try the step, and decide on it together: it counts, is skipped (False), or is tried again (None).
+
+        made: an earlier attempt has made the operators.
+        """
 
     def share(self, step: Transaction, moves: Moves) -> Moves:
         """The moves of all layers, each from the rank that owns it."""
 
-    def whole(self, state: State) -> State:
+    def whole(self, state: ByParameter) -> ByParameter:
         """The state of all parameters, each from the rank that has it."""
-
-
-class Alone:
-    """One process, with nobody to talk to."""
-
-    size = 1
-
-    def owns(self, layer: str) -> bool:
-        """It owns all layers."""
-        return True
-
-    def gather(self, passes: Sequence[Pass]) -> Joint:
-        """What its own passes have brought."""
-        return Joint(gather(list(passes)), passes, partial(along, passes))
-
-    def agree(self, step: Transaction, attempt: Callable[[], Moves]) -> tuple[Moves, bool | None]:
-        """Its own decision."""
-        moves = attempt()
-        return moves, step.decide(moves)
-
-    def share(self, step: Transaction, moves: Moves) -> Moves:
-        """The moves as they are."""
-        return moves
-
-    def whole(self, state: State) -> State:
-        """The state as it is."""
-        return state
 
 
 @dataclass
@@ -104,7 +85,7 @@ class Owners:
 
     def __init__(self, optimizer: SecondOrder, ranks: Ranks) -> None:
         self.optimizer, self.ranks, self.size = optimizer, ranks, ranks.size
-        self.owner = owners_of(list(optimizer.layers.values()), ranks.size, optimizer.owner)
+        self.owner = owners_of(list(optimizer.layers.values()), ranks.size, optimizer.owned and optimizer.owned.owner)
         self._words: list[_Word] = []
 
     def owns(self, layer: str) -> bool:
@@ -120,11 +101,14 @@ class Owners:
             return Joint({}, passes, lambda layer: None)
         return joined(passes, self.owner, self.ranks, options.empirical)
 
-    def agree(self, step: Transaction, attempt: Callable[[], Moves]) -> tuple[Moves, bool | None]:
+    def agree(self, step: Transaction, made: bool) -> tuple[Moves, bool | None]:
         """The decision of all ranks. A rank that fails tells the others, which fail too instead of waiting for it."""
         moves, word, failed = Moves(), _Word(), None
         try:
-            moves = attempt()
+            if not made:
+                step.measure()
+                step.prepare()
+            moves = {} if step.operators_failed else directions(self.optimizer, step)
         except Exception as error:
             failed = error
         total = None
@@ -138,7 +122,7 @@ class Owners:
         if failed is not None:
             word.error = f"{type(failed).__name__}: {failed}"
         own = {name: move for name, move in moves.items() if self.optimizer.entries[name].preconditioned}
-        word.waiting, word.double = step.waiting, step.staged_of_layers("double")
+        word.waiting, word.double = step.waiting, _double(step)
         word.sizes = {name: _size(_sent(step, name, move)) for name, move in own.items()} if word.counts else {}
         self._words = self.ranks.objects(word)
         if failed is not None:
@@ -174,13 +158,13 @@ class Owners:
                 announce(step, entries[name])
         return {name: shared[name] for name in entries if name in shared}
 
-    def whole(self, state: State) -> State:
+    def whole(self, state: ByParameter) -> ByParameter:
         """The state of all parameters, each from the rank that has it. All ranks must call this.
 
         Args:
             state: Plain data, by the number of the parameter.
         """
-        if not self.ranks.meet(PATIENCE):
+        if not self.ranks.meet(WAITS_FOR_RANKS):
             raise RuntimeError(
                 f"state_dict() was called on rank {self.ranks.rank}, but not on all of {self.size} ranks: the state of "
                 "each layer is with the rank that owns it. Call it on every rank, and let one of them write the file"
@@ -234,6 +218,12 @@ def _dtype(step: Transaction, entry: ParameterEntry) -> torch.dtype:
     buffer = step.staged(entry.parameter, "momentum_buffer")
     on_update = entry.group["momentum"] and entry.group["momentum_on"] == "update"
     return entry.parameter.dtype if buffer is None or not on_update else buffer.dtype
+
+
+def _double(step: Transaction) -> dict[str, bool]:
+    """Layers of this rank and whether the next step is to measure them in float64."""
+    found = {layer.name: step.staged(layer.anchor, "double") for layer in step.active}
+    return {name: double for name, double in found.items() if double is not None}
 
 
 def _parts(move: Move) -> tuple[Tensor, ...]:

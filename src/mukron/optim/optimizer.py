@@ -19,35 +19,35 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mukron.curvature import Capture, CaptureOptions, LayerStatistics
+from mukron.curvature import Capture, CaptureOptions, Joint, LayerStatistics, along, gather
 from mukron.damping import Adaptive, Rule
 from mukron.linalg import Factor
-from mukron.optim.attempt import attempt
-from mukron.optim.direction import apply, base_rate
+from mukron.optim.direction import apply, base_rate, directions
 from mukron.optim.docs import describe, refuse_unknown
-from mukron.optim.exchange import Alone, Exchange
+from mukron.optim.exchange import Exchange, Owned
+from mukron.optim.groups import completed_group
 from mukron.optim.guards import (
     check_arguments,
     check_dtypes,
     check_group,
     check_layers,
+    check_uses,
     checked_params,
-    damping_rule,
     tell,
     tell_skips,
 )
 from mukron.optim.momentum import Momentum, momentum_entries
-from mukron.optim.options import StepOptions, usual_fallback_lr
+from mukron.optim.options import StepOptions
 from mukron.optim.plan import plan_table
+from mukron.optim.precision import check_precision
 from mukron.optim.processes import check_alike, check_processes, exchange_of, ranks_of
 from mukron.optim.reduction import ReductionRatio
 from mukron.optim.saving import complete_state, load_state, unpickle
 from mukron.optim.table import LayerEntry, ParameterEntry, build_tables
 from mukron.optim.transaction import Blocks, Transaction, wants
-from mukron.optim.update import Move, updates_of, write
+from mukron.optim.update import Move, times, updates_of, write
 from mukron.params import Parametrization
 from mukron.params.inventory import unwrap
-from mukron.readers import check_number
 from mukron.stages import stage
 from mukron.table import Table
 from mukron.theory import Method
@@ -114,9 +114,8 @@ class SecondOrder(Optimizer):
         self.model, self.options, self.capture_options = model, options, capture_options
         self.parametrization = None if parametrization is None else parametrization.bind(model)
         self.powers = {number: self.powers_of(number) for number in range(1, 1 + max(2, len(self.method.factors)))}
-        self.exchange: Exchange = Alone()
-        self.owner: dict[str, int] | None = None  # the rank that has a layer's state, by layer; None: this one has all
-        self.owned_in = (1, 0)  # the number of ranks then, and this one
+        self.exchange: Exchange | None = None
+        self.owned: Owned | None = None  # who has the state of which layer; None: this process has all of it
         self.steps, self.skipped, self._skipped_in_a_row, self._skip_cause, self._ready = 0, 0, 0, "", False
         self.watchers: list[Watcher] = []
         self.compared: tuple[Any, int] | None = None  # the process group that was compared with, and steps since
@@ -187,7 +186,7 @@ class SecondOrder(Optimizer):
         """
         try:
             before = len(self.param_groups)
-            super().add_param_group(_completed(self, param_group))
+            super().add_param_group(completed_group(self, param_group))
             check_group(self.param_groups[-1])
             if self._ready:
                 _listen(self)
@@ -227,14 +226,16 @@ class SecondOrder(Optimizer):
         Args:
             closure: Computes the loss and its gradients, and returns the loss; needed by damping that adapts alone.
         """
-        self.exchange = exchange_of(self)
+        if self.owned is not None or (torch.distributed.is_available() and torch.distributed.is_initialized()):
+            self.exchange = exchange_of(self)
         adapts = any(group.get("adaptive") for group in self.param_groups)
         ratio = ReductionRatio(self, closure) if adapts else None
         with torch.enable_grad():
             loss = None if closure is None else closure()
         try:
-            check_alike(self)
-            step, moves = attempt(self, ratio, loss)
+            if self.exchange is not None:
+                check_alike(self)
+            step, moves = _attempt(self, ratio, loss)
         except BaseException:
             self.capture.forget()
             raise
@@ -331,30 +332,44 @@ def _listen(optimizer: SecondOrder) -> None:
     optimizer._capture.due, optimizer._capture.double = wants(optimizer)
 
 
-def _completed(optimizer: SecondOrder, param_group: dict[str, Any]) -> dict[str, Any]:
-    """A parameter group with its damping, momentum and first learning rate as numbers, which schedulers look for."""
-    group = dict(param_group)
-    damping = group.get("damping", optimizer.defaults["damping"])
-    rule, adaptive = damping_rule(optimizer, damping), damping.plain() if isinstance(damping, Adaptive) else None
-    group |= {"damping": rule and rule.rho, "damping_rule": {} if rule is None else rule.plain(), "adaptive": adaptive}
-    if "momentum_on" not in group:
-        group |= _own_momentum(optimizer, group)
-    if not isinstance(group.get("lr", 0.0), Tensor):
-        check_number("lr", group.get("lr", 0.0))
-    group["reference_lr"] = lr = float(group.get("lr", optimizer.defaults["lr"]))
-    if group.get("fallback_lr", optimizer.defaults["fallback_lr"]) is None:
-        group["reference_lr"] = lr = lr or 1.0  # a schedule may begin at zero; the two keep their proportion
-        group["fallback_lr"] = usual_fallback_lr(optimizer.method, optimizer.options, lr, optimizer.spec.bounded_lr)
-    return group
+def _attempt(
+    optimizer: SecondOrder, ratio: ReductionRatio | None, loss: Any
+) -> tuple[Transaction, dict[str, Move] | None]:
+    """The step and what it moves every parameter by; None: it must be skipped. Nothing is changed yet.
 
-
-def _own_momentum(optimizer: SecondOrder, group: Mapping[str, Any]) -> dict[str, Any]:
-    """A group's own momentum and nesterov, which mean what they mean at the top level; none if it gives neither."""
-    usual = optimizer.defaults
-    momentum = group.get("momentum", usual["momentum"])
-    inherited = bool(usual["nesterov"] and momentum) and not isinstance(momentum, Momentum)
-    nesterov = group.get("nesterov", inherited)
-    if "momentum" not in group and nesterov == usual["nesterov"]:
-        return {}
-    bounded = optimizer.options.trust is not None
-    return momentum_entries(momentum, nesterov, optimizer.momentum_kind, bounded)
+    All is launched as if nothing could go wrong, and the device is read once, at the end. Only then, if an inverse
+    did not come out well or a gradient is not what it was taken for, is a part of it done again.
+    """
+    if optimizer.capture.gradients and all(p.grad is None for p, _, _ in optimizer.capture.gradients):
+        optimizer.capture.forget()  # they were thrown away, and nothing came after them
+    passes, exchange = optimizer.capture.passes, optimizer.exchange
+    joint = Joint(gather(passes), passes, partial(along, passes)) if exchange is None else exchange.gather(passes)
+    step = Transaction(optimizer, joint)
+    step.applied = {} if ratio is not None and ratio.groups else None
+    asks = optimizer.capture.asks_reduction and all(one.checked for one in step.passes)
+    if optimizer.capture.checks_uses or asks:
+        check_uses(optimizer, step)
+    made, counts = False, None
+    while counts is None:
+        if exchange is not None:
+            moves, counts = exchange.agree(step, made)
+        else:
+            if not made:
+                with stage("mukron::factors"):
+                    step.measure()
+                with stage("mukron::invert"):
+                    step.prepare()
+            with stage("mukron::apply"):
+                moves = {} if step.operators_failed else directions(optimizer, step)
+            counts = step.decide(moves)
+        made = True
+    if counts and not step.double <= optimizer.told:
+        check_precision(optimizer, step)
+    if counts and step.nu != 1:
+        clipped = {name for name in moves if optimizer.entries[name].preconditioned}
+        moves = {name: times(move, step.nu if name in clipped else 1.0) for name, move in moves.items()}
+    if counts and ratio is not None and ratio.groups:
+        ratio.adapt(step, moves, loss)
+    if counts and exchange is not None:
+        moves = exchange.share(step, moves)
+    return step, moves if counts else None

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from mukron.curvature import Ranks
-from mukron.optim.exchange import Alone, Exchange, Owners
+from mukron.optim.exchange import Owned, Owners
 from mukron.params.sharded import refuse_sharded
 
 if TYPE_CHECKING:
@@ -35,15 +35,15 @@ def ranks_of(model: nn.Module) -> Ranks | None:
     return Ranks(_group(model), next(model.parameters()).device)
 
 
-def exchange_of(optimizer: SecondOrder) -> Exchange:
-    """How the optimizer's step talks to other processes.
+def exchange_of(optimizer: SecondOrder) -> Owners | None:
+    """How the optimizer's step talks to other processes; None: there are none.
 
     Args:
         optimizer: The optimizer, before a step.
     """
     before, ranks = optimizer.exchange, ranks_of(optimizer.model)
-    if ranks is None and optimizer.owner is None:
-        return before if before.size == 1 else Alone()
+    if ranks is None and optimizer.owned is None:
+        return None
     if (
         isinstance(before, Owners)
         and ranks is not None
@@ -51,17 +51,17 @@ def exchange_of(optimizer: SecondOrder) -> Exchange:
         and before.owner.keys() == optimizer.layers.keys()
     ):
         return before
-    here = None if ranks is None else (ranks.size, ranks.rank)
-    if optimizer.owner is not None and optimizer.owned_in != here:
+    owned = optimizer.owned
+    if owned is not None and (ranks is None or (owned.ranks, owned.rank) != (ranks.size, ranks.rank)):
         raise RuntimeError(
-            f"the state of this optimizer's layers is spread over {optimizer.owned_in[0]} processes, this one being "
-            f"rank {optimizer.owned_in[1]} of them, and they are no longer the ones that train: call state_dict() on "
+            f"the state of this optimizer's layers is spread over {owned.ranks} processes, this one being "
+            f"rank {owned.rank} of them, and they are no longer the ones that train: call state_dict() on "
             "all ranks before that changes, and load it into a new optimizer"
         )
     if ranks is None:
-        return Alone()
+        return None
     exchange = Owners(optimizer, ranks)
-    optimizer.owner, optimizer.owned_in = exchange.owner, (ranks.size, ranks.rank)
+    optimizer.owned = Owned(ranks.size, ranks.rank, exchange.owner)
     exchange.forget_others()
     return exchange
 

@@ -54,7 +54,7 @@ class ReductionRatio:
                 "damping that adapts evaluates the loss again after a step: pass a closure, optimizer.step(closure), "
                 "that clears the gradients, computes the loss, calls its backward() and returns it"
             )
-        if optimizer.exchange.size > 1:
+        if optimizer.exchange is not None:
             raise ValueError("damping does not adapt across processes: each would adapt to the loss of its own batch")
         if len({bool(group["maximize"]) for group in optimizer.param_groups}) > 1:
             raise ValueError("some groups maximize and others do not: no step of theirs is that of one quadratic model")

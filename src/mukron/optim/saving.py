@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from mukron.linalg import Operator
-from mukron.optim.exchange import Alone
 
 if TYPE_CHECKING:
     from mukron.optim.optimizer import SecondOrder
@@ -36,7 +35,9 @@ def complete_state(optimizer: SecondOrder, state_dict: dict[str, Any]) -> dict[s
         "parametrization": None if optimizer.parametrization is None else optimizer.parametrization.to_dict(),
         "dtypes": [str(p.dtype) for group in optimizer.param_groups for p in group["params"]],
     }
-    state = optimizer.exchange.whole({index: _plain(values) for index, values in state_dict["state"].items()})
+    state = {index: _plain(values) for index, values in state_dict["state"].items()}
+    if optimizer.exchange is not None:
+        state = optimizer.exchange.whole(state)
     return {**state_dict, "state": state, "mukron": own}
 
 
@@ -67,7 +68,7 @@ def load_state(optimizer: SecondOrder, state_dict: Mapping[str, Any]) -> None:
     for group, here in zip(groups, optimizer.param_groups, strict=True):
         group["params"] = here["params"]
     torch.optim.Optimizer.__setstate__(optimizer, {"state": defaultdict(dict, state), "param_groups": groups})
-    optimizer.exchange, optimizer.owner = Alone(), None
+    optimizer.exchange, optimizer.owned = None, None
     optimizer.steps, optimizer.skipped, optimizer.rescues = own["steps"], own["skipped"], Counter(own["rescues"])
     optimizer.waiting, optimizer.found_reduction, optimizer.told = own["waiting"], own["reduction"], set(own["told"])
     given = optimizer.capture_options.class_dim
@@ -141,7 +142,7 @@ def _restore_generator(generator: torch.Generator, state: Tensor) -> None:
 
 def unpickle(optimizer: SecondOrder, generator: Tensor) -> None:
     """Complete a copy: a random generator in that state on the copy's device, and a plan of the copied model."""
-    optimizer._capture, optimizer.watchers, optimizer.exchange, optimizer.compared = None, [], Alone(), None
+    optimizer._capture, optimizer.watchers, optimizer.exchange, optimizer.compared = None, [], None, None
     first = next(parameter for group in optimizer.param_groups for parameter in group["params"])
     optimizer.generator = torch.Generator(first.device)
     optimizer.generator.set_state(generator)

@@ -75,16 +75,10 @@ class Transaction:
     """
 
     def __init__(self, optimizer: SecondOrder, joint: Joint) -> None:
-        self.optimizer, self.statistics, self.passes, self.along = (
-            optimizer,
-            joint.statistics,
-            joint.passes,
-            joint.along,
-        )
-        self.moving = [
-            layer for layer in optimizer.layers.values() if has_gradient(layer, self.statistics.get(layer.name))
-        ]
-        self.active = [layer for layer in self.moving if optimizer.exchange.owns(layer.name)]
+        self.optimizer, exchange, statistics = optimizer, optimizer.exchange, joint.statistics
+        self.statistics, self.passes, self.along = statistics, joint.passes, joint.along
+        self.moving = [layer for layer in optimizer.layers.values() if has_gradient(layer, statistics.get(layer.name))]
+        self.active = [layer for layer in self.moving if exchange is None or exchange.owns(layer.name)]
         self.ready, self.stale, self.waiting = list[LayerEntry](), set[tuple[str, str]](), False
         self.rates: dict[str, float] = {}
         self.double, self.altered, self.applied_dense = set(optimizer.capture.double), set[str](), set[str]()
@@ -120,11 +114,6 @@ class Transaction:
     def staged(self, parameter: Parameter, name: str) -> Any:
         """A value of a parameter's state as this step leaves it."""
         return self._staged.get(parameter, {}).get(name, self.state_of(parameter).get(name))
-
-    def staged_of_layers(self, name: str) -> dict[str, Any]:
-        """What this step changes of that value, by layer."""
-        found = {layer.name: self._staged.get(layer.anchor, {}) for layer in self.active}
-        return {layer: staged[name] for layer, staged in found.items() if name in staged}
 
     def stage_of_group(self, group: dict[str, Any], **values: Any) -> None:
         self._staged_of_groups.append((group, values))
@@ -259,7 +248,7 @@ class Transaction:
             self.rescue = True
             measure_again(self)
             return None
-        altered = self._altered(lengths[: len(products)])
+        altered = _altered(self, lengths[: len(products)])
         ill = _ill_conditioned(self, bounds)
         self.offsets, self.applied_dense = {}, set()
         if ill:
@@ -269,21 +258,20 @@ class Transaction:
         self.shortened = far_beyond_trust(self, shortenings)
         return fits(self, parts, lengths[len(products) :])
 
-    def _altered(self, lengths: list[float]) -> bool:
-        """Whether gradients turned out not to be D^T H, within rounding: that of |D| |H|, which may have cancelled."""
-        before, values = len(self.altered), iter(lengths)
-        for name in self.offsets:
-            missing, actual, ours, d, h = (next(values) for _ in range(5))
-            part = missing / actual if actual > 0 else 0.0
-            off = part * ours / (d * h) if d * h > 0 else part
-            layer, weight = self.optimizer.layers[name].layer, self.optimizer.layers[name].anchor
-            product = (
-                rounding(weight.dtype, weight.device, layer.tf32) if weight.is_cuda else torch.finfo(weight.dtype).eps
-            )
-            coarse = max(self.statistics[name].rounding, product)
-            if not off < (SAME * coarse if coarse < 1e-6 else SAME_IF_COARSE * coarse):
-                self.altered.add(name)
-        return len(self.altered) > before
+
+def _altered(step: Transaction, lengths: list[float]) -> bool:
+    """Whether gradients turned out not to be D^T H, within rounding: that of |D| |H|, which may have cancelled."""
+    before, values = len(step.altered), iter(lengths)
+    for name in step.offsets:
+        missing, actual, ours, d, h = (next(values) for _ in range(5))
+        part = missing / actual if actual > 0 else 0.0
+        off = part * ours / (d * h) if d * h > 0 else part
+        layer, weight = step.optimizer.layers[name].layer, step.optimizer.layers[name].anchor
+        product = rounding(weight.dtype, weight.device, layer.tf32) if weight.is_cuda else torch.finfo(weight.dtype).eps
+        coarse = max(step.statistics[name].rounding, product)
+        if not off < (SAME * coarse if coarse < 1e-6 else SAME_IF_COARSE * coarse):
+            step.altered.add(name)
+    return len(step.altered) > before
 
 
 def _ill_conditioned(step: Transaction, bounds: list[float]) -> frozenset[str]:
