@@ -34,6 +34,16 @@ def rows_of(table):
     return {row[0]: dict(zip(table.columns, row, strict=True)) for row in table.rows}
 
 
+@pytest.mark.parametrize("sides", ["both", "input", "output"])
+def test_explain_shows_damping_of_the_factors_that_shampoo_has(sides):
+    optimizer = Shampoo(MODEL, PLAN, sides=sides, exclude=())
+    rows = rows_of(PLAN.explain(f"shampoo:1/2,{sides}" if sides != "both" else "shampoo", exclude=(), whole=True))
+    for layer in optimizer.layers.values():
+        for block, entry in layer.blocks.items():
+            shown = {name[4] for name, cell in rows[entry.name].items() if name.startswith("rho_") and cell != "-"}
+            assert shown == set(optimizer.factors_of(layer, block)), entry.name
+
+
 @pytest.mark.parametrize(
     "given",
     [

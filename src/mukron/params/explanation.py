@@ -39,7 +39,8 @@ def explanation(
     rows = []
     for name, entry in plan.parameters.items():
         falls_back, row = name in fallen, others if name in fallen else bound
-        rho, scale = {} if falls_back else scales[method][name].damping, scales[row][name]
+        damped = () if falls_back else method.damped if len(entry.shape) > 1 else method.damped_in_vectors
+        scale, rho = scales[row][name], {factor.name: scales[method][name].damping[factor.name] for factor in damped}
         cells = (
             *(str(entry.role), _sizes(entry.shape), _sizes(entry.base_shape)),
             *(_short(float(ratio)) for ratio in (entry.growth.r_in, entry.growth.r_out)),

@@ -86,10 +86,14 @@ class GroupRequest:
                 "Adam mixes weight decay into its normalized gradient, where no width-independent scale exists; "
                 'use param_groups("adamw", ...) with torch.optim.AdamW'
             )
-        if self.beside is not None and (self.beside not in MATRIX_METHODS or self.format.matrices):
-            expected = " or ".join(f'"{name}"' for name in MATRIX_METHODS)
+        if self.beside is not None and self.beside not in MATRIX_METHODS:
+            expected = ", ".join(f'"{name}"' for name in MATRIX_METHODS)
+            raise ParametrizationError(f"beside={self.beside!r}: expected one of {expected}, which take matrices alone")
+        if self.beside is not None and self.format.matrices:
             raise ParametrizationError(
-                f"beside={self.beside!r}: expected {expected}, beside groups for a method that takes all parameters"
+                f"beside={self.beside!r}: groups for {self.law.title} hold matrices inside the network "
+                "alone. Leave beside out; it is for the optimizer of all other parameters, as in "
+                f'param_groups("adamw", lr=..., beside="{self.beside}")'
             )
         for argument, method in (("scaling", "muon"), ("max_precondition_dim", "soap")):
             if (value := getattr(self, argument)) is not None and self.law.name != method:

@@ -80,6 +80,11 @@ class Method:
         return tuple(statistic for statistic, _ in self.factors if statistic.damped)
 
     @property
+    def damped_in_vectors(self) -> tuple[Statistic, ...]:
+        """Those of them that a bias has: for Shampoo, whose L and R are one factor of a vector, the first alone."""
+        return self.damped[:1] if self.gradients_alone else self.damped
+
+    @property
     def has_eps(self) -> bool:
         """Whether an eps guards its division, as in Adam. Methods with damping have none, nor has Lion."""
         return any(statistic.guarded for statistic, _ in self.factors)
