@@ -90,6 +90,7 @@ def test_no_damping_gives_no_nan(method):
     assert {warning.category for warning in caught} <= {RuntimeWarning}
     told = [str(warning.message) for warning in caught]
     small = [text for text in told if re.fullmatch('layer ".*": its damping is so small .*; raise the damping.*', text)]
+    assert all(re.search("by (about [0-9]?[0-9]%|more than its own size);", text) for text in small)
     helped = [text for text in told if "factorized with" in text]  # a rescue may have to help
     assert all("the usual size of a weight" in text for text in told if text not in small + helped)
     if method in (KFAC, GaussNewton):  # B and K are singular here, and no roots are taken of them
