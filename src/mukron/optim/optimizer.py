@@ -38,7 +38,7 @@ from mukron.optim.guards import (
 )
 from mukron.optim.momentum import Momentum, momentum_entries
 from mukron.optim.options import StepOptions, usual_fallback_lr
-from mukron.optim.plan import plan_table
+from mukron.optim.plan import plan_table, warn_of_damping
 from mukron.optim.precision import check_precision
 from mukron.optim.processes import check_alike, check_processes, exchange_of, ranks_of
 from mukron.optim.reduction import ReductionRatio
@@ -371,6 +371,7 @@ def _completed(optimizer: SecondOrder, param_group: dict[str, Any]) -> dict[str,
     group = dict(param_group)
     damping = group.get("damping", optimizer.defaults["damping"])
     rule, adaptive = damping_rule(optimizer, damping), damping.plain() if isinstance(damping, Adaptive) else None
+    warn_of_damping(optimizer, rule)
     group |= {"damping": rule and rule.rho, "damping_rule": {} if rule is None else rule.plain(), "adaptive": adaptive}
     if "momentum_on" not in group:
         group |= _own_momentum(optimizer, group)
