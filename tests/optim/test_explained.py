@@ -65,7 +65,7 @@ def test_explain_is_what_the_optimizer_does(method, given):
         assert row["lr x"] == f"{entry.scale:.4g}", name
         assert row["why"].startswith("not preconditioned") != entry.preconditioned, name
         if not entry.preconditioned:
-            title = {"sgd": "SGD", "adamw": "Adam"}[optimizer.options.fallback.name]
+            title = {"sgd": "SGD", "adamw": "AdamW"}[optimizer.options.fallback.name]
             assert f"{title}'s row" in row["why"]
     trust = optimizer.options.trust
     for told in (str(table), str(optimizer.plan())):
@@ -73,7 +73,7 @@ def test_explain_is_what_the_optimizer_does(method, given):
 
 
 def test_embeddings_take_the_fallback_rule_beside_a_trust_alone():
-    assert "not preconditioned, Adam's row" in rows_of(PLAN.explain("kfac", whole=True))["embedding.weight"]["why"]
+    assert "not preconditioned, AdamW's row" in rows_of(PLAN.explain("kfac", whole=True))["embedding.weight"]["why"]
     plain = rows_of(PLAN.explain("kfac", trust=None, whole=True))
     assert "not preconditioned" not in plain["embedding.weight"]["why"]
     assert "SGD's row" in plain["norm.weight"]["why"]

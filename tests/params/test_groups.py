@@ -167,7 +167,7 @@ def test_embeddings_learning_rates():
     ("method", "given", "message"),
     [
         ("muon", {"scaling": "moonlight"}, "unknown scaling 'moonlight'; known: 'original', 'match_rms_adamw', 'rms_n"),
-        ("adamw", {"scaling": "original"}, "scaling='original' is for \"muon\" alone, not for Adam"),
+        ("adamw", {"scaling": "original"}, "scaling='original' is for \"muon\" alone, not for AdamW"),
         ("muon", {"max_precondition_dim": 9}, 'max_precondition_dim=9 is for "soap" alone, not for Muon'),
         ("adamw", {"beside": "adamw"}, 'beside=\'adamw\': expected one of "muon", "soap", "shampoo"'),
         (

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from mukron.layers import Shape
 from mukron.params.merging import ParameterRow, merged
 from mukron.table import Table
-from mukron.theory import SP, Method, Power, Role, Scheme, get_method
+from mukron.theory import SP, Method, Power, Role, Scheme, get_method, method_title
 from mukron.trust import FALLBACKS, StepRule, Trust, law_of, step_rule, takes_trust, usual_exclude, usual_fallback
 
 if TYPE_CHECKING:
@@ -49,7 +49,8 @@ def explanation(
             *((_short(scale.eps) if row.has_eps else "-",) if has_eps else ()),
             *(_short(rho[x]) if x in rho else "-" for x in factors),
             *((_short(scale.decay),) if plan.decay else ()),
-            (f"not preconditioned, {row.title}'s row: " if falls_back else "") + _reason(row, plan, entry),
+            (f"not preconditioned, {method_title(rule.name)}'s row: " if falls_back else "")
+            + _reason(row, plan, entry),
         )
         rows.append(ParameterRow(name, cells, entry.std, prod(entry.base_shape), digits=4 if whole else 3))
     columns = (

@@ -21,7 +21,7 @@ from mukron.params.errors import ParametrizationError
 from mukron.params.inventory import Found
 from mukron.params.shape_factor import ADJUSTMENTS, SCALINGS, check_scaling, shape_factor
 from mukron.readers import check_number, check_whole
-from mukron.theory import METHODS, SP, Method, get_method, soap
+from mukron.theory import METHODS, SP, Method, get_method, method_title, soap
 
 if TYPE_CHECKING:
     from mukron.params.parametrization import Parametrization
@@ -97,7 +97,9 @@ class GroupRequest:
             )
         for argument, method in (("scaling", "muon"), ("max_precondition_dim", "soap")):
             if (value := getattr(self, argument)) is not None and self.law.name != method:
-                raise ParametrizationError(f'{argument}={value!r} is for "{method}" alone, not for {self.law.title}')
+                raise ParametrizationError(
+                    f'{argument}={value!r} is for "{method}" alone, not for {method_title(self.method)}'
+                )
         if self.max_precondition_dim is not None:
             check_whole("max_precondition_dim", self.max_precondition_dim)
             if self.max_precondition_dim < 1:

@@ -31,7 +31,7 @@ from mukron.study.cost import (
 from mukron.study.errors import StudyError
 from mukron.study.script import CLASSES, MASKED, POSITIONS, kind_of_targets, script
 from mukron.table import Table
-from mukron.theory import SP, get_method
+from mukron.theory import SP, get_method, method_title
 from mukron.train import RunConfig, base_width_of, batch_of, dataset_of, device_of, factory_of
 from mukron.train.build import class_dim_of, network_of
 from mukron.train.factories import network_options
@@ -120,7 +120,8 @@ class WidePlan:
             (row.name, *row.cells[:2], row.std_text, *row.cells[2:]) for row in (rows if whole else merged(rows))
         )
         columns = ("parameter", "role", "shape", "initial std", "learning rate", *(f"rho_{name} x" for name in factors))
-        title = f"{method.title}, {config.scheme}, width {config.width:g}, settings of base width {config.base_width:g}"
+        sizes = f"width {config.width:g}, settings of base width {config.base_width:g}"
+        title = f"{method_title(config.method)}, {config.scheme}, {sizes}"
         return Table(title, columns, lines, tuple(_meaning(config)))
 
     def cost(self) -> Table:
