@@ -45,7 +45,7 @@ def test_the_trust_of_an_explained_network():
     assert "are those of Adam" in grafted
     assert "unknown trust 'much'" in refuse(*wide, "--trust", "much")
     assert "needs a network" in refuse("explain", "--trust", "none")
-    assert "not preconditioned, Adam's row" in run("explain", "--model", "cbow")
+    assert "not preconditioned, AdamW's row" in run("explain", "--model", "cbow")
 
 
 def test_all_methods_side_by_side():

@@ -46,6 +46,7 @@ class Rule:
     kinds: ClassVar[dict[str, type[Rule]]] = {}
     usual: ClassVar[tuple[float, ...]]  # numbers to begin with
     relative: ClassVar[bool] = False  # the damping is a part of the factor, whatever unit that is measured in
+    transfers: ClassVar[bool] = True  # its number holds at every width under muP
     rho: float
 
     def __init_subclass__(cls) -> None:
@@ -204,6 +205,7 @@ class Heuristic(Rule):
     """
 
     usual = (1e-3,)
+    transfers = False
     rho: float
 
     def __call__(self, factors: Mapping[str, Factor], sides: Sides) -> dict[str, Tensor]:
@@ -294,6 +296,7 @@ class Constant(Rule):
     """
 
     usual = (1e-3,)
+    transfers = False
     rho: float
 
     def __call__(self, factors: Mapping[str, Factor], sides: Sides) -> dict[str, Tensor]:

@@ -353,8 +353,10 @@ def takes_trust(method: Method) -> bool:
 def law_of(trust: Trust | None, method: Method) -> str:
     """Which bound is in force and which learning-rate law follows, as a sentence for people."""
     if method.matrices_only and (trust is None or not takes_trust(method)):
+        size, s = ("1", "") if method.entrywise else ("s", f" {SHAPE_FACTOR}")
         what = "entry of a layer's move, in its eigenbases," if method.entrywise else "singular value of a layer's move"
-        return f"Every {what} is near 1, times the learning rate and its multiplier, which is {method.title}'s own."
+        law = f"Every {what} is near {size}, times the learning rate and its multiplier, which is {method.title}'s own."
+        return law + s
     if trust is None:
         return (
             "trust none: steps are the paper's, of any length; learning-rate multipliers are those of "
@@ -366,3 +368,7 @@ def law_of(trust: Trust | None, method: Method) -> str:
 
 
 RULE_TITLES = {"sgd": "SGD", "adamw": "Adam"}
+SHAPE_FACTOR = (  # Muon's
+    's = max(1, d_out / d_in)^1/2, of a layer\'s sizes at the base width (with adjust_lr_fn="match_rms_adamw" '
+    "0.2 max(d_out, d_in)^1/2)."
+)

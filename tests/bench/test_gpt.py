@@ -98,6 +98,16 @@ def test_every_method_on_offer_trains(method, text, tmp_path):
     assert 4 < outcome.validation < 6
 
 
+def test_a_reference_is_trained_at_any_single_depth(text, tmp_path):
+    arguments = ["--depths", "2", "--methods", "shampoo-as-distributed", "--rates", "0.01", "--widths", "64"]
+    arguments += ["--steps", "2", "--text", str(text), "--out", str(tmp_path)]
+    result = CliRunner().invoke(app, ["bench", "gpt", *arguments])
+    assert result.exit_code == 0, result.output
+    (run,) = GPTResult.load(next(tmp_path.glob("*.json"))).runs
+    assert (run.depth, run.base_depth) == (2, 2)
+    assert len(network(run.width, run.depth).branches) == 4
+
+
 def missing(method: str) -> str:
     return REFERENCE_METHODS[method].missing() if method in REFERENCE_METHODS else ""
 

@@ -88,7 +88,7 @@ def test_a_network_that_does_not_take_the_data(monkeypatch, tmp_path):
 
 def test_one_batch_says_what_was_checked(tmp_path):
     output = check("--method", "adam", "--widths", "64,128,256", *FEW, "--json", str(tmp_path / "new" / "check.json"))
-    assert re.match(r"Adam, mup, lr 0\.\d+, digits \(32 samples\), base width 64, widths 64 to 256, 2 steps", output)
+    assert re.match(r"AdamW, mup, lr 0\.\d+, digits \(32 samples\), base width 64, widths 64 to 256, 2 steps", output)
     about = json.loads((tmp_path / "new" / "check.json").read_text())["record"]["about"]
     assert about["config"]["method"] == "adamw"
     assert set(about) == {"config", "mukron", "torch"}

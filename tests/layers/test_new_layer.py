@@ -124,7 +124,7 @@ def test_fans_alone_leave_it_to_the_fallback_rule():
 
     model = make(32)
     plan = plan_of(model)
-    assert why(plan, "2.weight").startswith("not preconditioned, Adam's row: ")
+    assert why(plan, "2.weight").startswith("not preconditioned, AdamW's row: ")
     assert "not preconditioned" not in why(plan, "5.weight")
     assert plan.scales("kfac", "sgd")["0.weight"].lr == 4  # SGD's r_out / r_in
     assert list(mukron.KFAC(model, plan, trust=None).layers) == ["5"]

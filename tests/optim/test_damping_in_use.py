@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import mukron
-from mukron import FOOF, KFAC, Fixed, GaussNewton, MaxEigenvalue, Rescaled, Shampoo
+from mukron import FOOF, KFAC, Constant, Fixed, GaussNewton, Heuristic, MaxEigenvalue, MeanEigenvalue, Rescaled, Shampoo
 from networks import INPUTS, Net
 
 DATA = torch.Generator().manual_seed(0)
@@ -78,6 +78,31 @@ def test_a_bare_number_means_the_rule_that_mup_allows():
     assert Shampoo(Net(8), damping=2.0, trust=None).param_groups[0]["damping_rule"] == MaxEigenvalue(2.0).plain()
 
 
+@pytest.mark.parametrize(
+    ("method", "damping"),
+    [(KFAC, Heuristic(1e-3)), *((method, Constant(1e-3)) for method in (KFAC, FOOF, Shampoo, GaussNewton))],
+)
+def test_a_rule_that_does_not_follow_the_width_is_told_once(method, damping):
+    model, plan = wide()
+    with pytest.warns(UserWarning, match="does not follow the width.*although .* has a plan") as caught:
+        optimizer = method(model, plan, params=[{"params": [p]} for p in model.parameters()], damping=damping)
+    assert len(caught) == 1
+    assert f"{damping.text()}: " in str(optimizer.plan())
+    assert "; it does not follow the width" in str(optimizer.plan())
+
+
+def test_rules_that_follow_the_width_or_have_no_plan_to_follow_pass():
+    for damping in (0.5, Rescaled(1.0), MeanEigenvalue(1.0), MaxEigenvalue(1e-3), Fixed(1.0, 0.1), Constant(0.0)):
+        model, plan = wide()
+        shown = str(KFAC(model, plan, damping=damping).plan())
+        assert f"damping {(Rescaled(0.5) if damping == 0.5 else damping).text()}: " in shown
+        assert "does not follow" not in shown
+    assert "damping heuristic:0.001: its root" in str(KFAC(Net(8), damping=Heuristic(1e-3)).plan())
+    model, plan = wide(scheme="sp")
+    assert "does not follow" not in str(KFAC(model, plan, damping=Heuristic(1e-3)).plan())
+    assert "damping" not in str(mukron.Muon(Net(8)).plan())
+
+
 @pytest.mark.parametrize("method", [KFAC, FOOF, Shampoo, GaussNewton])
 def test_no_damping_gives_no_nan(method):
     torch.manual_seed(0)
@@ -90,6 +115,7 @@ def test_no_damping_gives_no_nan(method):
     assert {warning.category for warning in caught} <= {RuntimeWarning}
     told = [str(warning.message) for warning in caught]
     small = [text for text in told if re.fullmatch('layer ".*": its damping is so small .*; raise the damping.*', text)]
+    assert all(re.search("by (about [0-9]?[0-9]%|more than its own size);", text) for text in small)
     helped = [text for text in told if "factorized with" in text]  # a rescue may have to help
     assert all("the usual size of a weight" in text for text in told if text not in small + helped)
     if method in (KFAC, GaussNewton):  # B and K are singular here, and no roots are taken of them

@@ -34,6 +34,16 @@ def rows_of(table):
     return {row[0]: dict(zip(table.columns, row, strict=True)) for row in table.rows}
 
 
+@pytest.mark.parametrize("sides", ["both", "input", "output"])
+def test_explain_shows_damping_of_the_factors_that_shampoo_has(sides):
+    optimizer = Shampoo(MODEL, PLAN, sides=sides, exclude=())
+    rows = rows_of(PLAN.explain(f"shampoo:1/2,{sides}" if sides != "both" else "shampoo", exclude=(), whole=True))
+    for layer in optimizer.layers.values():
+        for block, entry in layer.blocks.items():
+            shown = {name[4] for name, cell in rows[entry.name].items() if name.startswith("rho_") and cell != "-"}
+            assert shown == set(optimizer.factors_of(layer, block)), entry.name
+
+
 @pytest.mark.parametrize(
     "given",
     [
@@ -55,7 +65,7 @@ def test_explain_is_what_the_optimizer_does(method, given):
         assert row["lr x"] == f"{entry.scale:.4g}", name
         assert row["why"].startswith("not preconditioned") != entry.preconditioned, name
         if not entry.preconditioned:
-            title = {"sgd": "SGD", "adamw": "Adam"}[optimizer.options.fallback.name]
+            title = {"sgd": "SGD", "adamw": "AdamW"}[optimizer.options.fallback.name]
             assert f"{title}'s row" in row["why"]
     trust = optimizer.options.trust
     for told in (str(table), str(optimizer.plan())):
@@ -63,7 +73,7 @@ def test_explain_is_what_the_optimizer_does(method, given):
 
 
 def test_embeddings_take_the_fallback_rule_beside_a_trust_alone():
-    assert "not preconditioned, Adam's row" in rows_of(PLAN.explain("kfac", whole=True))["embedding.weight"]["why"]
+    assert "not preconditioned, AdamW's row" in rows_of(PLAN.explain("kfac", whole=True))["embedding.weight"]["why"]
     plain = rows_of(PLAN.explain("kfac", trust=None, whole=True))
     assert "not preconditioned" not in plain["embedding.weight"]["why"]
     assert "SGD's row" in plain["norm.weight"]["why"]

@@ -491,6 +491,22 @@ def test_layers_to_exclude_are_named_as_they_are(method, exclude, message):
         method(net(), lr=0.1, exclude=exclude, trust=None)
 
 
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("hidden", "did you mean 'hidden.weight', 'hidden.bias'?"),  # a layer
+        ("hiden.weight", "did you mean 'hidden.weight'"),
+        ("", "such as 'first.weight', 'first.bias', 'hidden.weight', 'hidden.bias' or 4 more"),
+    ],
+)
+def test_the_rate_of_something_that_is_no_parameter(method, name, expected):
+    optimizer = method(net(), lr=0.1, trust=None)
+    assert optimizer.rate("hidden.weight") == 0.1
+    with pytest.raises(ValueError, match=re.escape(expected)) as caught:
+        optimizer.rate(name)
+    assert f"the optimizer trains no parameter named {name!r}; " in sentence(caught)
+
+
 def test_an_output_of_a_single_class_is_no_classification():
     model = nn.Linear(INPUTS, 1)
     optimizer = KFAC(model, lr=0.1, trust=None)

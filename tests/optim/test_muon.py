@@ -165,7 +165,8 @@ def test_what_is_left_to_adam():
         entry = optimizer.entries[row["parameter"]]
         assert row["why"].startswith("not preconditioned") != entry.preconditioned, row
         assert row["lr x"] == f"{entry.scale:.4g}"
-    assert "singular value" in str(table)
+    assert "Every singular value of a layer's move is near s, times" in str(table)
+    assert "s = max(1, d_out / d_in)^1/2" in str(table)
     assert "tokens.weight" in str(optimizer.plan())
 
 

@@ -167,10 +167,15 @@ def test_embeddings_learning_rates():
     ("method", "given", "message"),
     [
         ("muon", {"scaling": "moonlight"}, "unknown scaling 'moonlight'; known: 'original', 'match_rms_adamw', 'rms_n"),
-        ("adamw", {"scaling": "original"}, "scaling='original' is for \"muon\" alone, not for Adam"),
+        ("adamw", {"scaling": "original"}, "scaling='original' is for \"muon\" alone, not for AdamW"),
         ("muon", {"max_precondition_dim": 9}, 'max_precondition_dim=9 is for "soap" alone, not for Muon'),
-        ("adamw", {"beside": "adamw"}, 'beside=\'adamw\': expected "muon" or "soap" or "shampoo"'),
-        ("soap", {"beside": "muon"}, "beside groups for a method that takes all parameters"),
+        ("adamw", {"beside": "adamw"}, 'beside=\'adamw\': expected one of "muon", "soap", "shampoo"'),
+        (
+            "soap",
+            {"beside": "muon"},
+            "beside='muon': groups for SOAP hold matrices inside the network alone. Leave",
+        ),
+        ("muon", {"beside": "muon"}, 'all other parameters, as in param_groups("adamw", lr=..., beside="muon")'),
         ("sgd", {"eps": 1e-8}, "eps=1e-08: SGD has no eps"),
         ("lion", {"eps": 1e-8}, "eps=1e-08: Lion has no eps"),
         ("adamw", {"eps": -1.0}, "eps must not be negative"),

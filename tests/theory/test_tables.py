@@ -19,6 +19,9 @@ def test_one_method():
     assert table["hidden"]["rho_R x"] == "r_in / r_out"
     assert (table["hidden"]["b"], table["hidden"]["c"], table["hidden"]["d_L"]) == ("1/2", "0", "0")
     assert table["scalar"]["learning rate x"] == "1"
+    assert (table["vector"]["rho_L x"], table["vector"]["rho_R x"], table["vector"]["d_R"]) == ("r_out^-1", "-", "-")
+    assert rows(method_table("shampoo:1/2,input"))["vector"]["rho_R x"] == "r_out^-1"
+    assert rows(method_table("kfac"))["vector"]["rho_A x"] == "1"
 
 
 def test_sp_scales_no_step():

@@ -29,7 +29,7 @@ from mukron.diagnose.remedies import remedies
 from mukron.exponents import fit_exponent
 from mukron.params.storage import check_stamp, damaged, read_json, stamp, write_json
 from mukron.table import Table
-from mukron.theory import get_method
+from mukron.theory import method_title
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -121,7 +121,7 @@ class Check:
     @property
     def title(self) -> str:
         """The line above tables and figures: method, scheme, damping, widths and steps."""
-        method = get_method(self.record.method).title if self.record.method else "this optimizer"
+        method = method_title(self.record.method) if self.record.method else "this optimizer"
         widths = f"{self.record.widths[0]:g} to {self.record.widths[-1]:g}"
         damping = f", damping {self.record.damping}" if self.record.damping else ""
         steps = f"{self.record.steps} step" + ("s" if self.record.steps > 1 else "")

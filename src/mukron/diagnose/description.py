@@ -78,7 +78,7 @@ def method_of(optimizer: Optimizer) -> str:
     """Return the name of the optimizer's method in ``mukron.theory``; empty if it is not known there."""
     if isinstance(optimizer, SecondOrder):
         return optimizer.method.name
-    known = {torch.optim.SGD: "sgd", torch.optim.Adam: "adam", torch.optim.AdamW: "adam"}
+    known = {torch.optim.SGD: "sgd", torch.optim.Adam: "adam", torch.optim.AdamW: "adamw"}
     return known.get(type(optimizer), "")
 
 

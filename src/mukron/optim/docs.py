@@ -48,7 +48,7 @@ ARGUMENTS = {
     "fallback": 'The rule for all other parameters: "sgd" or ``SGDStep()``, "adamw" or ``AdamStep(betas, eps)``. '
     'None: "adamw" with a ``trust``, else "sgd".',
     "fallback_lr": "Learning rate of the fallback rule at the start; it follows ``lr`` when a scheduler moves that. "
-    "None: ``lr``; for Adam's steps beside a ``trust`` 0.005 at the default ``lr``, and in proportion at others.",
+    "None: ``lr``; for AdamW's steps beside a ``trust`` 0.005 at the default ``lr``, and in proportion at others.",
     "exclude": "Names of layers, or of modules around them, that are left to the fallback rule. None: those that use a "
     "tied embedding, and with a ``trust`` all embeddings.",
     "block": "The largest side of a matrix with factors of its own. Larger ones are cut into equal blocks, each with "

@@ -11,6 +11,7 @@ from mukron.damping import Adaptive
 from mukron.optim.guards import damping_rule
 from mukron.optim.momentum import Momentum, momentum_entries
 from mukron.optim.options import usual_fallback_lr
+from mukron.optim.plan import warn_of_damping
 from mukron.readers import check_number
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ def completed_group(optimizer: SecondOrder, param_group: dict[str, Any]) -> dict
     group = dict(param_group)
     damping = group.get("damping", optimizer.defaults["damping"])
     rule, adaptive = damping_rule(optimizer, damping), damping.plain() if isinstance(damping, Adaptive) else None
+    warn_of_damping(optimizer, rule)
     group |= {"damping": rule and rule.rho, "damping_rule": {} if rule is None else rule.plain(), "adaptive": adaptive}
     if "momentum_on" not in group:
         group |= _own_momentum(optimizer, group)

@@ -43,7 +43,7 @@ from mukron.optim.precision import check_precision
 from mukron.optim.processes import check_alike, check_processes, exchange_of, ranks_of
 from mukron.optim.reduction import ReductionRatio
 from mukron.optim.saving import complete_state, load_state, unpickle
-from mukron.optim.table import LayerEntry, ParameterEntry, build_tables
+from mukron.optim.table import LayerEntry, ParameterEntry, build_tables, entry_of
 from mukron.optim.transaction import Blocks, Transaction, wants
 from mukron.optim.update import Move, times, updates_of, write
 from mukron.params import Parametrization
@@ -215,7 +215,8 @@ class SecondOrder(Optimizer):
         Args:
             name: The parameter's name in the model.
         """
-        return base_rate(self.entries[name]) * self.entries[name].scale
+        entry = entry_of(self.entries, name)
+        return base_rate(entry) * entry.scale
 
     # The step.
 

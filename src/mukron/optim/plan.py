@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING
 
 from torch import Tensor
@@ -9,6 +10,7 @@ from torch import Tensor
 from mukron.damping import Rescaled, Rule
 from mukron.optim.direction import IN_SIDE
 from mukron.table import Table
+from mukron.theory import SP
 from mukron.trust import law_of
 
 if TYPE_CHECKING:
@@ -22,6 +24,15 @@ REGIME_NOTE = (
     "where ranks do not grow with the width, damping must grow like the trace (Rescaled); where they grow like the "
     "width, it must stay (MeanEigenvalue)"
 )
+DAMPING_RULES = {  # what a damping number means
+    "Rescaled": "that many times a factor's trace over its size at the base width",
+    "MeanEigenvalue": "that many times a factor's trace over its actual size",
+    "MaxEigenvalue": "that many times a factor's largest eigenvalue",
+    "Fixed": "its numbers for the two sides, times the theory's factors ('rho x' in tables)",
+    "Heuristic": "its root, balanced between A and B by their mean eigenvalues",
+    "Constant": "that number itself, in every layer",
+}
+DOES_NOT_FOLLOW = "does not follow the width"
 
 
 def plan_table(optimizer: SecondOrder) -> Table:
@@ -31,6 +42,7 @@ def plan_table(optimizer: SecondOrder) -> Table:
     notes = [
         "matrix: d x d, made of all rows; sample space: N rows, no d x d matrix; work: multiplications to apply it",
         law_of(optimizer.options.trust, optimizer.method),
+        *_rules(optimizer),
         *optimizer.notes(),
     ]
     ranked = any(row[RANK] for row in rows)
@@ -49,6 +61,34 @@ def plan_table(optimizer: SecondOrder) -> Table:
     kept = [place for place in range(len(PLAN_COLUMNS)) if ranked or place != RANK]
     columns = tuple(PLAN_COLUMNS[place] for place in kept)
     return Table(title, columns, tuple(tuple(row[place] for place in kept) for row in rows), tuple(notes))
+
+
+def warn_of_damping(optimizer: SecondOrder, rule: Rule | None) -> None:
+    """Tell once that settings tuned at the base width do not carry over with a damping rule, though there is a plan."""
+    if rule is None or _follows(optimizer, rule) or DOES_NOT_FOLLOW in optimizer.told:
+        return
+    optimizer.told.add(DOES_NOT_FOLLOW)
+    name, usual = type(optimizer).__name__, type(optimizer.spec.damping).__name__
+    warnings.warn(
+        f"damping {rule.text()} {DOES_NOT_FOLLOW}: settings that are tuned at the base width do not carry over to "
+        f"others, although {name} has a plan. Give a number, which means {usual}, or leave damping out",
+        UserWarning,
+        stacklevel=7,
+    )
+
+
+def _follows(optimizer: SecondOrder, rule: Rule) -> bool:
+    plan = optimizer.parametrization
+    return rule.transfers or rule.rho == 0 or plan is None or plan.scheme == SP
+
+
+def _rules(optimizer: SecondOrder) -> list[str]:
+    """The damping rules in use, in words."""
+    rules = dict.fromkeys(Rule.of_group(group) for group in optimizer.param_groups if group["damping"] is not None)
+    words = {rule: [DAMPING_RULES.get(type(rule).__name__, "a rule of your own")] for rule in rules}
+    for rule in rules:
+        words[rule] += [] if _follows(optimizer, rule) else [f"it {DOES_NOT_FOLLOW}"]
+    return [f"damping {rule.text()}: {'; '.join(words[rule])}" for rule in rules]
 
 
 def _rows(optimizer: SecondOrder, entry: LayerEntry) -> list[tuple[str, ...]]:

@@ -55,10 +55,15 @@ def check_precision(optimizer: SecondOrder, step: Transaction) -> None:
         if not off < TOO_COARSE:
             warnings.warn(
                 f'layer "{layer.name}": its damping is so small beside its factors that float32 inputs and derivatives '
-                f"put the step off by about {off:.0%}; raise the damping, or train in float64",
+                f"put the step off by {_part(off)}; raise the damping, or train in float64",
                 RuntimeWarning,
                 stacklevel=5,
             )
+
+
+def _part(off: float) -> str:
+    """How far a step is off, relative to its size, in words; beyond its own size the number says nothing more."""
+    return f"about {off:.0%}" if off < 1 else "more than its own size"
 
 
 def _directions(step: Transaction, layer: LayerEntry, statistics: LayerStatistics, size: float) -> list[Tensor]:

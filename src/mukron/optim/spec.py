@@ -22,7 +22,7 @@ from mukron.optim.options import ADAMS_RATE, Trust, usual_interval
 from mukron.optim.run_options import Option
 from mukron.optim.sizes import LayerSize
 from mukron.theory import FAMILIES, METHODS, Family, Method, get_method
-from mukron.theory.methods import ALIASES
+from mukron.theory.methods import ALIASES, TITLES
 
 CAPTURED = ("inputs", "signals", "jacobian")
 THEORYS_OWN = frozenset((*METHODS, *ALIASES, *FAMILIES))
@@ -121,7 +121,7 @@ class MethodSpec:
     @property
     def title(self) -> str:
         """The name for people: "K-FAC"."""
-        return self.method.title
+        return TITLES.get(self.name, self.method.title)
 
     @property
     def layerwise(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,9 +19,11 @@ from mukron.optim.places import other_uses, places_of
 from mukron.params import Parametrization, Scales
 from mukron.params.inventory import inventory
 from mukron.params.resolve import Growth
+from mukron.readers import shown
 from mukron.theory import SP, Method
 
 UNSCALED = Scales(lr=1.0, damping={})  # without a plan
+PROPOSED = 4  # how many names an error proposes
 
 
 @dataclass(frozen=True)
@@ -135,6 +138,22 @@ def build_tables(
         anchor = next(iter(blocks.values())).parameter
         table[name] = LayerEntry(name, layer, blocks, sides, anchor, others.get(name, {}))
     return entries, table
+
+
+def entry_of(entries: Mapping[str, ParameterEntry], name: str) -> ParameterEntry:
+    """The record of a parameter by its name; an error names those that may be meant.
+
+    These are the parameters of a layer or a container of that name, else those with a similar name.
+    """
+    if name in entries:
+        return entries[name]
+    meant = [known for known in entries if known.startswith(f"{name}.")]
+    meant = meant or difflib.get_close_matches(str(name), entries, n=PROPOSED)
+    proposed = meant or list(entries)
+    more = f" or {len(proposed) - PROPOSED} more" if len(proposed) > PROPOSED else ""
+    names = ", ".join(map(repr, proposed[:PROPOSED])) + more
+    hint = f"; did you mean {names}?" if meant else f"; expected the name of a parameter, such as {names}"
+    raise ValueError(f"the optimizer trains no parameter named {shown(name)}{hint}")
 
 
 def _refuse_coupled_decay(groups: Sequence[dict[str, Any]], plan: Parametrization | None) -> None:

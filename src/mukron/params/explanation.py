@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from mukron.layers import Shape
 from mukron.params.merging import ParameterRow, merged
 from mukron.table import Table
-from mukron.theory import SP, Method, Power, Role, Scheme, get_method
+from mukron.theory import SP, Method, Power, Role, Scheme, get_method, method_title
 from mukron.trust import FALLBACKS, StepRule, Trust, law_of, step_rule, takes_trust, usual_exclude, usual_fallback
 
 if TYPE_CHECKING:
@@ -39,7 +39,8 @@ def explanation(
     rows = []
     for name, entry in plan.parameters.items():
         falls_back, row = name in fallen, others if name in fallen else bound
-        rho, scale = {} if falls_back else scales[method][name].damping, scales[row][name]
+        damped = () if falls_back else method.damped if len(entry.shape) > 1 else method.damped_in_vectors
+        scale, rho = scales[row][name], {factor.name: scales[method][name].damping[factor.name] for factor in damped}
         cells = (
             *(str(entry.role), _sizes(entry.shape), _sizes(entry.base_shape)),
             *(_short(float(ratio)) for ratio in (entry.growth.r_in, entry.growth.r_out)),
@@ -48,7 +49,8 @@ def explanation(
             *((_short(scale.eps) if row.has_eps else "-",) if has_eps else ()),
             *(_short(rho[x]) if x in rho else "-" for x in factors),
             *((_short(scale.decay),) if plan.decay else ()),
-            (f"not preconditioned, {row.title}'s row: " if falls_back else "") + _reason(row, plan, entry),
+            (f"not preconditioned, {method_title(rule.name)}'s row: " if falls_back else "")
+            + _reason(row, plan, entry),
         )
         rows.append(ParameterRow(name, cells, entry.std, prod(entry.base_shape), digits=4 if whole else 3))
     columns = (

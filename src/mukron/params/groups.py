@@ -21,7 +21,7 @@ from mukron.params.errors import ParametrizationError
 from mukron.params.inventory import Found
 from mukron.params.shape_factor import ADJUSTMENTS, SCALINGS, check_scaling, shape_factor
 from mukron.readers import check_number, check_whole
-from mukron.theory import METHODS, SP, Method, get_method, soap
+from mukron.theory import METHODS, SP, Method, get_method, method_title, soap
 
 if TYPE_CHECKING:
     from mukron.params.parametrization import Parametrization
@@ -86,14 +86,20 @@ class GroupRequest:
                 "Adam mixes weight decay into its normalized gradient, where no width-independent scale exists; "
                 'use param_groups("adamw", ...) with torch.optim.AdamW'
             )
-        if self.beside is not None and (self.beside not in MATRIX_METHODS or self.format.matrices):
-            expected = " or ".join(f'"{name}"' for name in MATRIX_METHODS)
+        if self.beside is not None and self.beside not in MATRIX_METHODS:
+            expected = ", ".join(f'"{name}"' for name in MATRIX_METHODS)
+            raise ParametrizationError(f"beside={self.beside!r}: expected one of {expected}, which take matrices alone")
+        if self.beside is not None and self.format.matrices:
             raise ParametrizationError(
-                f"beside={self.beside!r}: expected {expected}, beside groups for a method that takes all parameters"
+                f"beside={self.beside!r}: groups for {self.law.title} hold matrices inside the network "
+                "alone. Leave beside out; it is for the optimizer of all other parameters, as in "
+                f'param_groups("adamw", lr=..., beside="{self.beside}")'
             )
         for argument, method in (("scaling", "muon"), ("max_precondition_dim", "soap")):
             if (value := getattr(self, argument)) is not None and self.law.name != method:
-                raise ParametrizationError(f'{argument}={value!r} is for "{method}" alone, not for {self.law.title}')
+                raise ParametrizationError(
+                    f'{argument}={value!r} is for "{method}" alone, not for {method_title(self.method)}'
+                )
         if self.max_precondition_dim is not None:
             check_whole("max_precondition_dim", self.max_precondition_dim)
             if self.max_precondition_dim < 1:

@@ -11,7 +11,7 @@ from mukron.study.certificate import Judgement
 from mukron.study.errors import StudyError
 from mukron.study.points import PRUNED, Result, label, lowest_is_best
 from mukron.study.record import StudyRecord
-from mukron.theory import get_method
+from mukron.theory import method_title
 from mukron.train.records import DIVERGED, FINISHED
 
 
@@ -110,7 +110,7 @@ def scheme_labels(record: StudyRecord) -> dict[str, str]:
 def subject(record: StudyRecord) -> str:
     """Describe in one line what was trained."""
     config = record.config
-    trained = f"{get_method(config.method).title} on {config.data}, {config.model}"
+    trained = f"{method_title(config.method)} on {config.data}, {config.model}"
     epochs = f"{config.epochs} epoch" + ("s" if config.epochs > 1 else "")
     return f"{trained}: {metric_label(record.metric)} after {epochs}"
 

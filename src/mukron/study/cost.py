@@ -38,7 +38,7 @@ from mukron.optim.sizes import LayerSize
 from mukron.optim.transaction import is_due
 from mukron.params.inventory import clean_name, inventory
 from mukron.table import Table
-from mukron.theory import get_method
+from mukron.theory import method_title
 from mukron.train import RunConfig, base_width_of, build, device_of
 from mukron.train.randomness import own_random_numbers
 
@@ -227,7 +227,7 @@ def _measure_in_process(config: RunConfig, dataset: Dataset, steps: int) -> Step
     """Measure in a separate process, with the same module search path."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command, work = [sys.executable, "-c", MEASURE], pickle.dumps((config, dataset, steps))
-    what = f"a step of {get_method(config.method).title} at width {config.width:g}"
+    what = f"a step of {method_title(config.method)} at width {config.width:g}"
     try:
         done = subprocess.run(
             command, input=work, capture_output=True, check=False, timeout=TIME_LIMIT, env=environment
@@ -262,7 +262,7 @@ def measure_here() -> None:
     memory = 2**20 * (peak(device.type) - before)
     seconds = mean_step(timed, optimizer.options if isinstance(optimizer, SecondOrder) else StepOptions())
     layers = optimizer.plan() if isinstance(optimizer, SecondOrder) else None
-    print(json.dumps(asdict(StepCost(get_method(config.method).title, seconds, memory, layers))))
+    print(json.dumps(asdict(StepCost(method_title(config.method), seconds, memory, layers))))
 
 
 def mean_step(timed: list[TimedStep], options: StepOptions) -> float:

@@ -13,9 +13,9 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from mukron.damping import Constant, Heuristic
 from mukron.data import Dataset
 from mukron.optim.options import StepOptions, Trust, usual_fallback_lr
+from mukron.optim.plan import DAMPING_RULES
 from mukron.params import Parametrization, base_shapes, build_without_memory, parametrize
 from mukron.params.merging import ParameterRow, merged
 from mukron.params.storage import Data, stamp
@@ -31,7 +31,7 @@ from mukron.study.cost import (
 from mukron.study.errors import StudyError
 from mukron.study.script import CLASSES, MASKED, POSITIONS, kind_of_targets, script
 from mukron.table import Table
-from mukron.theory import SP, get_method
+from mukron.theory import SP, get_method, method_title
 from mukron.train import RunConfig, base_width_of, batch_of, dataset_of, device_of, factory_of
 from mukron.train.build import class_dim_of, network_of
 from mukron.train.factories import network_options
@@ -40,15 +40,6 @@ from mukron.train.randomness import own_random_numbers
 from mukron.trust import law_of
 
 KIND, VERSION = "plan", 1
-BREAK_MUP = (Heuristic, Constant)
-RULES = {  # what a damping number means
-    "Rescaled": "that many times a factor's trace over its size at the base width",
-    "MeanEigenvalue": "that many times a factor's trace over its actual size",
-    "MaxEigenvalue": "that many times a factor's largest eigenvalue",
-    "Fixed": "its numbers for the two sides, times the 'rho x' columns",
-    "Heuristic": "its root, balanced between A and B by their mean eigenvalues",
-    "Constant": "that number itself, in every layer",
-}
 
 
 @dataclass(frozen=True)
@@ -129,7 +120,8 @@ class WidePlan:
             (row.name, *row.cells[:2], row.std_text, *row.cells[2:]) for row in (rows if whole else merged(rows))
         )
         columns = ("parameter", "role", "shape", "initial std", "learning rate", *(f"rho_{name} x" for name in factors))
-        title = f"{method.title}, {config.scheme}, width {config.width:g}, settings of base width {config.base_width:g}"
+        sizes = f"width {config.width:g}, settings of base width {config.base_width:g}"
+        title = f"{method_title(config.method)}, {config.scheme}, {sizes}"
         return Table(title, columns, lines, tuple(_meaning(config)))
 
     def cost(self) -> Table:
@@ -255,8 +247,8 @@ def _meaning(config: RunConfig) -> list[str]:
     """Return notes on the numbers in the table of layers."""
     notes = [law_of(_trust(config), config.spec.method)] if config.spec.layerwise else []
     if config.damping is not None:
-        moves = isinstance(config.damping, BREAK_MUP)
-        notes.append(f"damping {config.damping.text()} at every width: {RULES[type(config.damping).__name__]}.")
+        moves = not config.damping.transfers
+        notes.append(f"damping {config.damping.text()} at every width: {DAMPING_RULES[type(config.damping).__name__]}.")
         notes.append(
             "'rho x' columns: how many times that of the base width a layer's damping should be, which this rule "
             + ("does not keep to." if moves else "sees to.")

@@ -15,7 +15,7 @@ from mukron.data import Dataset
 from mukron.data.dataset import IGNORED
 from mukron.imports import import_function
 from mukron.models import get_model
-from mukron.theory import get_method
+from mukron.theory import method_title
 from mukron.train import RunConfig
 from mukron.train.outputs import given_class_dim
 
@@ -52,7 +52,7 @@ def script(
         >>> code.splitlines()[0]
         '\"\"\"SGD at width 512, settings of base width 64.\"\"\"'
     """
-    title = f"{get_method(config.method).title} at width {config.width:g}, settings of base width {config.base_width:g}"
+    title = f"{method_title(config.method)} at width {config.width:g}, settings of base width {config.base_width:g}"
     imports, definition = _network(config, network_options)
     imports += [*_data_imports(config), *_own_imports(config)]
     imports.sort(key=lambda line: (not line.startswith("from mukron."), line))

@@ -7,7 +7,7 @@ This package needs the standard library alone.
 Fraction(1, 2)
 """
 
-from mukron.theory.methods import FAMILIES, METHODS, Family, Method, get_method, kronecker, shampoo, soap
+from mukron.theory.methods import FAMILIES, METHODS, Family, Method, get_method, kronecker, method_title, shampoo, soap
 from mukron.theory.power import Power
 from mukron.theory.roles import Role
 from mukron.theory.schemes import MUP, NTK, SP, Scheme, get_scheme, uniform
@@ -35,6 +35,7 @@ __all__ = [
     "initial_exponent",
     "kronecker",
     "method_table",
+    "method_title",
     "residuals",
     "shampoo",
     "soap",

@@ -80,6 +80,11 @@ class Method:
         return tuple(statistic for statistic, _ in self.factors if statistic.damped)
 
     @property
+    def damped_in_vectors(self) -> tuple[Statistic, ...]:
+        """Those of them that a bias has: for Shampoo, whose L and R are one factor of a vector, the first alone."""
+        return self.damped[:1] if self.gradients_alone else self.damped
+
+    @property
     def has_eps(self) -> bool:
         """Whether an eps guards its division, as in Adam. Methods with damping have none, nor has Lion."""
         return any(statistic.guarded for statistic, _ in self.factors)
@@ -298,6 +303,7 @@ FAMILIES: dict[str, Family] = {
     "soap": Family("soap", ("sides",), soap, parse=str),
 }
 ALIASES = {"adamw": "adam", "gn": "gauss-newton"}
+TITLES = {"adamw": "AdamW"}  # names that are not their method's own: AdamW has Adam's exponents
 
 
 def get_method(method: Method | str) -> Method:
@@ -337,6 +343,24 @@ def get_method(method: Method | str) -> Method:
         patterns = [family.pattern for family in FAMILIES.values()]
         raise ValueError(f"unknown method {method!r}; known: {_quoted([*METHODS, *ALIASES, *patterns])}")
     return METHODS[name]
+
+
+def method_title(method: Method | str) -> str:
+    """Return what people call a method.
+
+    Args:
+        method: A method or its name.
+
+    Returns:
+        The title of the method, and that of AdamW if this is the name.
+
+    Example:
+        >>> from mukron.theory import method_title
+        >>> method_title("adamw"), method_title("gn")
+        ('AdamW', 'Gauss-Newton')
+    """
+    name = method.strip().lower() if isinstance(method, str) else ""
+    return TITLES.get(name, get_method(method).title)
 
 
 def _quoted(names: Iterable[str]) -> str:

@@ -48,8 +48,10 @@ def method_table(method: Method | str, scheme: Scheme | str = MUP) -> Table:
     solved = solve(method, scheme)
     for role, exponents in solved.items():
         std = Power(fan_in=-exponents.b)
-        numbers = [exponents.b, exponents.c.total, *(exponents.d[name].total for name in statistics)]
-        multipliers = [std, -exponents.c.of_width, *(-exponents.d[name].of_width for name in statistics)]
+        own = {statistic.name for statistic in (method.damped_in_vectors if role is Role.VECTOR else method.damped)}
+        damping = {name: exponents.d[name] if name in own else None for name in statistics}
+        numbers = [exponents.b, exponents.c.total, *("-" if d is None else d.total for d in damping.values())]
+        multipliers = [std, -exponents.c.of_width, *("-" if d is None else -d.of_width for d in damping.values())]
         multipliers += [] if exponents.eps is None else [-exponents.eps.of_width]
         rows.append((str(role), *map(str, numbers), *map(str, multipliers), ROLE_MEANINGS[role]))
     columns = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import random
 import re
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from mukron.data.dataset import checked
 from mukron.imports import import_function
 from mukron.layers import MatrixLayer, layer_of
 from mukron.optim import SecondOrder
+from mukron.optim.plan import DOES_NOT_FOLLOW
 from mukron.params import BaseShapes, Parametrization, base_shapes, parametrize
 from mukron.params.building import Factory
 from mukron.params.building import build as build_at
@@ -278,7 +280,9 @@ def optimizer_of(
         return make(plan.param_groups(config.method, config.lr, model=model, **of_groups), **keywords)
     _check_exclude(keywords.get("exclude", ()), model)
     keywords |= {} if config.damping is None else {"damping": config.damping}
-    return make(model, plan, config.lr, weight_decay=config.weight_decay, **keywords)
+    with warnings.catch_warnings():  # a run names its rule, often to compare rules; check, plan and transfer tell
+        warnings.filterwarnings("ignore", f".* {DOES_NOT_FOLLOW}", UserWarning)
+        return make(model, plan, config.lr, weight_decay=config.weight_decay, **keywords)
 
 
 def _of_the_output(config: RunConfig, model: nn.Module, dataset: Dataset | None) -> dict[str, Any]:

@@ -71,8 +71,8 @@ class GPTOptions:
         if any(depth < 1 for depth in self.depths):
             raise ValueError(f"--depths: expected numbers of blocks, got {', '.join(map(str, self.depths))}")
         references = [method for method in self.methods if method in REFERENCE_METHODS]
-        if references and set(self.depths) != {LAYERS}:
-            raise ValueError(f"--methods {references[0]} has {LAYERS} blocks and no laws of depth: leave out --depths")
+        if references and len(set(self.depths)) > 1:
+            raise ValueError(f"--methods {references[0]} has no laws of depth: give one of --depths")
         for scheme in self.schemes:
             if scheme not in GPT_SCHEMES:
                 raise ValueError(f"--schemes {scheme!r}; known: {', '.join(GPT_SCHEMES)}")
@@ -95,7 +95,7 @@ class GPTOptions:
         ):
             if method in REFERENCE_METHODS:
                 if scheme == self.schemes[0] or REFERENCE_METHODS[method].with_plan:
-                    yield GPTRun(method, width, base, lr, seed, self.steps, scheme=scheme)
+                    yield GPTRun(method, width, base, lr, seed, self.steps, depth, depth, scheme)
                 continue
             rule = Rule.parse(damping).text() if damping else ""
             laws = (depth, base_depth, scheme, self.weight_decay, rule)
