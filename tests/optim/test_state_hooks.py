@@ -9,6 +9,7 @@ import torch
 from torch.nn import functional as F
 
 from mukron import EMA, FOOF, KFAC, GaussNewton, Shampoo
+from mukron.optim.saving import Bundle
 from networks import INPUTS, Net
 
 DATA = torch.Generator().manual_seed(0)
@@ -50,6 +51,8 @@ def same(first, second) -> bool:
     """Whether two nested states are equal, bit for bit."""
     if isinstance(first, torch.Tensor):
         return isinstance(second, torch.Tensor) and first.dtype == second.dtype and torch.equal(first, second)
+    if isinstance(first, Bundle):
+        return isinstance(second, Bundle) and same(first.content, second.content)
     if isinstance(first, dict):
         return first.keys() == second.keys() and all(same(first[key], second[key]) for key in first)
     if isinstance(first, list | tuple):
@@ -65,10 +68,9 @@ def test_a_load_pre_hook_sees_everything(make):
     other.register_load_state_dict_pre_hook(lambda _, state: seen.append(state))
     other.load_state_dict(saved)
     assert len(seen) == 1
-    assert set(seen[0]) == {"state", "param_groups", "mukron"}
+    assert set(seen[0]) == {"state", "param_groups"}
     assert len(saved["state"]) > 0
     assert same(dict(seen[0]["state"]), dict(saved["state"]))
-    assert same(seen[0]["mukron"], saved["mukron"])
 
 
 def test_what_a_load_pre_hook_returns_replaces_the_state(make):
@@ -89,7 +91,8 @@ def test_a_load_pre_hook_may_change_groups_and_counters(make):
 
     def changed(_, state):
         groups = [{**group, "lr": 0.5} for group in state["param_groups"]]
-        return {**state, "param_groups": groups, "mukron": {**state["mukron"], "steps": 7}}
+        counters = {index: {**values, "steps": torch.tensor([7])} for index, values in state["state"].items()}
+        return {"param_groups": groups, "state": counters}
 
     other = make(copy.deepcopy(model))
     other.register_load_state_dict_pre_hook(changed)
@@ -119,17 +122,17 @@ def test_a_state_dict_post_hook_sees_and_may_change_the_whole(make):
 
     def noted(_, state):
         seen.append(set(state))
-        state["mukron"]["note"] = "in place"
+        state["state"][0]["mukron"].content["note"] = "in place"
 
     def replaced(_, state):
-        return {**state, "mukron": {**state["mukron"], "steps": 11}}
+        return {**state, "state": {index: {**values, "steps": 11} for index, values in state["state"].items()}}
 
     optimizer.register_state_dict_post_hook(noted)
     optimizer.register_state_dict_post_hook(replaced)
     state = optimizer.state_dict()
-    assert seen == [{"state", "param_groups", "mukron"}]
-    assert state["mukron"]["note"] == "in place"
-    assert state["mukron"]["steps"] == 11
+    assert seen == [{"state", "param_groups"}]
+    assert state["state"][0]["mukron"].content["note"] == "in place"
+    assert state["state"][0]["steps"] == 11
     assert optimizer.steps == 2
 
 
@@ -182,14 +185,16 @@ def test_a_state_of_another_precision_is_refused_or_converted(make, loaded):
     assert moved(target, other).norm() > 0
 
 
-@pytest.mark.parametrize("older", ["another number", "no number"])
+@pytest.mark.parametrize("older", ["another number", "no number", "of its own key"])
 def test_a_state_of_an_older_format_is_refused_in_one_line(make, older):
     model, optimizer = trained(make)
     state = copy.deepcopy(optimizer.state_dict())
     if older == "no number":
-        del state["mukron"]["format"]
+        del state["state"][0]["mukron"].content["format"]
+    elif older == "another number":
+        state["state"][0]["mukron"].content["format"] = 1
     else:
-        state["mukron"]["format"] = 1
+        state["mukron"] = {"format": 1}
     other = make(copy.deepcopy(model))
     before = copy.deepcopy(other.state_dict())
     with pytest.raises(ValueError, match="this state has format 1, and this version of mukron reads") as caught:

@@ -9,6 +9,7 @@ from typing import ClassVar
 
 import pytest
 import torch
+from states import contents
 from torch import nn
 from torch.nn import functional as F
 
@@ -405,7 +406,7 @@ def test_the_factors_of_a_tied_head_are_counted_as_matrices(trust, memory):
         optimizer.zero_grad()
         loss_of(model(words[:, :-1]), words[:, 1:]).backward()
         optimizer.step()
-    state = optimizer.state_dict()["state"][0]
+    state = contents(optimizer)["state"][0]
     held = numbers_in(state["operators"]) + numbers_in(state.get("memory", {}))
     options = {"trust": trust, "memory": memory and Memory.of(memory), "solver": "cholesky", "form": "auto"}
     layer = LayerSize(VOCABULARY, 6, one_hot=True, ties_head=True, samples=16, positions=CONTEXT)

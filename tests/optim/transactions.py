@@ -6,7 +6,6 @@ options. ``build`` turns it into a network and its optimizer.
 
 from __future__ import annotations
 
-import copy
 import itertools
 import random
 from collections.abc import Callable, Iterator, Mapping
@@ -14,6 +13,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
+from states import contents
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -307,7 +307,7 @@ def bad_step(method: str, model: nn.Module, optimizer: Any, data: Data, cause: s
 
 def snapshot(model: nn.Module, optimizer: Any) -> dict[str, Any]:
     """All that a step may change, as users can see it, but for the count of skipped steps."""
-    saved = copy.deepcopy(optimizer.state_dict())
+    saved = contents(optimizer)
     others = {key: value for key, value in saved.items() if key not in ("state", "param_groups")}
     return {
         "weights": {name: value.detach().clone() for name, value in model.state_dict().items()},
@@ -357,7 +357,7 @@ def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 def counters(optimizer: Any) -> dict[str, int]:
     """All whole numbers in the state (counts and step numbers, also as tensors), by where they stand."""
     found = {}
-    for path, value in leaves(optimizer.state_dict()["state"]):
+    for path, value in leaves(contents(optimizer)["state"]):
         if isinstance(value, int) or (isinstance(value, Tensor) and value.ndim == 0 and float(value).is_integer()):
             found[path] = int(value)
     return found
@@ -365,4 +365,4 @@ def counters(optimizer: Any) -> dict[str, int]:
 
 def moments(optimizer: Any) -> dict[str, Tensor]:
     """Adam's moments of a fallback or a graft. They depend on gradients alone, never on a factorization."""
-    return {path: value for path, value in leaves(optimizer.state_dict()["state"]) if "exp_avg" in path}
+    return {path: value for path, value in leaves(contents(optimizer)["state"]) if "exp_avg" in path}

@@ -52,10 +52,13 @@ class _Sent:
     kinds: Kinds
 
 
-def joined(passes: Sequence[Pass], owner: Mapping[str, int], ranks: Ranks, empirical: bool) -> Joint:
+def joined(
+    passes: Sequence[Pass], owner: Mapping[str, int], ranks: Ranks, empirical: bool, measured: bool = True
+) -> Joint:
     """Of the passes of all ranks, with the statistics of the layers that this one owns.
 
-    owner: the rank of each layer. empirical: signals are derivatives of the user's loss.
+    owner: the rank of each layer. empirical: signals are derivatives of the user's loss. measured: False leaves the
+    statistics out.
     """
     share = 1 / ranks.size  # of a rank's loss in the mean over ranks
     kinds, samples, uses = by_kind(list(passes))
@@ -63,7 +66,7 @@ def joined(passes: Sequence[Pass], owner: Mapping[str, int], ranks: Ranks, empir
     products = {name: product * share for name, product in _along(passes, list(owner)).items()}
     ran = [frozenset(use.name for use in one.layers.values()) for one in passes]
     to_ranks: list[Kinds] = [{} for _ in range(ranks.size)]
-    for name, of in kinds.items():
+    for name, of in kinds.items() if measured else ():
         to_ranks[owner[name]][name] = {kind: _scaled(part, share, empirical) for kind, part in of.items()}
     sent = ranks.delivered([_Sent(samples, uses, records, ran, products, of_rank) for of_rank in to_ranks])
 

@@ -15,12 +15,38 @@ import datetime
 import io
 import pickle
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, distributed
 
 T = TypeVar("T")
+
+
+class _Described(NamedTuple):
+    """A tensor on its way, without its numbers; where it is the transpose of what is in memory, so it arrives."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+    turned: bool
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> _Described:
+        return cls(tensor.shape, tensor.dtype, _is_turned(tensor))
+
+    def restored(self, numbers: Tensor) -> Tensor:
+        if not self.turned:
+            return numbers.reshape(self.shape)
+        return numbers.reshape(*self.shape[:-2], self.shape[-1], self.shape[-2]).mT
+
+
+def _is_turned(tensor: Tensor) -> bool:
+    return tensor.ndim > 1 and not tensor.is_contiguous() and tensor.mT.is_contiguous()
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    """Its numbers in the order in which they are in memory: products of another order round in another way."""
+    return (tensor.mT if _is_turned(tensor) else tensor).reshape(-1)
 
 
 class Ranks:
@@ -65,18 +91,17 @@ class Ranks:
             parcels: What this rank sends to each of them. Tensors that are one in a parcel are one when it arrives.
         """
         sent = [packed(parcel) for parcel in parcels]
-        described = self.objects([(text, [(tuple(t.shape), t.dtype) for t in tensors]) for text, tensors in sent])
-        texts, shapes = zip(*(of_rank[self.rank] for of_rank in described), strict=True)
-        found: list[list[Any]] = [[None] * len(of_rank) for of_rank in shapes]
-        kinds = dict.fromkeys(dtype for of in described for _, sizes in of for _, dtype in sizes)
-        for dtype in kinds:
-            ours = [[t.reshape(-1) for t in tensors if t.dtype == dtype] for _, tensors in sent]
-            places = [[k for k, (_, kind) in enumerate(of_rank) if kind == dtype] for of_rank in shapes]
-            sizes = [[torch.Size(of[k][0]).numel() for k in at] for at, of in zip(places, shapes, strict=True)]
+        described = self.objects([(text, [_Described.of(t) for t in tensors]) for text, tensors in sent])
+        texts, kinds = zip(*(of_rank[self.rank] for of_rank in described), strict=True)
+        found: list[list[Any]] = [[None] * len(of_rank) for of_rank in kinds]
+        for dtype in dict.fromkeys(kind.dtype for of in described for _, of_rank in of for kind in of_rank):
+            ours = [[_flat(t) for t in tensors if t.dtype == dtype] for _, tensors in sent]
+            places = [[k for k, kind in enumerate(of_rank) if kind.dtype == dtype] for of_rank in kinds]
+            sizes = [[of[k].shape.numel() for k in at] for at, of in zip(places, kinds, strict=True)]
             received = self._exchanged(ours, [sum(of) for of in sizes], dtype)
             for rank, (at, of) in enumerate(zip(places, sizes, strict=True)):
                 for k, piece in zip(at, torch.split(received[rank], of), strict=True) if rank != self.rank else ():
-                    found[rank][k] = piece.reshape(shapes[rank][k][0])
+                    found[rank][k] = kinds[rank][k].restored(piece)
         found[self.rank] = sent[self.rank][1]
         return [unpacked(text, of_rank) for text, of_rank in zip(texts, found, strict=True)]
 

@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 
 Moves = dict[str, Move]
 ByParameter = dict[Any, dict[str, Any]]  # states
-EVERYWHERE = ("double", "momentum_buffer")  # what every rank keeps of a layer's state
+SAVED_NAMES = ("steps", "kept", "mukron")  # under which the state of a parameter is saved (``optim.saving``)
+EVERYWHERE = ("double", "momentum_buffer", *SAVED_NAMES)  # what every rank keeps of a layer's state
 WAITS_FOR_RANKS = datetime.timedelta(minutes=5)  # for ranks to join in saving a state
 
 
@@ -95,11 +96,10 @@ class Owners:
     def gather(self, passes: Sequence[Pass]) -> Joint:
         """What the passes of all ranks have brought; nothing travels in a step that uses none of it."""
         capture = self.optimizer.capture
-        options = capture.options
-        wanted = capture.due or capture.double or capture.checks_uses or capture.asks_reduction
-        if not (options.measures and wanted):
+        options, measured = capture.options, bool(capture.due or capture.double)
+        if not (options.measures and (measured or capture.checks_uses or capture.asks_reduction)):
             return Joint({}, passes, lambda layer: None)
-        return joined(passes, self.owner, self.ranks, options.empirical)
+        return joined(passes, self.owner, self.ranks, options.empirical, measured)
 
     def agree(self, step: Transaction, made: bool) -> tuple[Moves, bool | None]:
         """The decision of all ranks. A rank that fails tells the others, which fail too instead of waiting for it."""

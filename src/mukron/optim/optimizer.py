@@ -42,7 +42,7 @@ from mukron.optim.plan import plan_table
 from mukron.optim.precision import check_precision
 from mukron.optim.processes import check_alike, check_processes, exchange_of, ranks_of
 from mukron.optim.reduction import ReductionRatio
-from mukron.optim.saving import complete_state, load_state, unpickle
+from mukron.optim.saving import complete_state, initializes_state, load_state, reserve, unpickle
 from mukron.optim.table import LayerEntry, ParameterEntry, build_tables, entry_of
 from mukron.optim.transaction import Blocks, Transaction, wants
 from mukron.optim.update import Move, times, updates_of, write
@@ -227,10 +227,11 @@ class SecondOrder(Optimizer):
         Args:
             closure: Computes the loss and its gradients, and returns the loss; needed by damping that adapts alone.
         """
+        if not self.steps + self.skipped and initializes_state(self, closure):
+            return None
         if self.owned is not None or (torch.distributed.is_available() and torch.distributed.is_initialized()):
             self.exchange = exchange_of(self)
-        adapts = any(group.get("adaptive") for group in self.param_groups)
-        ratio = ReductionRatio(self, closure) if adapts else None
+        ratio = ReductionRatio(self, closure) if any(group.get("adaptive") for group in self.param_groups) else None
         with torch.enable_grad():
             loss = None if closure is None else closure()
         try:
@@ -314,7 +315,7 @@ class SecondOrder(Optimizer):
 
 
 def _listen(optimizer: SecondOrder) -> None:
-    """Build the tables of parameters and layers anew, and put hooks on those layers."""
+    """Build the tables of parameters and layers anew, put hooks on those layers, and give parameters their state."""
     options, measured = optimizer.options, optimizer.capture_options
     rates = (options.trust and options.trust.rates) or optimizer.method
     optimizer.entries, optimizer.layers = build_tables(
@@ -331,6 +332,7 @@ def _listen(optimizer: SecondOrder) -> None:
     optimizer._capture.class_dim = optimizer.found_class_dim
     optimizer._capture.ranks = partial(ranks_of, optimizer.model)
     optimizer._capture.due, optimizer._capture.double = wants(optimizer)
+    reserve(optimizer)
 
 
 def _attempt(
