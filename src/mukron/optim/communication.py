@@ -85,7 +85,8 @@ class LayerTraffic:
         signals: Rows of signals for each row of inputs; 0: the method has no factor of the output side.
         tokens: Inputs are indices: A is a vector of d_in numbers.
         inputs: The method has a factor of the input side.
-        products: D, the loss's own derivatives, travels beside Fisher signals, so that the gradient is known as D^T H.
+        products: D, the loss's own derivatives, travels too, so that the gradient is known as D^T H.
+        own_signals: Signals are D itself, which then travels once.
         by_rows: Factors are held as rows: a matrix of them is of no use.
         factor_every, inverse_every: Intervals in steps.
         averages: Ranks average gradients themselves; False: somebody else has.
@@ -101,6 +102,7 @@ class LayerTraffic:
     tokens: bool = False
     inputs: bool = True
     products: bool = False
+    own_signals: bool = False
     by_rows: bool = False
     factor_every: int = 1
     inverse_every: int = 1
