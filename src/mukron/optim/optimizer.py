@@ -48,6 +48,7 @@ from mukron.optim.transaction import Blocks, Transaction, wants
 from mukron.optim.update import Move, times, updates_of, write
 from mukron.params import Parametrization
 from mukron.params.inventory import unwrap
+from mukron.params.sharded import refuse_dtensors
 from mukron.stages import stage
 from mukron.table import Table
 from mukron.theory import Method
@@ -111,6 +112,7 @@ class SecondOrder(Optimizer):
         capture_options = CaptureOptions(inputs=False, signals=False) if capture_options is None else capture_options
         lr = self.spec.usual_lr({"trust": options.trust}) if lr is None else lr
         check_arguments(type(self).__name__, model, parametrization, lr)
+        refuse_dtensors(model)
         self.model, self.options, self.capture_options = model, options, capture_options
         self.parametrization = None if parametrization is None else parametrization.bind(model)
         self.powers = {number: self.powers_of(number) for number in range(1, 1 + max(2, len(self.method.factors)))}

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from mukron.curvature import Ranks
 from mukron.optim.exchange import Owned, Owners
-from mukron.params.sharded import refuse_sharded
+from mukron.params.sharded import refuse_dtensors
 
 if TYPE_CHECKING:
     from mukron.optim.optimizer import SecondOrder
@@ -99,7 +99,7 @@ def check_alike(optimizer: SecondOrder) -> None:
     if optimizer.compared is not None and optimizer.compared[0] is group and optimizer.compared[1] < COMPARED_EVERY:
         optimizer.compared = (group, optimizer.compared[1] + 1)
         return
-    refuse_sharded(optimizer.model)  # a model that was sharded after the optimizer was made
+    refuse_dtensors(optimizer.model)  # a model that was sharded after the optimizer was made
     optimizer.compared = None
     device, parameters = optimizer.generator.device, [entry.parameter for entry in optimizer.entries.values()]
     gradients = [parameter.grad for parameter in parameters]
