@@ -112,7 +112,6 @@ class SecondOrder(Optimizer):
         capture_options = CaptureOptions(inputs=False, signals=False) if capture_options is None else capture_options
         lr = self.spec.usual_lr({"trust": options.trust}) if lr is None else lr
         check_arguments(type(self).__name__, model, parametrization, lr)
-        refuse_dtensors(model)
         self.model, self.options, self.capture_options = model, options, capture_options
         self.parametrization = None if parametrization is None else parametrization.bind(model)
         self.powers = {number: self.powers_of(number) for number in range(1, 1 + max(2, len(self.method.factors)))}
@@ -317,6 +316,7 @@ class SecondOrder(Optimizer):
 
 def _listen(optimizer: SecondOrder) -> None:
     """Build the tables of parameters and layers anew, and put hooks on those layers."""
+    refuse_dtensors(optimizer.model)
     options, measured = optimizer.options, optimizer.capture_options
     rates = (options.trust and options.trust.rates) or optimizer.method
     optimizer.entries, optimizer.layers = build_tables(
