@@ -47,7 +47,8 @@ def parametrize(
     The model may have another number of residual blocks than the base shapes if these were made with ``depth=``.
 
     Call it before loading a checkpoint and before training, because it takes the weights for initial ones. Calling it
-    again changes nothing. A model on the meta device gets a plan only: parametrize it again once it has values.
+    again changes nothing. A model on the meta device gets a plan only: parametrize it again once it has values. All
+    processes must parametrize a model that ``fully_shard`` has sharded; its weights become those of the whole model.
 
     Args:
         model: The network, as its constructor left it.
