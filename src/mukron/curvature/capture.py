@@ -34,7 +34,7 @@ from mukron.curvature.jacobians import add_jacobians
 from mukron.curvature.outputs import no_classes, no_output, shows_reduction
 from mukron.curvature.passes import LayerPass, LayerStatistics, Pass, gather, precise
 from mukron.curvature.products import Watch, hosts, passes_of_product
-from mukron.curvature.ranks import Ranks
+from mukron.curvature.ranks import Ranks, local
 from mukron.curvature.scale import add_scale, classes_at
 from mukron.curvature.uses import Joined, add_probe
 from mukron.layers import MatrixLayer
@@ -85,6 +85,8 @@ class Capture:
         self.parameters = list(model.parameters())
         self.passes: list[Pass] = []
         self.ranks: Callable[[], Ranks | None] = lambda: None  # which processes train the model together
+        self.forms: Mapping[str, str] = {}  # of the statistics of some layers, until ranks have exchanged them
+        self.products = frozenset[str]()  # those of them whose D and H are kept
         self.paused = False
         self.due = True  # the coming step wants fresh statistics
         self.checks_uses = True  # until a step has seen that gradients come from the layers' own passes
@@ -214,7 +216,7 @@ class Capture:
         key = f"{key} ({uses + 1})" if uses else key  # the positions of all uses of a weight count alike
         if x.numel():  # without samples (an expert that got none) it is as if the layer had not run
             this.edge = get_gradient_edge(output) if output.requires_grad else None
-            this.version, this.made = x._version, x.grad_fn is not None
+            this.version, this.made, this.count = x._version, x.grad_fn is not None, this.layer.row_count(x)
             self._running[key] = this
 
     def after_forward(self, key: str, inputs: Any, output: Any) -> None:
@@ -238,7 +240,7 @@ class Capture:
         class_dim = class_dim_of(self.options, f) if self.options.signals and not self.options.empirical else -1
         asks = self.asks_reduction and (self.options.fused or shows_reduction(f, class_dim))
         checked = self.checks_uses or asks
-        this = Pass(f.shape[0], running, self.options, self.due, checked, self.double)
+        this = Pass(f.shape[0], running, self.options, self.due, checked, self.double, self.forms, self.products)
         at_output = partial(self._differentiated, this, f.detach(), f._version, class_dim, end.output_nr)
         on_gradient(end, at_output)
 
@@ -309,7 +311,7 @@ class Capture:
         kept = [(p.grad, version) for p, known, version in self.gradients if p.grad is not None and p.grad is known()]
         if any(gradient._version == version for gradient, version in kept):
             return False
-        return not any(bool(gradient.any()) for gradient, _ in kept)  # others are not of these passes
+        return not any(bool(local(gradient).any()) for gradient, _ in kept)  # others are not of these passes
 
 
 def draw_nothing(capture: Capture, errors: Tensor) -> None:

@@ -6,17 +6,22 @@ A rank's passes are to the joined batch what micro-batches are to a batch: ``sta
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import reduce
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from mukron.curvature.passes import Kinds, LayerStatistics, Pass, by_kind, of_layers
+from mukron.curvature.accumulator import Accumulator
+from mukron.curvature.forms import AUTO
+from mukron.curvature.passes import Kinds, LayerStatistics, Pass, of_layers
 from mukron.curvature.ranks import Ranks
 from mukron.curvature.records import PassRecord
 from mukron.curvature.stacking import Stacking, merged
 from mukron.curvature.uses import along
+
+EVERY_RANK = -1  # the "owner" of a layer whose rows go to all ranks
 
 
 @dataclass
@@ -27,11 +32,42 @@ class Joint:
         statistics: By layer.
         passes: What is used of each pass beside those.
         along: What the gradient of a layer, by its own passes, does to the probe v, D^T (H v), where that is checked.
+        gradients: By parameter, those that the step takes in place of ``grad``; None: D^T H of the statistics.
+        moving: Parameters that have a gradient on some rank; None: those that have one here.
     """
 
     statistics: dict[str, LayerStatistics]
     passes: Sequence[Pass | PassRecord]
     along: Callable[[str], Tensor | None]
+    gradients: Mapping[str, Tensor | None] = field(default_factory=dict)
+    moving: frozenset[str] | None = None
+
+
+@dataclass
+class Delivery:
+    """What ranks send each other of a step.
+
+    Attributes:
+        passes: Of this rank.
+        kinds, samples, uses: What they measured, as ``by_kind`` returns it.
+        owner: By layer, the rank that its statistics go to, or ``EVERY_RANK``.
+        empirical: Signals are derivatives of the user's loss.
+        measured: False leaves the statistics out.
+        unformed: Layers whose gradient is D^T H of all ranks, in place of what autograd formed.
+        form: How statistics are held once they are all there.
+        gradients: What goes with them to each rank: gradients, or parts of some, by parameter.
+    """
+
+    passes: Sequence[Pass]
+    kinds: Kinds
+    samples: dict[str, int]
+    uses: dict[str, Stacking]
+    owner: Mapping[str, int]
+    empirical: bool = False
+    measured: bool = True
+    unformed: frozenset[str] = frozenset()
+    form: str = AUTO
+    gradients: Mapping[int, Mapping[str, Tensor]] = field(default_factory=dict)
 
 
 def _along(passes: Sequence[Pass], names: Sequence[str]) -> dict[str, Tensor]:
@@ -50,34 +86,30 @@ class _Sent:
     ran: list[frozenset[str]]  # layers, by pass
     along: dict[str, Tensor]
     kinds: Kinds
+    gradients: Mapping[str, Tensor]
 
 
-def joined(
-    passes: Sequence[Pass], owner: Mapping[str, int], ranks: Ranks, empirical: bool, measured: bool = True
-) -> Joint:
-    """Of the passes of all ranks, with the statistics of the layers that this one owns.
-
-    owner: the rank of each layer. empirical: signals are derivatives of the user's loss. measured: False leaves the
-    statistics out.
-    """
-    share = 1 / ranks.size  # of a rank's loss in the mean over ranks
-    kinds, samples, uses = by_kind(list(passes))
+def joined(delivery: Delivery, ranks: Ranks) -> tuple[Joint, list[Mapping[str, Tensor]]]:
+    """Of the passes of all ranks, with the statistics of the layers that this one owns; and gradients, by rank."""
+    share, passes = 1 / ranks.size, delivery.passes  # share: of a rank's loss in the mean over ranks
     records = [_scaled_record(one.record(), share) for one in passes]
-    products = {name: product * share for name, product in _along(passes, list(owner)).items()}
+    products = {name: product * share for name, product in _along(passes, list(delivery.owner)).items()}
     ran = [frozenset(use.name for use in one.layers.values()) for one in passes]
     to_ranks: list[Kinds] = [{} for _ in range(ranks.size)]
-    for name, of in kinds.items() if measured else ():
-        to_ranks[owner[name]][name] = {kind: _scaled(part, share, empirical) for kind, part in of.items()}
-    sent = ranks.delivered([_Sent(samples, uses, records, ran, products, of_rank) for of_rank in to_ranks])
-
-    everywhere: Kinds = {}
-    for name in dict.fromkeys(name for one in sent for name in one.kinds):
-        found = sorted({kind for one in sent for kind in one.kinds.get(name, {})})
-        everywhere[name] = {
-            kind: reduce(merged, [one.kinds[name][kind] for one in sent if kind in one.kinds.get(name, {})])
-            for kind in found
-        }
-    _drop_incomplete(everywhere, sent)
+    for name, of in delivery.kinds.items() if delivery.measured else ():
+        owner = delivery.owner[name]
+        for kind, part in of.items():
+            changed = _Changed(share, delivery.empirical, name in delivery.unformed, owner == EVERY_RANK)
+            scaled = changed.statistics(part)
+            for rank in range(ranks.size) if owner == EVERY_RANK else (owner,):
+                to_ranks[rank].setdefault(name, {})[kind] = scaled if rank == ranks.rank else _packed(scaled)
+    sent = ranks.delivered(
+        [
+            _Sent(delivery.samples, delivery.uses, records, ran, products, of_rank, delivery.gradients.get(rank, {}))
+            for rank, of_rank in enumerate(to_ranks)
+        ]
+    )
+    everywhere = _merged(sent, delivery.form)
     elsewhere = {name: _samples_elsewhere(sent, name) for name in everywhere}
     counts = {name: sum(one.samples.get(name, 0) for one in sent) + more for name, more in elsewhere.items()}
     for name, of in everywhere.items():
@@ -86,11 +118,30 @@ def joined(
             if statistics.A is not None:
                 statistics.A.count += elsewhere[name]
     stacked = {name: use for one in sent for name, use in one.uses.items()}
-    return Joint(
+    joint = Joint(
         of_layers(everywhere, counts, stacked),
         [record for one in sent for record in one.passes],
         {name: _sum_along(sent, name) for one in sent for name in one.along}.get,
     )
+    return joint, [one.gradients for one in sent]
+
+
+def _merged(sent: Sequence[_Sent], form: str) -> Kinds:
+    """The statistics of all ranks, by layer and kind of use."""
+    everywhere: Kinds = {}
+    for name in dict.fromkeys(name for one in sent for name in one.kinds):
+        found = sorted({kind for one in sent for kind in one.kinds.get(name, {})})
+        everywhere[name] = {
+            kind: reduce(merged, [_unpacked(one.kinds[name][kind]) for one in sent if kind in one.kinds.get(name, {})])
+            for kind in found
+        }
+    _drop_incomplete(everywhere, sent)
+    for of in everywhere.values():
+        for statistics in of.values():
+            for sums in (statistics.A, statistics.B):
+                if isinstance(sums, Accumulator):
+                    sums.settle(form)
+    return everywhere
 
 
 def _sum_along(sent: Sequence[_Sent], name: str) -> Tensor | None:
@@ -100,17 +151,57 @@ def _sum_along(sent: Sequence[_Sent], name: str) -> Tensor | None:
     return torch.stack([one.along[name] for one in sent if name in one.along]).sum(0)
 
 
-def _scaled(statistics: LayerStatistics, share: float, empirical: bool) -> LayerStatistics:
-    """With derivatives of the mean over all ranks of their losses."""
-    signals = statistics.B
-    if empirical and signals is not None:
-        scaled = signals.empty()
-        scaled.count, scaled.rows = signals.count, [rows * share for rows in signals.rows]
-        scaled.matrix = None if signals.matrix is None else signals.matrix * share**2
-        signals = scaled
-    halves = [half._replace(D=half.D * share) for half in statistics.halves]
-    jacobians = [one._replace(errors=one.errors * share) for one in statistics.jacobians]
-    return replace(statistics, B=signals, halves=halves, jacobians=jacobians)
+@dataclass
+class _Changed:
+    """Statistics as they are sent: with derivatives of the mean over all ranks of their losses.
+
+    Attributes:
+        share: Of a rank's loss in that mean.
+        empirical: Signals are such derivatives.
+        unformed: The gradient is D^T H, whatever autograd formed.
+        alike: Rows lie in memory alike on the rank that has them and where they arrive: all compute the same.
+    """
+
+    share: float
+    empirical: bool
+    unformed: bool
+    alike: bool
+    made: dict[Any, Tensor] = field(default_factory=dict)  # what is one tensor is sent once
+
+    def statistics(self, of: LayerStatistics) -> LayerStatistics:
+        jacobians = [one._replace(errors=one.errors * self.share) for one in of.jacobians]
+        halves = [
+            half._replace(D=self.tensor(half.D, self.share), H=self.tensor(half.H), fused=half.fused or self.unformed)
+            for half in of.halves
+        ]
+        return replace(of, A=self.sums(of.A), B=self.sums(of.B, self.empirical), halves=halves, jacobians=jacobians)
+
+    def sums(self, of: Any, derivatives: bool = False) -> Any:
+        if not isinstance(of, Accumulator):
+            return of
+        share, total = self.share if derivatives else 1.0, of.empty()
+        total.count, total.rows = of.count, [self.tensor(rows, share) for rows in of.rows]
+        total.matrix = None if of.matrix is None else of.matrix if share == 1 else of.matrix * share**2
+        return total
+
+    def tensor(self, X: Tensor, share: float = 1.0) -> Tensor:
+        key = (X.data_ptr(), X.shape, X.stride(), share)
+        if key not in self.made:
+            scaled = X if share == 1 else X * share
+            self.made[key] = scaled.contiguous() if self.alike else scaled
+        return self.made[key]
+
+
+def _packed(statistics: LayerStatistics) -> LayerStatistics:
+    A, B = statistics.A, statistics.B
+    A = A.packed() if isinstance(A, Accumulator) else A
+    return replace(statistics, A=A, B=None if B is None else B.packed())
+
+
+def _unpacked(statistics: LayerStatistics) -> LayerStatistics:
+    A, B = statistics.A, statistics.B
+    A = A.unpacked() if isinstance(A, Accumulator) else A
+    return replace(statistics, A=A, B=None if B is None else B.unpacked())
 
 
 def _scaled_record(record: PassRecord, share: float) -> PassRecord:

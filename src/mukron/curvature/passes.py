@@ -10,7 +10,7 @@ A position whose loss does not depend on the output (padding, an ignored target)
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 
@@ -18,80 +18,18 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
+from mukron.curvature.accumulator import Accumulator
 from mukron.curvature.fisher import CaptureOptions
-from mukron.curvature.forms import AUTO, MATRIX, as_rows, keeps_halves, rows_wait
+from mukron.curvature.forms import MATRIX, ROWS, keeps_halves, rows_wait
 from mukron.curvature.frequencies import Frequencies, add_indices
 from mukron.curvature.ignored import Ignored
 from mukron.curvature.records import Recorded
 from mukron.curvature.stacking import TIED_HEAD, Halves, Jacobian, Stacking, merged, of_all_kinds, summed
 from mukron.layers import MatrixLayer
-from mukron.linalg import Factor, LowRank, MatrixFactor, RowsFactor, products_of
+from mukron.linalg import LowRank, products_of
 
 AS_THEY_ARE = nullcontext()  # products of the precision that torch has
 Kinds = dict[str, dict[int, "LayerStatistics"]]  # by layer and kind of use of its weight
-
-
-class Accumulator:
-    """The sum of x x^T over all rows x, divided by a count: rows while they are few, a matrix once they are many."""
-
-    def __init__(self, d: int, other: int, form: str = AUTO) -> None:
-        self.d, self.other, self.form, self.count = d, other, form, 0
-        self.rows: list[Tensor] = []
-        self.matrix: Tensor | None = None
-
-    def add(self, X: Tensor, count: int) -> None:
-        """X [groups, N, d]."""
-        self.rows.append(X)
-        self.count += count
-        self._settle()
-
-    def add_matrix(self, M: Tensor, count: int) -> None:
-        """The sum of x x^T over rows that were never held together."""
-        self.matrix = M if self.matrix is None else self.matrix + M
-        self.count += count
-        self._settle()
-
-    def empty(self) -> Accumulator:
-        """One without rows, for the same factor."""
-        return Accumulator(self.d, self.other, self.form)
-
-    def merged(self, other: Accumulator) -> Accumulator:
-        total = self.empty()
-        total.rows, total.count, total.matrix = self.rows + other.rows, self.count + other.count, self.matrix
-        if other.matrix is not None:
-            total.matrix = other.matrix if total.matrix is None else total.matrix + other.matrix
-        total._settle()
-        return total
-
-    def _settle(self) -> None:
-        N = sum([X.shape[-2] for X in self.rows])
-        if self.matrix is not None or not as_rows(N, self.d, self.other, self.form):
-            self._sum_up()
-
-    def _sum_up(self) -> None:
-        for X in self.rows:
-            product = torch.bmm(X.mT, X)
-            self.matrix = product if self.matrix is None else self.matrix + product
-        self.rows = []
-
-    def as_matrix(self) -> Tensor:
-        """The sum itself; it is held as a matrix from here on."""
-        if self.matrix is None:
-            self._sum_up()
-        assert self.matrix is not None
-        return self.matrix
-
-    def joined(self) -> Tensor:
-        """All rows as one tensor, the same one each time."""
-        if len(self.rows) > 1:
-            self.rows = [torch.cat(self.rows, dim=-2)]
-        return self.rows[0]
-
-    def factor(self, weight: float | Tensor = 1.0) -> Factor:
-        """``weight`` multiplies it."""
-        if self.matrix is not None:
-            return MatrixFactor(self.matrix * (weight / self.count))
-        return RowsFactor(self.joined(), self.count / weight)
 
 
 @dataclass
@@ -144,6 +82,7 @@ class LayerPass:
         edge: Where the derivative by the layer's output arrives; None: there is none, or it is the model's own output.
         is_output: The layer's output is the model's output.
         fused: Autograd is to form no gradient of the weight.
+        count: Its rows; None: not known.
         of_output: Makes a derivative that arrives at the edge one by the layer's own output; None: it is that.
         statistics: What was made of it.
         delta: The derivative of the user's loss by the layer's output.
@@ -159,6 +98,7 @@ class LayerPass:
     edge: GradientEdge | None = None
     is_output: bool = False
     fused: bool = False
+    count: int | None = None
     part: int | None = None
     parts: int = 1
     shares: LayerPass | None = None
@@ -198,6 +138,8 @@ class Pass(Recorded):
         due: Factors of this pass are wanted, not only D and H.
         checked: Uses of weights are checked, for which fused weights get their gradient all the same.
         double: Layers whose statistics are made in float64.
+        forms: How statistics of some layers are held until ranks have exchanged them.
+        products: Those of them whose D and H are kept.
         ignored: Which positions of the output the loss ignores; None: it has no positions.
         errors: The loss's derivative by the model's output; None: not differentiated yet.
         class_dim: Where the classes are in an output with positions; None: not known.
@@ -212,6 +154,8 @@ class Pass(Recorded):
     due: bool
     checked: bool
     double: frozenset[str] = frozenset()
+    forms: Mapping[str, str] = field(default_factory=dict)
+    products: frozenset[str] = frozenset()
     ignored: Ignored | None = None
     errors: Tensor | None = None
     weighed: Tensor | None = None
@@ -244,8 +188,9 @@ class Pass(Recorded):
         fresh, expands = self.due and self.options.inputs, not self._reduces(layer)
         N = x.numel() // layer.d_in if layer.plain_rows else layer.row_count(x)
         halves = this.fused or not fresh or N is None or this.name in self.double
-        halves = halves or keeps_halves(N, layer.d_in, layer.d_out, self.options.form, self.options.signals)
+        halves = halves or self._keeps_halves(this, N or 0)
         gram_alone = fresh and expands and not halves and self.ignored is None and not layer.plain_rows
+        gram_alone = gram_alone and self._form(this) != ROWS
         if may_wait and expands and this.made and not layer.plain_rows and N is not None and not gram_alone:
             this.waits = rows_wait(N, layer.d_in, layer.groups, x.numel())
             if this.waits:
@@ -279,8 +224,16 @@ class Pass(Recorded):
             statistics.samples, statistics.rows = self.samples, rows.shape[1]
             if ignored is not None and not reduces:
                 statistics.rows = ignored.rows(rows.shape[1], H.shape[1:3])
-            statistics.A = Accumulator(layer.d_in, layer.d_out, self.options.form)
+            statistics.A = Accumulator(layer.d_in, layer.d_out, self._form(this))
             statistics.A.add(rows, self.samples)
+
+    def _keeps_halves(self, this: LayerPass, rows: int) -> bool:
+        if this.name in self.forms:
+            return this.name in self.products
+        return keeps_halves(rows, this.layer.d_in, this.layer.d_out, self.options.form, self.options.signals)
+
+    def _form(self, this: LayerPass) -> str:
+        return self.forms.get(this.name, self.options.form)
 
     def _reduces(self, layer: MatrixLayer) -> bool:
         """Whether the positions of a sample are reduced to one row; signals that sum to zero would leave none."""
@@ -301,7 +254,7 @@ class Pass(Recorded):
         if reduces:
             D = D.sum(2, keepdim=True)
         if statistics.B is None:
-            statistics.B = Accumulator(layer.d_out, layer.d_in, self.options.form)
+            statistics.B = Accumulator(layer.d_out, layer.d_in, self._form(this))
         with products_of(True) if layer.tf32 else AS_THEY_ARE:
             statistics.B.add(D.flatten(1, 2), D.shape[1] * D.shape[2] if draw == 0 else 0)
 

@@ -23,6 +23,12 @@ from torch import Tensor, distributed
 T = TypeVar("T")
 
 
+def local(tensor: Tensor) -> Tensor:
+    """What this process has of a tensor that is spread over several; of any other tensor all."""
+    to_local = getattr(tensor, "to_local", None)
+    return tensor if to_local is None else to_local()
+
+
 class _Described(NamedTuple):
     """A tensor on its way, without its numbers; where it is the transpose of what is in memory, so it arrives."""
 

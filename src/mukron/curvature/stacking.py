@@ -34,7 +34,8 @@ from mukron.curvature.forms import MATRIX
 from mukron.curvature.frequencies import Frequencies
 
 if TYPE_CHECKING:
-    from mukron.curvature.passes import Accumulator, LayerPass, LayerStatistics
+    from mukron.curvature.accumulator import Accumulator
+    from mukron.curvature.passes import LayerPass, LayerStatistics
 
 
 TIED_HEAD = -1  # the kind of use that a head makes of an embedding's weight; others have the number of their map

@@ -87,7 +87,7 @@ class LayerTraffic:
         tokens: Inputs are indices: A is a vector of d_in numbers.
         inputs: The method has a factor of the input side.
         products: D, the loss's own derivatives, travels with H where factors are measured: the gradient is D^T H.
-        empirical: Signals are D itself, which travels once.
+        own_signals: Signals are D itself, which then travels once.
         low_rank: Such a gradient is still D^T H when it has become a move: nothing was added to it.
         by_rows: Factors are held as rows: a matrix of them is of no use.
         factor_every, inverse_every: Intervals in steps.
@@ -105,7 +105,7 @@ class LayerTraffic:
     tokens: bool = False
     inputs: bool = True
     products: bool = False
-    empirical: bool = False
+    own_signals: bool = False
     low_rank: bool = False
     by_rows: bool = False
     factor_every: int = 1
@@ -154,7 +154,7 @@ def traffic_of(layer: LayerTraffic, scheme: str, owner: int) -> Traffic:
     if scheme == FACTORS:
         curvature = float(others * (_input_factor(layer) + _triangle(layer.d_out) * layer.groups * bool(layer.signals)))
     else:
-        derivatives = layer.signals + (layer.products and not layer.empirical)
+        derivatives = layer.signals + (layer.products and not layer.own_signals)
         of_row = (0 if layer.tokens or not layer.inputs else layer.d_in) + derivatives * layer.d_out
         curvature = float(copies * sum(senders) * of_row * layer.groups)
         curvature += copies * len(senders) * layer.d_in * layer.groups * (layer.tokens and layer.inputs)

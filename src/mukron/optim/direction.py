@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from mukron.curvature import local
 from mukron.layers import WEIGHT
 from mukron.linalg import LowRank, Operator, probe, products_of
 from mukron.optim.options import RMS, AdamStep, Graft, KLClip, Spectral, StepRule
@@ -52,7 +53,8 @@ def directions(optimizer: SecondOrder, step: Transaction) -> dict[str, Move]:
             step.applied[layer.name, block] = raw, G, direction
         if isinstance(options.trust, KLClip):
             move = dense(move)
-            gains.append(base_rate(entry) ** 2 * entry.scale * (move * dense(G)).sum().double())
+            if optimizer.exchange is None or optimizer.exchange.counts(layer.name):
+                gains.append(base_rate(entry) ** 2 * entry.scale * (move * dense(G)).sum().double())
         if isinstance(move, LowRank) and not entry.group["nesterov"] and _takes_products(entry, move):
             moves[entry.name] = move
             continue
@@ -60,12 +62,12 @@ def directions(optimizer: SecondOrder, step: Transaction) -> dict[str, Move]:
             moves[entry.name] = layer.layer.values(block, dense(move))
     step.gain = torch.stack(gains).sum() if gains else torch.zeros((), dtype=torch.float64, device=step.gain.device)
     for entry in optimizer.entries.values():
-        if not entry.preconditioned and entry.parameter.grad is not None:
+        if not entry.preconditioned and (gradient := plain_gradient(step, entry)) is not None:
             announce(step, entry)
-            G = averaged = plain_gradient(entry)
+            averaged = gradient
             if momentum_on_gradient(entry) and not isinstance(options.fallback, AdamStep):
-                averaged = _averaged(step, entry, G)
-            moves[entry.name] = _by_rule(step, options.fallback, entry, G, averaged)
+                averaged = _averaged(step, entry, gradient)
+            moves[entry.name] = _by_rule(step, options.fallback, entry, gradient, averaged)
     return moves
 
 
@@ -116,7 +118,7 @@ def announce(step: Transaction, entry: ParameterEntry) -> None:
     if not on_update or "momentum_buffer" in step.state_of(weight):
         return
     dtype = torch.float32 if weight.dtype in (torch.float16, torch.bfloat16) else weight.dtype
-    buffer = torch.zeros_like(weight, dtype=dtype, memory_format=torch.contiguous_format)
+    buffer = torch.zeros_like(local(weight), dtype=dtype, memory_format=torch.contiguous_format)
     step.stage(weight, momentum_buffer=buffer)
 
 
@@ -281,10 +283,11 @@ def base_rate(entry: ParameterEntry) -> float:
 # The gradient.
 
 
-def plain_gradient(entry: ParameterEntry) -> Tensor:
+def plain_gradient(step: Transaction, entry: ParameterEntry) -> Tensor | None:
     """The gradient to descend, in the precision of the curvature; coupled weight decay is part of it."""
-    G, group = entry.parameter.grad, entry.group
-    assert G is not None
+    G, group = step.gradient(entry), entry.group
+    if G is None:
+        return None
     if G.is_sparse:
         raise ValueError(f'parameter "{entry.name}" has a sparse gradient; build it with sparse=False')
     G = G.float() if G.dtype in (torch.float16, torch.bfloat16) else G
@@ -297,7 +300,7 @@ def plain_gradient(entry: ParameterEntry) -> Tensor:
 
 def whole_gradient(step: Transaction, layer: LayerEntry, block: str, entry: ParameterEntry) -> Move | None:
     """The gradient of a block as matrices, or as D^T H where autograd did not form it; None: there is none."""
-    G = None if entry.parameter.grad is None else layer.layer.block(block, plain_gradient(entry))
+    G = None if (plain := plain_gradient(step, entry)) is None else layer.layer.block(block, plain)
     statistics = step.statistics.get(layer.name)
     own = statistics.unformed if statistics is not None and block == WEIGHT else None
     if own is None:

@@ -66,6 +66,11 @@ ARGUMENTS = {
     "law that ``parametrize(decay=...)`` chose.",
     "decoupled": "False: weight decay is added to the gradient, and preconditioned with it.",
     "maximize": "Ascend instead of descend.",
+    "process_group": "The processes that train a plain model together, each with its part of the batch: the step then "
+    "averages their gradients. None: somebody else does, such as DistributedDataParallel or ``fully_shard``, or there "
+    "is one process.",
+    "communication": 'How processes exchange the curvature of a layer: "rows", "owner" or "factors"; "auto": for each '
+    'layer the fastest of them, by the measured bandwidth or that of "auto:BYTES_PER_SECOND" (docs/distributed.md).',
     "params": "Parameters or parameter groups to train, as torch's optimizers take them. None: all of the model's.",
 }
 

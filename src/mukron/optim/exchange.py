@@ -15,17 +15,22 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from mukron.curvature import Joint, Pass, Ranks, joined
-from mukron.layers import BIAS
+from mukron.curvature import EVERY_RANK, MATRIX, ROWS, Delivery, Joint, Pass, Ranks, by_kind, joined
+from mukron.layers import WEIGHT
 from mukron.linalg import LowRank
+from mukron.optim.communication import FACTORS, OWNER, owners_of, scheme_of
+from mukron.optim.communication import ROWS as BY_ROWS
 from mukron.optim.direction import announce, dense, directions
+from mukron.optim.gradients import Averaged, Given, Sharded
 from mukron.optim.options import KLClip
+from mukron.optim.schemes import cost_of, measured_speed, rows_of, traffic_for
+from mukron.optim.shards import shards_of
 from mukron.optim.update import Move
 
 if TYPE_CHECKING:
@@ -48,11 +53,24 @@ class Owned(NamedTuple):
     owner: dict[str, int]  # by layer
 
 
+class Scheme(NamedTuple):
+    """How a layer's curvature travels (``optim.communication``), and whether D and H do, of which its gradient is."""
+
+    name: str
+    products: bool = False
+
+
 class Exchange(Protocol):
     """What the processes that train one model do together."""
 
     def owns(self, layer: str) -> bool:
         """Whether this rank computes the move of a layer."""
+
+    def counts(self, layer: str) -> bool:
+        """Whether a sum over ranks takes this rank's number for a layer."""
+
+    def probed(self, layers: Sequence[LayerEntry]) -> dict[str, Tensor]:
+        """What the gradients of weights do to the probe, G v, by layer."""
 
     def gather(self, passes: Sequence[Pass]) -> Joint:
         """What the passes of all ranks have brought for the layers of this one."""
@@ -82,24 +100,83 @@ class _Word:
 
 
 class Owners:
-    """Each layer has an owner: the rank that has its curvature, computes its move and sends that to the others."""
+    """Each layer has an owner: the rank that has its curvature, computes its move and sends that to the others.
+
+    Where that is faster, all ranks get the rows of a layer, and each computes the move for itself.
+
+    Attributes:
+        owner: The rank of each layer, or ``EVERY_RANK``.
+        schemes: By layer, how its curvature travels (``optim.communication``); None until a batch has been seen.
+    """
 
     def __init__(self, optimizer: SecondOrder, ranks: Ranks) -> None:
         self.optimizer, self.ranks, self.size = optimizer, ranks, ranks.size
-        self.owner = owners_of(list(optimizer.layers.values()), ranks.size, optimizer.owned and optimizer.owned.owner)
+        self.shards = shards_of({name: entry.parameter for name, entry in optimizer.entries.items()}, ranks.size)
+        kind = Sharded if self.shards else Averaged if optimizer.process_group is not None else Given
+        self.gradients: Given = kind(self)
+        known, names = optimizer.owned and optimizer.owned.owner, list(optimizer.layers)
+        costs = [cost_of(layer) for layer in optimizer.layers.values()]
+        before = [None if (rank := (known or {}).get(name)) == EVERY_RANK else rank for name in names]
+        self.owner = dict(zip(names, owners_of(costs, ranks.size, before), strict=True))
+        self.schemes: dict[str, Scheme] | None = None
         self._words: list[_Word] = []
+        if not optimizer.capture_options.measures:
+            self._settle(dict.fromkeys(names, Scheme(OWNER)))
+        elif names and all(name in optimizer.schemes for name in names):
+            self._settle({name: Scheme(*optimizer.schemes[name]) for name in names})
 
     def owns(self, layer: str) -> bool:
         """Whether this rank computes the move of a layer."""
-        return self.owner[layer] == self.ranks.rank
+        return self.owner[layer] in (self.ranks.rank, EVERY_RANK)
+
+    def counts(self, layer: str) -> bool:
+        """Whether a sum over ranks takes this rank's number for a layer."""
+        return self.owner[layer] == self.ranks.rank or (self.owner[layer] == EVERY_RANK and self.ranks.rank == 0)
 
     def gather(self, passes: Sequence[Pass]) -> Joint:
         """What the passes of all ranks have brought; nothing travels in a step that uses none of it."""
-        capture = self.optimizer.capture
-        options, measured = capture.options, bool(capture.due or capture.double)
-        if not (options.measures and (measured or capture.checks_uses or capture.asks_reduction)):
-            return Joint({}, passes, lambda layer: None)
-        return joined(passes, self.owner, self.ranks, options.empirical, measured)
+        capture, options = self.optimizer.capture, self.optimizer.capture_options
+        if self.schemes is None:
+            self._choose(passes)
+        measured = options.measures and bool(capture.due or capture.double or capture.options.fused)
+        looks = options.measures and (capture.checks_uses or capture.asks_reduction)
+        kinds, samples, uses = by_kind(list(passes)) if measured or looks else ({}, {}, {})
+        sent, unformed = self.gradients.sent(kinds if measured else {})
+        joint = Joint({}, passes, lambda layer: None)
+        received: Sequence[Mapping[str, Tensor]] = []
+        if measured or looks or type(self.gradients) is not Given:
+            gathered = passes if measured or looks else [], kinds, samples, uses
+            delivery = Delivery(*gathered, self.owner, options.empirical, measured, unformed, options.form, sent)
+            joint, received = joined(delivery, self.ranks)
+        return replace(joint, gradients=self.gradients.taken(received, unformed), moving=self.gradients.moving())
+
+    def probed(self, layers: Sequence[LayerEntry]) -> dict[str, Tensor]:
+        """G v of the joined batch, for the weights of some layers."""
+        return self.gradients.probed(layers)
+
+    def _choose(self, passes: Sequence[Pass]) -> None:
+        """Choose each layer's scheme once, by the first batch of all ranks."""
+        rows = self.ranks.objects(rows_of(passes))
+        options, layers = self.optimizer.options.communication, self.optimizer.layers
+        if not any(rows):
+            return  # nothing was measured yet
+        speed = measured_speed(self.ranks, options)
+        traffic = {name: traffic_for(self, layer, [of.get(name, 0) for of in rows]) for name, layer in layers.items()}
+        chosen = {name: scheme_of(of, options, speed) for name, of in traffic.items()}
+        schemes = {name: Scheme(of, traffic[name].products and of != FACTORS) for name, of in chosen.items()}
+        known = {name: scheme for name, scheme in self.optimizer.schemes.items() if name in schemes}
+        self._settle({**schemes, **known})
+
+    def _settle(self, schemes: dict[str, Scheme]) -> None:
+        optimizer = self.optimizer
+        self.schemes = optimizer.schemes = schemes
+        self.owner |= {name: EVERY_RANK for name, (scheme, _) in schemes.items() if scheme == BY_ROWS}
+        optimizer.owned = Owned(self.size, self.ranks.rank, self.owner)
+        self.forget_others()
+        if optimizer.capture_options.measures:
+            forms = {name: MATRIX if scheme == FACTORS else ROWS for name, (scheme, _) in schemes.items()}
+            optimizer.capture.forms = forms
+            optimizer.capture.products = frozenset(name for name, (_, products) in schemes.items() if products)
 
     def agree(self, step: Transaction, made: bool) -> tuple[Moves, bool | None]:
         """The decision of all ranks. A rank that fails tells the others, which fail too instead of waiting for it."""
@@ -111,7 +188,7 @@ class Owners:
             moves = {} if step.operators_failed else directions(self.optimizer, step)
         except Exception as error:
             failed = error
-        total = None
+        total = None  # of gains of all ranks
         if isinstance(self.optimizer.options.trust, KLClip):
             total = sum(self.ranks.objects(float(step.gain) if failed is None else 0.0))
         try:
@@ -121,7 +198,7 @@ class Owners:
             failed = error
         if failed is not None:
             word.error = f"{type(failed).__name__}: {failed}"
-        own = {name: move for name, move in moves.items() if self.optimizer.entries[name].preconditioned}
+        own = {name: move for name, move in moves.items() if self._travels(name)}
         word.waiting, word.double = step.waiting, _double(step)
         word.sizes = {name: _size(_sent(step, name, move)) for name, move in own.items()} if word.counts else {}
         self._words = self.ranks.objects(word)
@@ -134,14 +211,24 @@ class Owners:
         verdicts = [other.counts for other in self._words]
         return moves, False if False in verdicts else None if None in verdicts else True
 
+    def _travels(self, name: str) -> bool:
+        """Whether the move of a parameter goes from its layer's owner to the other ranks."""
+        entry = self.optimizer.entries[name]
+        return entry.preconditioned and self.owner[entry.layer] != EVERY_RANK
+
     def share(self, step: Transaction, moves: Moves) -> Moves:
-        """The moves of all layers, in the order of parameters: one message for each owner and dtype."""
-        entries, ranks = self.optimizer.entries, self.ranks
+        """The moves of all layers, in the order of parameters; of a weight that is spread each rank gets its part."""
+        entries = self.optimizer.entries
         for other in self._words:
             for name, double in other.double.items():
                 step.stage(self.optimizer.layers[name].anchor, double=double)
-        shared = {name: move for name, move in moves.items() if not entries[name].preconditioned}
-        waits = []
+        shared = {name: move for name, move in moves.items() if not self._travels(name)}
+        shared |= self._parts_of(step, moves) if self.shards else self._broadcast(step, moves)
+        return {name: shared[name] for name in entries if name in shared}
+
+    def _broadcast(self, step: Transaction, moves: Moves) -> Moves:
+        """Moves that their owners send to all, one message for each owner and dtype."""
+        entries, ranks, shared, waits = self.optimizer.entries, self.ranks, Moves(), []
         for rank, other in enumerate(self._words):
             own = rank == ranks.rank
             for dtype in dict.fromkeys(dtype for _, dtype in other.sizes.values()):
@@ -156,7 +243,23 @@ class Owners:
                 tensors = [next(pieces).reshape(shape) for shape in sizes[name][0]]
                 shared[name] = tensors[0] if len(tensors) == 1 else LowRank(*tensors)
                 announce(step, entries[name])
-        return {name: shared[name] for name in entries if name in shared}
+        return shared
+
+    def _parts_of(self, step: Transaction, moves: Moves) -> Moves:
+        """Of each owner's moves the parts that belong here."""
+        entries, parcels = self.optimizer.entries, [dict[str, Tensor]() for _ in range(self.size)]
+        for name, move in moves.items():
+            if not self._travels(name):
+                continue
+            whole, shards = _whole(step, name, move), self.shards.get(name)
+            for rank, parcel in enumerate(parcels):
+                parcel[name] = whole if shards is None else shards.part(whole, rank)
+        shared = Moves()
+        for of_owner in self.ranks.delivered(parcels):
+            for name, part in of_owner.items():
+                shared[name] = part
+                announce(step, entries[name])
+        return shared
 
     def whole(self, state: ByParameter) -> ByParameter:
         """The state of all parameters, each from the rank that has it. All ranks must call this.
@@ -182,35 +285,22 @@ class Owners:
                         del state[key]
 
 
-def owners_of(layers: Sequence[LayerEntry], ranks: int, known: Mapping[str, int] | None = None) -> dict[str, int]:
-    """The rank that owns each layer: the most expensive first, each to the rank with the least to do.
-
-    known: owners that were chosen before, of layers that were there then.
-    """
-    load, owner = [0.0] * ranks, {layer.name: (known or {}).get(layer.name, -1) for layer in layers}
-    for layer in sorted(layers, key=lambda layer: (owner[layer.name] < 0, -cost_of(layer))):
-        if owner[layer.name] < 0:
-            owner[layer.name] = min(range(ranks), key=load.__getitem__)
-        load[owner[layer.name]] += cost_of(layer)
-    return owner
-
-
-def cost_of(layer: LayerEntry) -> float:
-    """About how many multiplications a layer's inverses and its move take: cubes of its sides, and both products."""
-    matrix = layer.layer
-    d_out, d_in = float(matrix.d_out), 1.0 if matrix.one_hot or list(layer.blocks) == [BIAS] else float(matrix.d_in)
-    return matrix.groups * (d_out**3 + d_in**3 + d_out * d_in * (d_out + d_in))
-
-
 def _sent(step: Transaction, name: str, move: Move) -> Move:
     """A move as it travels: D^T H where that is smaller than the matrix, in the precision in which it is written."""
     entry = step.optimizer.entries[name]
     dtype = _dtype(step, entry)
+    smaller = isinstance(move, LowRank) and move.D.numel() + move.H.numel() < entry.parameter.numel()
+    if isinstance(move, LowRank) and smaller and move.D.dtype == dtype:
+        return move
+    return _whole(step, name, move)
+
+
+def _whole(step: Transaction, name: str, move: Move) -> Tensor:
+    """A move as a tensor of the parameter's shape, in the precision in which it is written."""
+    entry = step.optimizer.entries[name]
     if isinstance(move, LowRank):
-        if move.D.numel() + move.H.numel() < entry.parameter.numel() and move.D.dtype == dtype:
-            return move
-        move = step.optimizer.layers[entry.layer].layer.values("weight", dense(move))
-    return move.to(dtype)
+        move = step.optimizer.layers[entry.layer].layer.values(WEIGHT, dense(move))
+    return move.to(_dtype(step, entry))
 
 
 def _dtype(step: Transaction, entry: ParameterEntry) -> torch.dtype:

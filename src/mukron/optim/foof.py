@@ -12,6 +12,7 @@ from mukron.damping import Adaptive, Rule
 from mukron.linalg import Solver
 from mukron.memory import Memory
 from mukron.optim import docs, sizes
+from mukron.optim.communication import Communication
 from mukron.optim.kfac import KFAC, OF_THE_FISHER
 from mukron.optim.options import Momentum, StepRule, Trust
 from mukron.optim.run_options import without
@@ -76,5 +77,7 @@ class FOOF(KFAC):
         maximize: bool = False,
         exclude: tuple[str, ...] | None = None,
         params: Iterable[Any] | None = None,
+        process_group: Any = None,
+        communication: str | Communication = "auto",
     ) -> None:
         super().__init__(**{name: value for name, value in locals().items() if name not in ("self", "__class__")})

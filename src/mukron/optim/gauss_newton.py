@@ -14,6 +14,7 @@ from mukron.damping import Adaptive, Rescaled, Rule
 from mukron.layers import BIAS
 from mukron.linalg import KernelFactor, LowRank
 from mukron.optim import sizes
+from mukron.optim.communication import Communication
 from mukron.optim.docs import describe
 from mukron.optim.momentum import HeavyBall, Momentum
 from mukron.optim.optimizer import SecondOrder
@@ -85,6 +86,8 @@ class GaussNewton(SecondOrder):
         maximize: bool = False,
         exclude: tuple[str, ...] | None = None,
         params: Iterable[Any] | None = None,
+        process_group: Any = None,
+        communication: str | Communication = "auto",
     ) -> None:
         self.loss = Empirical(reduction, grad_scaler)
         super().__init__(
@@ -99,9 +102,11 @@ class GaussNewton(SecondOrder):
             maximize=maximize,
             fallback_lr=fallback_lr,
             params=params,
+            process_group=process_group,
             options=StepOptions.of(
                 self.method,
-                Trust.of(trust), fallback=fallback, exclude=exclude, inverse_every=1, refresh_warmup=0
+                Trust.of(trust), fallback=fallback, exclude=exclude, inverse_every=1, refresh_warmup=0,
+                communication=Communication.of(communication),
             ),  # a kernel is that of its own batch's samples
             capture_options=CaptureOptions(
                 inputs=False, signals=False, jacobian=True, fisher=self.loss, output=output,
@@ -132,7 +137,7 @@ class GaussNewton(SecondOrder):
             counts = torch.cat([part.flatten() for part in every])
             h, delta, outputs = h[:, counts], delta[:, counts], 1
         ones = h.new_ones(*h.shape[:3], 1)
-        blocks = [block for block, entry in layer.blocks.items() if entry.parameter.grad is not None]
+        blocks = [block for block, entry in layer.blocks.items() if step.gradient(entry) is not None]
         factors = {block: KernelFactor.of(ones if block == BIAS else h, delta, n, outputs) for block in blocks}
         double = layer.name in step.double
         if double:  # of n times the gradient, which keeps its digits so

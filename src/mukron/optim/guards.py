@@ -18,11 +18,12 @@ from mukron.curvature import (
     LossScale,
     Pass,
     PassRecord,
+    local,
     reduction_in_use,
 )
 from mukron.damping import Adaptive, Heuristic, Rule
 from mukron.layers import WEIGHT
-from mukron.linalg import probe
+from mukron.optim.gradients import probed
 from mukron.optim.momentum import check_momentum
 from mukron.optim.options import RMS, Graft, KLClip
 from mukron.optim.transaction import FAR_BEYOND_TRUST, Transaction
@@ -163,14 +164,12 @@ def check_uses(optimizer: SecondOrder, step: Transaction) -> None:
     capture, first = optimizer.capture, optimizer.capture.checks_uses
     step.checks_uses = optimizer.capture_options.measures and not step.passes  # nothing to look at yet
     factors: dict[str, float] = {}
-    for layer in step.moving:
-        entry = layer.blocks.get(WEIGHT)
-        grad = None if entry is None else entry.parameter.grad
-        if entry is None or grad is None or grad.is_sparse or not step.passes:
+    looked_at = [layer for layer in step.moving if WEIGHT in layer.blocks] if step.passes else []
+    does = probed(looked_at) if optimizer.exchange is None else optimizer.exchange.probed(looked_at)
+    for layer in looked_at:
+        entry, ours, actual = layer.blocks[WEIGHT], step.along(layer.name), does.get(layer.name)
+        if actual is None:
             continue
-        G = layer.layer.block(WEIGHT, grad)
-        G = G.float() if G.dtype in (torch.float16, torch.bfloat16) else G
-        ours, actual = step.along(layer.name), G @ probe(G.shape[-1], G.dtype, G.device)
         if not bool(actual.isfinite().all()):
             step.checks_uses = True  # nothing is seen by this; the next step will tell
             return
@@ -338,7 +337,7 @@ def _not_finite(optimizer: SecondOrder, step: Transaction) -> str:
     if any(one.errors is not None and not bool(one.errors.isfinite().all()) for one in optimizer.capture.passes):
         return f"the loss or the model's output was not finite: check the loss and the data, unless {unstable}"
     for name, entry in optimizer.entries.items():
-        if entry.parameter.grad is not None and not bool(entry.parameter.grad.isfinite().all()):
+        if (grad := entry.parameter.grad) is not None and not bool(local(grad).isfinite().all()):
             return f'the gradient of "{name}" was not finite: check the loss and the data, unless {unstable}'
     if bad:
         return f'factor {bad[0][2]} of layer "{bad[0][0]}" was not finite; {unstable}'

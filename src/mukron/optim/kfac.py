@@ -29,6 +29,7 @@ from mukron.layers import BIAS, WEIGHT
 from mukron.linalg import Cholesky, Eigh, Newton, Solver
 from mukron.memory import Auto, Batch, Memory, Window
 from mukron.optim import sizes
+from mukron.optim.communication import Communication
 from mukron.optim.direction import OUT_SIDE, apply
 from mukron.optim.docs import describe
 from mukron.optim.momentum import Momentum
@@ -117,6 +118,8 @@ class KFAC(SecondOrder):
         maximize: bool = False,
         exclude: tuple[str, ...] | None = None,
         params: Iterable[Any] | None = None,
+        process_group: Any = None,
+        communication: str | Communication = "auto",
         seed: int = 0,
     ) -> None:
         check_one_of("likelihood", likelihood, LIKELIHOODS)
@@ -135,6 +138,7 @@ class KFAC(SecondOrder):
             start=start,
             fallback=fallback,
             exclude=exclude,
+            communication=Communication.of(communication),
             seed=seed,
         )
         targets = Fisher.of(usual_fisher(bound) if fisher is None else fisher, reduction, grad_scaler)
@@ -167,6 +171,7 @@ class KFAC(SecondOrder):
             maximize=maximize,
             fallback_lr=fallback_lr,
             params=params,
+            process_group=process_group,
             options=options,
             capture_options=capture_options,
         )

@@ -103,6 +103,7 @@ class Muon(SecondOrder):
         exclude: tuple[str, ...] | None = None,
         split: Mapping[str, int] | None = None,
         params: Iterable[Any] | None = None,
+        process_group: Any = None,
     ) -> None:
         check_whole("rounds", rounds)
         check_number("eps", eps)
@@ -124,6 +125,7 @@ class Muon(SecondOrder):
             maximize=maximize,
             fallback_lr=fallback_lr,
             params=params,
+            process_group=process_group,
             options=StepOptions.of(self.method, None, fallback=fallback, exclude=exclude, split=split),
         )
 

@@ -55,7 +55,7 @@ from mukron.theory import Method
 if TYPE_CHECKING:
     from mukron.optim.spec import MethodSpec
 
-TIED_TO_THE_MODEL = ("_capture", "entries", "layers", "generator", "watchers", "exchange", "compared")
+TIED_TO_THE_MODEL = ("_capture", "entries", "layers", "generator", "watchers", "exchange", "compared", "process_group")
 Watcher = Callable[[str, str, Mapping[str, Factor], Mapping[str, Tensor]], None]
 
 
@@ -104,6 +104,7 @@ class SecondOrder(Optimizer):
         maximize: bool = False,
         fallback_lr: float | None = None,
         params: Iterable[Any] | None = None,
+        process_group: Any = None,
         options: StepOptions | None = None,
         capture_options: CaptureOptions | None = None,
     ) -> None:
@@ -114,6 +115,8 @@ class SecondOrder(Optimizer):
         self.model, self.options, self.capture_options = model, options, capture_options
         self.parametrization = None if parametrization is None else parametrization.bind(model)
         self.powers = {number: self.powers_of(number) for number in range(1, 1 + max(2, len(self.method.factors)))}
+        self.process_group = process_group  # whose gradients the step averages
+        self.schemes: dict[str, Any] = {}  # by layer, how its curvature travels between ranks, once that is chosen
         self.exchange: Exchange | None = None
         self.owned: Owned | None = None  # who has the state of which layer; None: this process has all of it
         self.steps, self.skipped, self._skipped_in_a_row, self._skip_cause, self._ready = 0, 0, 0, "", False
@@ -330,7 +333,8 @@ def _listen(optimizer: SecondOrder) -> None:
     others = {other: (name, layer) for name, of in entries.items() for other, layer in of.others.items()}
     optimizer._capture = Capture(unwrap(optimizer.model), heard, measured, optimizer.generator, others)
     optimizer._capture.class_dim = optimizer.found_class_dim
-    optimizer._capture.ranks = partial(ranks_of, optimizer.model)
+    optimizer._capture.ranks = partial(ranks_of, optimizer.model, optimizer.process_group)
+    optimizer.exchange = None
     optimizer._capture.due, optimizer._capture.double = wants(optimizer)
     reserve(optimizer)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from mukron.linalg import Cholesky, Solver
 from mukron.memory import Batch, Memory
+from mukron.optim.communication import Communication
 from mukron.optim.momentum import GradientMomentum, HeavyBall, Momentum, check_momentum
 from mukron.readers import check_whole
 from mukron.theory import Method
@@ -66,6 +67,7 @@ class StepOptions:
             otherwise they are refused. True if ``exclude`` is None.
         block: The largest side of a matrix with factors of its own; larger ones are cut into blocks. None: none are.
         split: By layer, how many matrices its weight stacks along its outputs.
+        communication: How ranks that train together exchange the curvature of layers.
         seed: Of the drawn targets.
 
     Example:
@@ -86,6 +88,7 @@ class StepOptions:
     # not in its text, by which benchmarks tell whether a method still does what it did
     block: int | None = field(default=None, repr=False)
     split: Mapping[str, int] = field(default_factory=dict, repr=False)
+    communication: Communication = field(default=Communication(), repr=False)
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -104,6 +107,7 @@ class StepOptions:
                 raise ValueError(f"{name} counts steps: at least 0, got {getattr(self, name)}")
         self._check_cuts()
         object.__setattr__(self, "memory", Memory.of(self.memory))
+        object.__setattr__(self, "communication", Communication.of(self.communication))
         object.__setattr__(self, "fallback", step_rule("fallback", self.fallback, FALLBACKS))
         if isinstance(self.exclude, str):
             raise ValueError(f'exclude takes several names: exclude=("{self.exclude}",)')

@@ -2,7 +2,8 @@
 
 A step must be that of the joined batch. Shampoo, SOAP and Muon need gradients alone, which DistributedDataParallel
 averages. K-FAC, FOOF and Gauss-Newton measure curvature, each process on its own batch, and exchange what they measured
-(``curvature.ranks``).
+(``curvature.ranks``). Gradients of a plain model are averaged by the user, or by the step itself if it is given a
+``process_group``. Of a model that ``fully_shard`` has spread, each rank keeps its part.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from mukron.curvature import Ranks
-from mukron.optim.exchange import Owned, Owners
+from mukron.optim.exchange import Owners
 from mukron.params.sharded import refuse_sharded
 
 if TYPE_CHECKING:
@@ -24,15 +25,16 @@ PIECE = 1 << 22  # entries that a digest is made of at a time
 BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes of an entry
 
 
-def ranks_of(model: nn.Module) -> Ranks | None:
+def ranks_of(model: nn.Module, process_group: Any = None) -> Ranks | None:
     """The processes that train this model; None: there is one.
 
     Args:
         model: The model, as the optimizer got it.
+        process_group: That of the optimizer; None: it was given none.
     """
-    if _processes(model) == 1:
+    if _processes(model, process_group) == 1:
         return None
-    return Ranks(_group(model), next(model.parameters()).device)
+    return Ranks(_group(model, process_group), next(model.parameters()).device)
 
 
 def exchange_of(optimizer: SecondOrder) -> Owners | None:
@@ -41,7 +43,7 @@ def exchange_of(optimizer: SecondOrder) -> Owners | None:
     Args:
         optimizer: The optimizer, before a step.
     """
-    before, ranks = optimizer.exchange, ranks_of(optimizer.model)
+    before, ranks = optimizer.exchange, ranks_of(optimizer.model, optimizer.process_group)
     if ranks is None and optimizer.owned is None:
         return None
     if (
@@ -60,10 +62,7 @@ def exchange_of(optimizer: SecondOrder) -> Owners | None:
         )
     if ranks is None:
         return None
-    exchange = Owners(optimizer, ranks)
-    optimizer.owned = Owned(ranks.size, ranks.rank, exchange.owner)
-    exchange.forget_others()
-    return exchange
+    return Owners(optimizer, ranks)
 
 
 def check_processes(optimizer: SecondOrder) -> None:
@@ -75,11 +74,27 @@ def check_processes(optimizer: SecondOrder) -> None:
     Raises:
         RuntimeError: There are several processes, and they would drift apart.
     """
-    processes = _processes(optimizer.model)
-    if processes > 1 and optimizer.capture_options.fused:
+    name, group = type(optimizer).__name__, optimizer.process_group
+    if group is not None and not isinstance(group, _kind_of_group()):
+        raise TypeError(f"process_group must be a group of torch.distributed, got {group!r:.80}")
+    processes, spread = _processes(optimizer.model, group), _mesh_of(optimizer.model) is not None
+    if group is not None and (spread or isinstance(optimizer.model, nn.parallel.DistributedDataParallel)):
+        how = "fully_shard" if spread else "DistributedDataParallel"
         raise RuntimeError(
-            f"{type(optimizer).__name__}(fused=True) in {processes} processes is not supported: gradients that are "
-            "never formed cannot be averaged. Leave out fused=True"
+            f"{name}(process_group=...) averages the gradients of a plain model, but {how} averages those of this one "
+            "already: leave out process_group"
+        )
+    capture = optimizer.capture_options
+    if processes > 1 and capture.fused and (group is None or not capture.measures):
+        way = "Pass process_group= with a plain model, or leave out" if capture.measures else "Leave out"
+        raise RuntimeError(
+            f"{name}(fused=True) in {processes} processes is not supported: gradients that are never formed cannot be "
+            f"averaged. {way} fused=True"
+        )
+    if spread and any(group["weight_decay"] and not group["decoupled"] for group in optimizer.param_groups):
+        raise RuntimeError(
+            f"{name}(decoupled=False) adds weights to gradients, and a process has a part of each alone, since "
+            "fully_shard has spread them: leave decoupled=True"
         )
 
 
@@ -93,18 +108,23 @@ def check_alike(optimizer: SecondOrder) -> None:
         RuntimeError: The processes differ. All of them are told.
     """
     check_processes(optimizer)
-    if _processes(optimizer.model) == 1:
+    given, spread = optimizer.process_group, _mesh_of(optimizer.model) is not None
+    if _processes(optimizer.model, given) == 1:
         return
-    group = _group(optimizer.model)
+    group = _group(optimizer.model, given)
     if optimizer.compared is not None and optimizer.compared[0] is group and optimizer.compared[1] < COMPARED_EVERY:
         optimizer.compared = (group, optimizer.compared[1] + 1)
         return
-    refuse_sharded(optimizer.model)  # a model that was sharded after the optimizer was made
+    refuse_sharded(optimizer.model)
+    if spread:
+        _refuse_late_sharding(optimizer)
     optimizer.compared = None
     device, parameters = optimizer.generator.device, [entry.parameter for entry in optimizer.entries.values()]
     gradients = [parameter.grad for parameter in parameters]
     rates = torch.tensor([float(group["lr"]) for group in optimizer.param_groups], dtype=torch.float64)
-    digests = [_digest(gradients), _digest(parameters), _digest([rates])]
+    whole = [parameter for parameter in parameters if not hasattr(parameter, "placements")]
+    averaged = [parameter.grad for parameter in whole] if given is None else []
+    digests = [_digest(averaged), _digest(whole), _digest([rates])]
     own = torch.stack([*(digest.to(device) for digest in digests), torch.tensor(optimizer.steps, device=device)])
     both = torch.stack([own, -own])
     torch.distributed.all_reduce(both, torch.distributed.ReduceOp.MAX, group=group)
@@ -112,25 +132,55 @@ def check_alike(optimizer: SecondOrder) -> None:
     apart = [name for name, differs in zip(names, (both[0] != -both[1]).tolist(), strict=True) if differs]
     if apart:
         raise RuntimeError(
-            f"the {' and '.join(apart)} of {_processes(optimizer.model)} processes differ. Start with the same weights "
-            "and optimizer state everywhere, and call the model through DistributedDataParallel (its last backward "
-            "pass before a step outside of no_sync), or average gradients by all_reduce before the step"
+            f"the {' and '.join(apart)} of {_processes(optimizer.model, given)} processes differ. Start with the same "
+            "weights and optimizer state everywhere, and call the model through DistributedDataParallel (its last "
+            "backward pass before a step outside of no_sync), average gradients by all_reduce before the step, or let "
+            f"{type(optimizer).__name__} do it: process_group=torch.distributed.group.WORLD"
         )
     if any(gradient is not None for gradient in gradients):
         optimizer.compared = (group, 1)
 
 
-def _processes(model: nn.Module) -> int:
+def _refuse_late_sharding(optimizer: SecondOrder) -> None:
+    here = {id(parameter) for parameter in optimizer.model.parameters()}
+    if any(id(parameter) not in here for group in optimizer.param_groups for parameter in group["params"]):
+        raise RuntimeError(
+            f"fully_shard has replaced the parameters that this {type(optimizer).__name__} trains: shard the model "
+            "first, then make the optimizer"
+        )
+
+
+def _processes(model: nn.Module, process_group: Any) -> int:
     """How many processes train this model: 1 where no process group was made."""
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return 1
-    return torch.distributed.get_world_size(_group(model))
+    return torch.distributed.get_world_size(_group(model, process_group))
 
 
-def _group(model: nn.Module) -> Any:
-    """The process group of a model that was wrapped before its optimizer was made; else that of all processes."""
-    wrapped = isinstance(model, nn.parallel.DistributedDataParallel)
-    return model.process_group if wrapped else torch.distributed.group.WORLD
+def _group(model: nn.Module, process_group: Any) -> Any:
+    """That which was given; of a model that was wrapped or sharded its own; else that of all processes."""
+    if process_group is not None:
+        return process_group
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        return model.process_group
+    if (mesh := _mesh_of(model)) is None or mesh.size() == torch.distributed.get_world_size():
+        return torch.distributed.group.WORLD
+    if mesh.ndim > 1:
+        raise RuntimeError(
+            f"the model is sharded over a mesh {list(mesh.shape)} of {mesh.size()} processes, and there are "
+            f"{torch.distributed.get_world_size()}: a mesh of two dimensions has to cover all processes"
+        )
+    return mesh.get_group()
+
+
+def _mesh_of(model: nn.Module) -> Any:
+    """The mesh that its parameters are spread over; None: they are not."""
+    spread: Any = next((parameter for parameter in model.parameters() if getattr(parameter, "placements", None)), None)
+    return None if spread is None else spread.device_mesh
+
+
+def _kind_of_group() -> Any:
+    return torch.distributed.ProcessGroup if torch.distributed.is_available() else ()
 
 
 def _digest(tensors: list[Tensor] | list[nn.Parameter] | list[Tensor | None]) -> Tensor:

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from mukron.curvature import local
 from mukron.damping import Rule
 from mukron.linalg import Operator
 from mukron.optim.exchange import SAVED_NAMES
@@ -101,7 +102,7 @@ def initializes_state(optimizer: SecondOrder, closure: Callable[[], Any] | None)
     if any(float(group["lr"]) != 0 for group in optimizer.param_groups):
         return False
     gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-    return bool(gradients) and not any(gradient.is_sparse or bool(gradient.any()) for gradient in gradients)
+    return bool(gradients) and not any(gradient.is_sparse or bool(local(gradient).any()) for gradient in gradients)
 
 
 # Saving.

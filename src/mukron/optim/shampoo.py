@@ -144,6 +144,7 @@ class Shampoo(SecondOrder):
         block: int | None = None,
         split: Mapping[str, int] | None = None,
         params: Iterable[Any] | None = None,
+        process_group: Any = None,
     ) -> None:
         self.method = shampoo(e, str(sides))  # type: ignore[misc]
         solver = Solver.of(solver, (Eigh, Newton, Tracked))
@@ -186,6 +187,7 @@ class Shampoo(SecondOrder):
             maximize=maximize,
             fallback_lr=fallback_lr,
             params=params,
+            process_group=process_group,
             options=options,
             capture_options=CaptureOptions(inputs=False, signals=False, fused=fused),
         )

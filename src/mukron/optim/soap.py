@@ -128,6 +128,7 @@ class SOAP(SecondOrder):
         block: int | None = None,
         split: Mapping[str, int] | None = None,
         params: Iterable[Any] | None = None,
+        process_group: Any = None,
     ) -> None:
         self.method = soap(str(sides))  # type: ignore[misc]
         check_flag("nesterov", nesterov)
@@ -168,6 +169,7 @@ class SOAP(SecondOrder):
             maximize=maximize,
             fallback_lr=fallback_lr,
             params=params,
+            process_group=process_group,
             options=options,
         )
 

@@ -76,11 +76,6 @@ class LayerEntry:
     anchor: Parameter
     others: Mapping[str, MatrixLayer] = field(default_factory=dict)
 
-    def has_gradient_values(self) -> bool:
-        """Whether a gradient of the layer has an entry that is not zero."""
-        grads = [entry.parameter.grad for entry in self.blocks.values()]
-        return any(grad is not None and (grad.is_sparse or bool(grad.any())) for grad in grads)
-
 
 def build_tables(
     model: nn.Module,

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from mukron.curvature import Joint, LayerStatistics
+from mukron.curvature import Joint, local
 from mukron.damping import Rule
 from mukron.layers import WEIGHT
 from mukron.linalg import Factor, FactorizationError, LowRank, at_least_rounding, prepare, products_of, rounding
@@ -29,7 +29,7 @@ from mukron.optim import precision
 from mukron.optim.again import measure_again
 from mukron.optim.options import KLClip, Spectral
 from mukron.optim.precision import EPS
-from mukron.optim.table import LayerEntry
+from mukron.optim.table import LayerEntry, ParameterEntry
 from mukron.optim.units import changes_units, convert
 from mukron.optim.update import Move
 
@@ -49,6 +49,7 @@ class Transaction:
         statistics: What the passes brought, by layer.
         passes: What is used of each pass beside that.
         along: By layer, what its gradient by its own passes does to the probe, while uses of weights are checked.
+        gradients: By parameter, those that are taken in place of ``grad``, where ranks have brought them together.
         moving: Layers that have a gradient.
         active: Those of them that this rank owns.
         ready: Those of them that can be preconditioned; a layer without curvature yet waits for the next step.
@@ -76,8 +77,13 @@ class Transaction:
 
     def __init__(self, optimizer: SecondOrder, joint: Joint) -> None:
         self.optimizer, exchange, statistics = optimizer, optimizer.exchange, joint.statistics
-        self.statistics, self.passes, self.along = statistics, joint.passes, joint.along
-        self.moving = [layer for layer in optimizer.layers.values() if has_gradient(layer, statistics.get(layer.name))]
+        self.statistics, self.passes, self.along, self.gradients = (
+            statistics,
+            joint.passes,
+            joint.along,
+            joint.gradients,
+        )
+        self.moving = [layer for layer in optimizer.layers.values() if has_gradient(layer, joint)]
         self.active = [layer for layer in self.moving if exchange is None or exchange.owns(layer.name)]
         self.ready, self.stale, self.waiting = list[LayerEntry](), set[tuple[str, str]](), False
         self.rates: dict[str, float] = {}
@@ -100,6 +106,10 @@ class Transaction:
         self._conditions: dict[str, dict[str, Tensor]] = {}
         self._staged: dict[Parameter, dict[str, Any]] = {}
         self._staged_of_groups: list[tuple[dict[str, Any], dict[str, Any]]] = []
+
+    def gradient(self, entry: ParameterEntry) -> Tensor | None:
+        """A parameter's gradient, of the joined batch of all ranks; None: it has none, or it is D^T H."""
+        return self.gradients.get(entry.name, entry.parameter.grad)
 
     # State.
 
@@ -155,7 +165,7 @@ class Transaction:
         new = "operators" not in state
         if not due and not (new and optimizer.capture.due and statistics is not None and statistics.samples > 0):
             return  # a layer that was not there at the last refresh is measured in the next step
-        if statistics is None and optimizer.method.damped and not layer.has_gradient_values():
+        if statistics is None and optimizer.method.damped and not self.has_values(layer):
             return  # a gradient of zeros, for a layer that did not run
         kept, peaks = copied(state.get("memory", {})), copied(state.get("peaks", {}))
         if layer.name in self.units:
@@ -185,6 +195,11 @@ class Transaction:
         if statistics is not None and statistics.samples:
             values["positions"] = statistics.rows / statistics.samples * statistics.weight  # A of an input of ones
         self.stage(layer.anchor, **values)
+
+    def has_values(self, layer: LayerEntry) -> bool:
+        """Whether a gradient of the layer has an entry that is not zero."""
+        gradients = [self.gradient(entry) for entry in layer.blocks.values()]
+        return any(G is not None and (G.is_sparse or bool(G.any())) for G in gradients)
 
     # Factors and damping -> operators.
 
@@ -220,7 +235,7 @@ class Transaction:
         gain: that of the moves of all ranks; None: this one's own.
         """
         optimizer, trust = self.optimizer, self.optimizer.options.trust
-        grads = [entry.parameter.grad for entry in optimizer.entries.values() if entry.parameter.grad is not None]
+        grads = [local(p.grad) for entry in optimizer.entries.values() if (p := entry.parameter).grad is not None]
         products = [part for of_layer in self.offsets.values() for part in of_layer]
         parts = {name: (move.D, move.H) if isinstance(move, LowRank) else (move,) for name, move in moves.items()}
         groups = [
@@ -307,8 +322,9 @@ def fits(step: Transaction, parts: Mapping[str, tuple[Tensor, ...]], lengths: Se
         for setting in ("weight_decay", "momentum"):
             if not isinstance(group[setting], (int, float, Tensor)):
                 raise TypeError(f"{setting} must be a number, got {group[setting]!r:.80}")
-        if len(of_move) == 1 and of_move[0].shape != weight.shape:
-            raise RuntimeError(f'"{name}" has shape {list(weight.shape)}, but its move has {list(of_move[0].shape)}')
+        shape = weight.shape if entry.preconditioned else local(weight).shape
+        if len(of_move) == 1 and of_move[0].shape != shape:
+            raise RuntimeError(f'"{name}" has shape {list(shape)}, but its move has {list(of_move[0].shape)}')
         length = math.prod([next(values) for _ in of_move]) * (step.nu if entry.preconditioned else 1.0)
         if not length * step.rates[name] <= torch.finfo(weight.dtype).max:
             return False
@@ -327,10 +343,12 @@ def far_beyond_trust(step: Transaction, shortenings: Sequence[float]) -> list[st
     return [*dict.fromkeys(name for name, factor in least if factor < limit and name in fresh)]
 
 
-def has_gradient(layer: LayerEntry, statistics: LayerStatistics | None) -> bool:
+def has_gradient(layer: LayerEntry, joint: Joint) -> bool:
+    """Whether the step moves a layer."""
     for entry in layer.blocks.values():
-        if entry.parameter.grad is not None:
+        if entry.name in joint.moving if joint.moving is not None else entry.parameter.grad is not None:
             return True
+    statistics = joint.statistics.get(layer.name)
     return statistics is not None and statistics.unformed is not None
 
 

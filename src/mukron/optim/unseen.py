@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def not_seen(layer: LayerEntry, step: Transaction) -> RuntimeError:
     """The error of a layer with a gradient and without statistics; its remedy names all such layers of the step."""
-    unseen = [other for other in step.active if _is_unseen(other, step) and other.has_gradient_values()]
+    unseen = [other for other in step.active if _is_unseen(other, step) and step.has_values(other)]
     remedy = ""
     if len(unseen) < len(step.active):  # else it is the whole model that was not seen
         left = exclusion(step.optimizer, unseen or [layer])

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from mukron.curvature import local
 from mukron.layers import WEIGHT
 from mukron.linalg import LowRank
 
@@ -58,7 +59,7 @@ def updates_of(optimizer: SecondOrder, moves: Mapping[str, Move], rates: Mapping
     updates = []
     for name, move in moves.items():
         entry, rate = optimizer.entries[name], rates[name]
-        weight: Tensor = entry.parameter
+        weight = local(entry.parameter)
         group, state = entry.group, optimizer.state[entry.parameter]
         buffer: Tensor | None = None
         if group["momentum"] and group["momentum_on"] == "update":

@@ -1,0 +1,104 @@
+"""How the curvature of each layer travels between ranks: what the cost model asks, measured on the first batch."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import distributed
+
+from mukron.curvature import ROWS, Drawn, Exact, Pass, Ranks, as_rows, keeps_halves
+from mukron.layers import BIAS, WEIGHT
+from mukron.optim.communication import AUTO, Communication, LayerTraffic, Speed
+from mukron.optim.table import LayerEntry
+
+if TYPE_CHECKING:
+    from mukron.optim.exchange import Owners
+
+MESSAGE, SIDE, TRIES = 1 << 20, 512, 3  # numbers of a message and the side of a matrix that are timed, and how often
+
+
+def cost_of(layer: LayerEntry) -> float:
+    """About how many multiplications a layer's inverses and its move take: cubes of its sides, and both products."""
+    matrix = layer.layer
+    d_out, d_in = float(matrix.d_out), 1.0 if matrix.one_hot or list(layer.blocks) == [BIAS] else float(matrix.d_in)
+    return matrix.groups * (d_out**3 + d_in**3 + d_out * d_in * (d_out + d_in))
+
+
+def rows_of(passes: Sequence[Pass]) -> dict[str, int]:
+    """Samples times positions of this rank, by layer; maps that a weight stacks have rows of their own."""
+    total: dict[str, int] = {}
+    for one in passes:
+        of_maps: dict[str, dict[int, int]] = {}
+        for use in one.layers.values():
+            known = of_maps.setdefault(use.name, {})
+            known[use.kind] = known.get(use.kind, 0) + (use.count or one.samples)
+        for name, counts in of_maps.items():
+            total[name] = total.get(name, 0) + max(counts.values())
+    return total
+
+
+def traffic_for(exchange: Owners, entry: LayerEntry, rows: Sequence[int]) -> LayerTraffic:
+    """What the cost model asks of a layer.
+
+    rows: of the first batch, by rank.
+    """
+    optimizer, layer = exchange.optimizer, entry.layer
+    options, capture = optimizer.options, optimizer.capture_options
+    N, d_in, d_out, fisher = sum(rows), layer.d_in, layer.d_out, capture.fisher
+    draws = fisher.draws if isinstance(fisher, Drawn) else d_out if isinstance(fisher, Exact) else 1
+    signals = draws if capture.signals or capture.jacobian else 0
+    by_rows = capture.jacobian or capture.form == ROWS
+    if capture.form == AUTO and not capture.jacobian:
+        by_rows = as_rows(N, d_in, d_out) or (capture.signals and as_rows(N, d_out, d_in))
+    averages, tied = exchange.gradients.averages, any(not other.one_hot for other in entry.others.values())
+    products = keeps_halves(max(rows), d_in, d_out, capture.form, capture.signals) or capture.fused
+    products = products or (averages and max(rows) < d_in)
+    weight, shards = entry.blocks.get(WEIGHT), None
+    if weight is not None and weight.name in exchange.shards:
+        shards = exchange.shards[weight.name].numbers
+    return LayerTraffic(
+        d_in,
+        d_out,
+        layer.groups,
+        tuple(rows),
+        signals=signals,
+        tokens=layer.one_hot and not tied,
+        inputs=capture.inputs or capture.jacobian,
+        products=products and optimizer.uses_products and not (capture.jacobian or layer.one_hot or weight is None),
+        own_signals=capture.empirical,
+        by_rows=by_rows and not layer.one_hot,
+        factor_every=options.factor_every,
+        inverse_every=options.inverse_every,
+        averages=averages,
+        shards=shards,
+        element=max(4, entry.anchor.element_size()),
+    )
+
+
+def measured_speed(ranks: Ranks, communication: Communication) -> Speed:
+    """How fast numbers arrive and are multiplied here, to a power of two; the same on every rank."""
+    if communication.scheme != AUTO:
+        return Speed()
+    message = torch.zeros(MESSAGE, device=ranks.device)
+    source = distributed.get_global_rank(ranks.group, 0)
+    matrix = torch.ones(SIDE, SIDE, device=ranks.device)
+    sent = _seconds(lambda: distributed.broadcast(message, source, group=ranks.group), ranks.device)
+    multiplied = _seconds(lambda: matrix @ matrix, ranks.device)
+    found = ranks.objects((message.numel() * message.element_size() / sent, SIDE**3 / multiplied))
+    bandwidth, multiplications = (2.0 ** round(math.log2(min(of))) for of in zip(*found, strict=True))
+    return Speed(communication.bandwidth or bandwidth, multiplications)
+
+
+def _seconds(call: Callable[[], object], device: torch.device) -> float:
+    times = []
+    for _ in range(TRIES):
+        begin = time.perf_counter()
+        call()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        times.append(time.perf_counter() - begin)
+    return max(min(times), 1e-9)
