@@ -5,19 +5,13 @@ From the shapes of the layers alone, by the formulas of ``communication``, which
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from mukron.curvature import Empirical, Exact, Fisher, as_rows, keeps_halves
-from mukron.linalg import Solver
-from mukron.memory import EMA, LARGEST_AVERAGED, Auto, Batch, Memory, Window
 from mukron.optim.communication import (
     ROWS,
-    Communication,
     LayerTraffic,
-    Speed,
     Traffic,
     kaisa_numbers,
     owners_of,
@@ -26,102 +20,11 @@ from mukron.optim.communication import (
     traffic_of,
     work_of,
 )
-from mukron.optim.momentum import Momentum, momentum_entries
-from mukron.optim.options import AdamStep, Graft, Spectral, StepOptions, Trust
+from mukron.optim.options import AdamStep, Graft
+from mukron.optim.ranked_run import FSDP, PLAIN, RankedRun, layer_traffic
+from mukron.optim.schemes import cost_of_shape
 from mukron.optim.shapes import LayerShape, NetworkShapes
 from mukron.optim.sizes import LayerSize
-from mukron.optim.spec import MethodSpec, spec_of
-
-PLAIN, DDP, FSDP = "plain", "ddp", "fsdp"
-SHARDINGS = (DDP, FSDP, PLAIN)
-
-
-@dataclass(frozen=True)
-class RankedRun:
-    """A training run in several processes.
-
-    Attributes:
-        ranks: How many processes there are.
-        batch: Samples of all of them together.
-        positions: Of a sample, that share a layer's weight: the tokens of a sequence.
-        method: One that measures curvature: "kfac", "foof" or "gauss-newton".
-        options: The method's options, as a run's ``method_options`` has them.
-        momentum: Likewise; None: the method's usual one.
-        communication: How ranks exchange curvature.
-        speed: Of a rank.
-        sharding: "ddp": DistributedDataParallel averages gradients. "fsdp": each rank has a part of every weight.
-            "plain": the optimizer averages gradients, which was given the process group.
-        outputs: Of the network, for methods that go through them; None: those of its last layer.
-        element: Bytes of a number.
-
-    Example:
-        >>> RankedRun(ranks=8, batch=256).rows(positions=1)[:2]
-        (32, 32)
-    """
-
-    ranks: int
-    batch: int
-    positions: int = 1
-    method: str = "kfac"
-    options: Mapping[str, Any] = field(default_factory=dict)
-    momentum: float | None = None
-    communication: Communication = field(default_factory=Communication)
-    speed: Speed = field(default_factory=Speed)
-    sharding: str = DDP
-    outputs: int | None = None
-    element: int = 4
-
-    def __post_init__(self) -> None:
-        if self.ranks < 2:
-            raise ValueError(f"ranks={self.ranks}: nothing travels; give at least 2")
-        if self.batch < self.ranks:
-            raise ValueError(f"batch={self.batch}: {self.ranks} ranks need a sample each; it counts those of all ranks")
-        if self.positions < 1:
-            raise ValueError(f"positions={self.positions}: give at least 1")
-        if self.sharding not in SHARDINGS:
-            raise ValueError(f"unknown sharding {self.sharding!r}; known: {', '.join(SHARDINGS)}")
-        if not {"inputs", "jacobian"} & {*self.spec.captures}:
-            raise ValueError(
-                f"method={self.method!r} measures no curvature, so that its ranks exchange gradients alone, as in "
-                'data-parallel SGD; choose "kfac", "foof" or "gauss-newton"'
-            )
-
-    @property
-    def spec(self) -> MethodSpec:
-        """The method's record."""
-        return spec_of(self.method)
-
-    @cached_property
-    def known(self) -> dict[str, Any]:
-        """The method's options as its optimizer takes them, with defaults."""
-        return {**self.spec.all_options(self.options), **self.spec.variant(self.method)}
-
-    @property
-    def trust(self) -> Trust | None:
-        """The bound on steps."""
-        return Trust.of(self.known.get("trust"))
-
-    @cached_property
-    def step(self) -> StepOptions:
-        """Options of a step: intervals and the fallback rule."""
-        names = ("factor_every", "inverse_every", "fallback", "exclude")
-        return StepOptions.of(self.spec.method, self.trust, **{name: self.known.get(name) for name in names})
-
-    @cached_property
-    def momentum_entries(self) -> dict[str, Any]:
-        """Momentum as the optimizer's parameter groups have it."""
-        given: float | Momentum | None = self.spec.defaults.get("momentum") if self.momentum is None else self.momentum
-        kind = getattr(self.spec.optimizer, "momentum_kind", None)
-        return momentum_entries(given, bool(self.known.get("nesterov")), kind, self.trust is not None)
-
-    def rows(self, positions: int) -> tuple[int, ...]:
-        """Rows of each rank, where samples are spread evenly.
-
-        Args:
-            positions: Of a sample.
-        """
-        least, more = divmod(self.batch, self.ranks)
-        return tuple(positions * (least + (rank < more)) for rank in range(self.ranks))
 
 
 class LayerLoad(NamedTuple):
@@ -266,18 +169,18 @@ class RanksPrediction:
         return max(self.work) / self.run.speed.multiplications
 
     @property
-    def replicated(self) -> float:
-        """Numbers in weights, gradients and what else every rank has of them, over those in the weights."""
-        entries = self.run.momentum_entries
-        return 2 + (entries["momentum"] > 0 and entries["momentum_on"] == "update")
-
-    @property
     def weights_of_rank(self) -> float:
         """Numbers in weights, gradients, and averages that every rank has, or has its part of."""
-        whole = self.replicated * self.network.numbers
-        if isinstance(self.run.step.fallback, AdamStep):
-            whole += (2 - (self.replicated - 2)) * self.network.others
-        return whole / self.run.ranks if self.run.sharding == FSDP else whole
+        return self.weights_of_one / self.run.ranks if self.run.sharding == FSDP else self.weights_of_one
+
+    @property
+    def weights_of_one(self) -> float:
+        """The same of one process."""
+        momentum = float(bool(self.run.momentum_entries["momentum"]))
+        rule = 2.0 if isinstance(self.run.step.fallback, AdamStep) else momentum
+        on_update = momentum if self.run.momentum_entries["momentum_on"] == "update" else 0.0
+        others = self.network.others
+        return 2.0 * self.network.numbers + on_update * (self.network.numbers - others) + rule * others
 
     def to_dict(self) -> dict[str, Any]:
         """All of it as plain data: numbers an average step, over all ranks unless the name says otherwise."""
@@ -321,110 +224,27 @@ def predict(network: NetworkShapes, run: RankedRun) -> RanksPrediction:
         True
     """
     loads = tuple(_load(shape, run, run.outputs or network.layers[-1].d_out) for shape in network.layers)
-    costs = [load.work for load in loads if load.scheme != ROWS for _ in range(load.shape.count)]
+    costs = [_cost(shape) for shape in network.layers for _ in range(shape.count)]
     owners = iter(owners_of(costs, run.ranks))
+    of_layers = [tuple(next(owners) for _ in range(shape.count)) for shape in network.layers]
     return RanksPrediction(
         run,
         network,
         loads,
-        tuple(() if load.scheme == ROWS else tuple(next(owners) for _ in range(load.shape.count)) for load in loads),
+        tuple(() if load.scheme == ROWS else of_layer for load, of_layer in zip(loads, of_layers, strict=True)),
     )
 
 
+def _cost(shape: LayerShape) -> float:
+    return cost_of_shape(shape.d_out, 1 if shape.one_hot else max(shape.d_in, 1), shape.groups)
+
+
 def _load(shape: LayerShape, run: RankedRun, outputs: int) -> LayerLoad:
-    traffic = traffic_for(shape, run, outputs)
+    traffic = layer_traffic(shape, run, outputs)
     scheme = scheme_of(traffic, run.communication, run.speed)
     sizes = (shape.d_in, shape.d_out, shape.groups, shape.one_hot, shape.ties_head)
-    state = run.spec.state_size(LayerSize(*sizes, run.batch, _positions(shape, run), outputs), run.known)
+    state = run.spec.state_size(LayerSize(*sizes, run.batch, run.positions_of(shape), outputs), run.known)
     entries, numbers = run.momentum_entries, shape.numbers // shape.count
     state += numbers * (entries["momentum"] > 0 and entries["momentum_on"] == "gradient")
     state += 2 * numbers * (isinstance(run.trust, Graft) and isinstance(run.trust.step_rule, AdamStep))
     return LayerLoad(shape, traffic, scheme, state)
-
-
-def _positions(shape: LayerShape, run: RankedRun) -> int:
-    return run.positions if shape.positions is None else shape.positions
-
-
-def traffic_for(shape: LayerShape, run: RankedRun, outputs: int) -> LayerTraffic:
-    """What decides how many numbers a layer of a run moves.
-
-    Args:
-        shape: The layer.
-        run: The run.
-        outputs: Of the network.
-    """
-    reduces = run.known.get("sharing") == "reduce"
-    rows = run.rows(1 if reduces else _positions(shape, run))
-    weight = shape.groups * shape.d_in * shape.d_out
-    kinds = _kinds(shape, run, rows, outputs)
-    shards = tuple(weight // run.ranks + (rank < weight % run.ranks) for rank in range(run.ranks))
-    return LayerTraffic(
-        shape.d_in,
-        shape.d_out,
-        shape.groups,
-        rows,
-        tokens=shape.one_hot and not shape.ties_head,
-        factor_every=run.step.factor_every,
-        inverse_every=run.step.inverse_every,
-        averages=run.sharding == PLAIN,
-        shards=shards if run.sharding == FSDP else None,
-        biases=shape.groups * shape.d_out * shape.bias,
-        element=run.element,
-        **kinds,
-    )
-
-
-def _kinds(shape: LayerShape, run: RankedRun, rows: Sequence[int], outputs: int) -> dict[str, Any]:
-    """Which rows there are of a layer, and in which form factors are held."""
-    spec, known = run.spec, run.known
-    entries = run.momentum_entries
-    averaged = entries["momentum"] > 0 and entries["momentum_on"] == "gradient"
-    low_rank = not (averaged or entries["nesterov"]) and (run.trust is None or isinstance(run.trust, Spectral))
-    if "jacobian" in spec.captures:
-        kernel = {"signals": outputs, "products": True, "empirical": True, "by_rows": True}
-        return {**kernel, "low_rank": low_rank}
-    signals, empirical = _signals(spec, known, outputs)
-    form = _form(run)
-    by_rows = not shape.one_hot and any(
-        as_rows(draws * sum(rows), d, other, _form_of_side(d, run, form))
-        for draws, d, other in ((1, shape.d_in, shape.d_out), (signals, shape.d_out, shape.d_in))
-        if draws
-    )
-    halves = keeps_halves(rows[0], shape.d_in, shape.d_out, form, signals > 0) or known.get("fused")
-    products = bool(halves) and not shape.one_hot
-    return {
-        "signals": signals,
-        "products": products,
-        "empirical": empirical,
-        "low_rank": low_rank and products,
-        "by_rows": by_rows,
-    }
-
-
-def _signals(spec: MethodSpec, known: Mapping[str, Any], outputs: int) -> tuple[int, bool]:
-    """Rows of signals for each row of inputs, and whether they are the loss's own derivatives."""
-    if "signals" not in spec.captures:
-        return 0, False
-    fisher = Fisher.of(known["fisher"] or "signs")
-    if isinstance(fisher, Empirical):
-        return 1, True
-    return outputs if isinstance(fisher, Exact) else getattr(fisher, "draws", 1), False
-
-
-def _memory(run: RankedRun) -> Memory:
-    given: Memory | None = run.known.get("memory")
-    usual: EMA | Batch = Batch() if run.trust is None else Auto()
-    return usual if given is None else given
-
-
-def _form(run: RankedRun) -> str:
-    """The form in which a batch's factors are held: that of ``kfac``."""
-    if _memory(run).averages or Solver.of(run.known["solver"]) != Solver.of("cholesky"):
-        return "matrix"
-    return "rows" if isinstance(_memory(run), Window) else run.known["form"]
-
-
-def _form_of_side(d: int, run: RankedRun, form: str) -> str:
-    """The form in which a factor is remembered."""
-    return "matrix" if isinstance(_memory(run), Auto) and d <= LARGEST_AVERAGED else form

@@ -36,7 +36,7 @@ from mukron.optim.shapes import counting_positions
 from mukron.optim.sizes import LayerSize
 from mukron.optim.transaction import is_due
 from mukron.params.inventory import clean_name, inventory
-from mukron.table import Table
+from mukron.table import Table, bytes_
 from mukron.theory import method_title
 from mukron.train import RunConfig, base_width_of, build, device_of
 from mukron.train.randomness import own_random_numbers
@@ -47,7 +47,6 @@ WARM_UP = 2  # steps at the start that refresh: the first is slower than others,
 LEAST_SECONDS, MOST_STEPS = 2.0, 30  # more steps are measured up to this time or number: a median of few is noisy
 ENOUGH_SECONDS = 20.0  # no further steps are measured after this time
 TIME_LIMIT = 300.0  # seconds for the process that measures one method
-UNITS = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"))
 MEASURE = "from mukron.study.cost import measure_here; measure_here()"
 
 
@@ -287,9 +286,3 @@ def make_steps(config: RunConfig, dataset: Dataset, steps: int) -> tuple[list[Ti
 def _frozen(value: Any) -> Any:
     """Turn the lists of JSON back into the tuples of a table."""
     return tuple(map(_frozen, value)) if isinstance(value, list) else value
-
-
-def bytes_(number: float) -> str:
-    """Format a number of bytes with its unit."""
-    size, unit = next(pair for pair in UNITS if number >= pair[0] or pair is UNITS[-1])
-    return f"{number / size:.3g} {unit}"
