@@ -430,9 +430,10 @@ def test_sharded_parameters_are_refused_by_name(tmp_path):
         fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
         with pytest.raises(ValueError, match="spread over processes by fully_shard"):
             early.step()
-        for attempt in (lambda: mukron.parametrize(model, shapes), lambda: mukron.Muon(model, lr=0.02)):
+        plan = mukron.parametrize(model, shapes)
+        for arguments in ((model,), (model, plan)):
             with pytest.raises(ValueError, match="spread over processes by fully_shard"):
-                attempt()
+                mukron.Muon(*arguments, lr=0.02)
         """,
         tmp_path,
     )
@@ -444,13 +445,18 @@ def test_other_kinds_of_sharding_are_refused_by_name(monkeypatch):
             super().__init__()
             self.inner = torch.nn.Linear(3, 3)
 
+    shapes = mukron.base_shapes(lambda width: torch.nn.Linear(3, width), 1)
     with monkeypatch.context() as patched:
         import torch.distributed.fsdp as fsdp
 
         patched.setattr(fsdp, "FullyShardedDataParallel", FullyShardedDataParallel)
         with pytest.raises(ValueError, match="FSDP1"):
             mukron.Shampoo(FullyShardedDataParallel())
+        with pytest.raises(ValueError, match=r"FSDP1.*shard it by torch.distributed.fsdp.fully_shard"):
+            mukron.parametrize(FullyShardedDataParallel(), shapes)
     model = torch.nn.Linear(3, 3)
     model.weight.ds_id = 0
     with pytest.raises(ValueError, match="DeepSpeed's ZeRO"):
         mukron.Shampoo(model)
+    with pytest.raises(ValueError, match="DeepSpeed's ZeRO"):
+        mukron.parametrize(model, shapes)

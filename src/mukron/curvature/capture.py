@@ -36,6 +36,7 @@ from mukron.curvature.passes import LayerPass, LayerStatistics, Pass, gather, pr
 from mukron.curvature.products import Watch, hosts, passes_of_product
 from mukron.curvature.ranks import Ranks, local
 from mukron.curvature.scale import add_scale, classes_at
+from mukron.curvature.spread import weights_kept
 from mukron.curvature.uses import Joined, add_probe
 from mukron.layers import MatrixLayer
 from mukron.stages import stage
@@ -282,7 +283,7 @@ class Capture:
                 if f._version != version:
                     raise RuntimeError("the model's output was changed in place before its backward pass; use a copy")
                 root = GradientEdge(torch._C._current_autograd_node(), number)
-                with stage("mukron::fisher"):  # first: a backward pass takes much memory
+                with stage("mukron::fisher"), weights_kept(self.model):  # first: a backward pass takes much memory
                     if self.options.jacobian:
                         add_jacobians(this, f, root, edges, outputs)
                     else:

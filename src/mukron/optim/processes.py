@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from mukron.curvature import Ranks
 from mukron.optim.exchange import Owners
-from mukron.params.sharded import refuse_sharded
+from mukron.params.sharded import is_sharded, refuse_sharded
 
 if TYPE_CHECKING:
     from mukron.optim.optimizer import SecondOrder
@@ -77,7 +77,7 @@ def check_processes(optimizer: SecondOrder) -> None:
     name, group = type(optimizer).__name__, optimizer.process_group
     if group is not None and not isinstance(group, _kind_of_group()):
         raise TypeError(f"process_group must be a group of torch.distributed, got {group!r:.80}")
-    processes, spread = _processes(optimizer.model, group), _mesh_of(optimizer.model) is not None
+    processes, spread = _processes(optimizer.model, group), _is_spread(optimizer.model)
     if group is not None and (spread or isinstance(optimizer.model, nn.parallel.DistributedDataParallel)):
         how = "fully_shard" if spread else "DistributedDataParallel"
         raise RuntimeError(
@@ -108,7 +108,7 @@ def check_alike(optimizer: SecondOrder) -> None:
         RuntimeError: The processes differ. All of them are told.
     """
     check_processes(optimizer)
-    given, spread = optimizer.process_group, _mesh_of(optimizer.model) is not None
+    given, spread = optimizer.process_group, _is_spread(optimizer.model)
     if _processes(optimizer.model, given) == 1:
         return
     group = _group(optimizer.model, given)
@@ -122,7 +122,7 @@ def check_alike(optimizer: SecondOrder) -> None:
     device, parameters = optimizer.generator.device, [entry.parameter for entry in optimizer.entries.values()]
     gradients = [parameter.grad for parameter in parameters]
     rates = torch.tensor([float(group["lr"]) for group in optimizer.param_groups], dtype=torch.float64)
-    whole = [parameter for parameter in parameters if not hasattr(parameter, "placements")]
+    whole = [parameter for parameter in parameters if not is_sharded(parameter)]
     averaged = [parameter.grad for parameter in whole] if given is None else []
     digests = [_digest(averaged), _digest(whole), _digest([rates])]
     own = torch.stack([*(digest.to(device) for digest in digests), torch.tensor(optimizer.steps, device=device)])
@@ -163,20 +163,11 @@ def _group(model: nn.Module, process_group: Any) -> Any:
         return process_group
     if isinstance(model, nn.parallel.DistributedDataParallel):
         return model.process_group
-    if (mesh := _mesh_of(model)) is None or mesh.size() == torch.distributed.get_world_size():
-        return torch.distributed.group.WORLD
-    if mesh.ndim > 1:
-        raise RuntimeError(
-            f"the model is sharded over a mesh {list(mesh.shape)} of {mesh.size()} processes, and there are "
-            f"{torch.distributed.get_world_size()}: a mesh of two dimensions has to cover all processes"
-        )
-    return mesh.get_group()
+    return torch.distributed.group.WORLD  # of a model that fully_shard has spread, too
 
 
-def _mesh_of(model: nn.Module) -> Any:
-    """The mesh that its parameters are spread over; None: they are not."""
-    spread: Any = next((parameter for parameter in model.parameters() if getattr(parameter, "placements", None)), None)
-    return None if spread is None else spread.device_mesh
+def _is_spread(model: nn.Module) -> bool:
+    return any(map(is_sharded, model.parameters()))
 
 
 def _kind_of_group() -> Any:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from fractions import Fraction
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from mukron.params.declared import declared_roles
 from mukron.params.depth import Match, block_of, matches
@@ -18,13 +18,12 @@ from mukron.params.initial import (
     Spread,
     StdAtTwoWidths,
     correction,
-    distance,
-    is_constant,
     law_of_kind,
     laws_are_distinct,
     may_be_default,
 )
 from mukron.params.inventory import Found, inventory, on_meta, optimizer_without_plan, unwrap
+from mukron.params.measured import InitialValues, initial_values, refuse_not_initial, refuse_unusable
 from mukron.params.parameter_plan import ParameterPlan
 from mukron.params.parametrization import ZERO, Parametrization, mark, plan_of
 from mukron.params.resolve import Growth, Sizes, check_names, resolve
@@ -48,7 +47,8 @@ def parametrize(
     The model may have another number of residual blocks than the base shapes if these were made with ``depth=``.
 
     Call it before loading a checkpoint and before training, because it takes the weights for initial ones. Calling it
-    again changes nothing. A model on the meta device gets a plan only: parametrize it again once it has values.
+    again changes nothing. A model on the meta device gets a plan only: parametrize it again once it has values. All
+    processes must parametrize a model that ``fully_shard`` has sharded; its weights become those of the whole model.
 
     Args:
         model: The network, as its constructor left it.
@@ -108,9 +108,12 @@ def parametrize(
         )
     _warn_of_unequal_growth(plan)
     if not on_meta(found):
-        _refuse_shared_memory(found)
-        if scheme != SP:
-            _rescale(found, plan, shapes)
+        values = initial_values(found, shapes)
+        refuse_unusable(values)
+        if scheme == SP:
+            plan = _as_drawn(plan, values)
+        else:
+            _rescale(found, plan, shapes, values)
         mark(model, plan)
     return plan.bind(model)
 
@@ -171,10 +174,8 @@ def _plan(
     parameters = {}
     for name, entry in found.items():
         base, growth, b = shapes.parameters[name], growths[name], plan.initial_exponent(growths[name].role)
-        if scheme == SP:
-            std = None if entry.parameter.is_meta else distance(entry.parameter, base.spread.center)
-        else:
-            std = 0.0 if b is None else base.spread.std * math.pow(growth.r_in, -b)
+        planned = 0.0 if b is None else base.spread.std * math.pow(growth.r_in, -b)
+        std = None if scheme == SP else planned  # None: as drawn
         tied = tuple(alias for alias in entry.uses if alias != name)
         bare = None in entry.uses.values() and len(entry.shape) == 2 and growth.role is Role.HIDDEN
         own = (not entry.preconditioned, entry.embedding, entry.matrix or bare, entry.ties_head)
@@ -182,23 +183,31 @@ def _plan(
     return replace(plan, parameters=parameters)
 
 
+def _as_drawn(plan: Parametrization, values: Mapping[str, InitialValues]) -> Parametrization:
+    """The plan of weights that stay as they are, with their measured std."""
+    parameters = {name: replace(entry, std=values[name].std) for name, entry in plan.parameters.items()}
+    return replace(plan, parameters=parameters)
+
+
 @torch.no_grad()
-def _rescale(found: Mapping[str, Found], plan: Parametrization, shapes: BaseShapes) -> None:
+def _rescale(
+    found: Mapping[str, Found], plan: Parametrization, shapes: BaseShapes, values: Mapping[str, InitialValues]
+) -> None:
     """Take each parameter's drawn std to the planned one, once all have been checked."""
     ratios = {ratio for entry in plan.parameters.values() for ratio in (entry.growth.r_in, entry.growth.r_out)}
     for name in plan.parameters:
-        _check_initial(name, found[name].parameter, shapes.parameters[name].spread)
-    spreads = {name: _drawn(found[name].parameter, entry.spread) for name, entry in shapes.parameters.items()}
-    laws = _laws(found, plan, shapes, spreads, ratios)
+        refuse_not_initial(name, values[name], shapes.parameters[name].spread)
+    spreads = {name: values[name].drawn(entry.spread) for name, entry in shapes.parameters.items()}
+    laws = _laws(found, plan, shapes, spreads, values, ratios)
     factors = {}
     for name, entry in plan.parameters.items():
-        values, base, b = found[name].parameter, spreads[name], plan.initial_exponent(entry.role)
+        here, base, b = values[name], spreads[name], plan.initial_exponent(entry.role)
         if b is None:
             factors[name] = 0.0
         elif base is not None and (base.numbers > 1 or name in laws):
             undo = _undo_depth(entry.growth, shapes.parameters[name].depth_exponent)
-            std = undo * distance(values, base.center)
-            own = correction(std, values.numel(), base, entry.growth.r_in, b, ratios, laws.get(name))
+            std = undo * here.distance(base.center)
+            own = correction(std, here.numbers, base, entry.growth.r_in, b, ratios, laws.get(name))
             factors[name] = undo * own
     for name, factor in factors.items():
         base = spreads[name]
@@ -212,22 +221,12 @@ def _undo_depth(growth: Growth, exponent: Fraction | None) -> float:
     return 1.0 if growth.L is None or not exponent else math.pow(growth.L, exponent)
 
 
-def _drawn(values: Tensor, base: Spread) -> Spread | None:
-    """The spread at the base if the values are random; None for zeros, ones and other constants, which stay."""
-    if base.std != 0:
-        return base
-    if base.numbers != 1 or base.center == 0 or is_constant(values) == (values.numel() > 1):
-        return None
-    if values.numel() == 1 and float(values) == base.center:
-        return None
-    return Spread(abs(base.center), 1)  # a single number that differs between the widths
-
-
 def _laws(
     found: Mapping[str, Found],
     plan: Parametrization,
     shapes: BaseShapes,
     spreads: Mapping[str, Spread | None],
+    values: Mapping[str, InitialValues],
     ratios: set[Fraction],
 ) -> dict[str, tuple[Fraction, Fraction]]:
     """Growth R and exponent k of the initializer's law std ~ R^-k, for each parameter for which it is known.
@@ -246,7 +245,7 @@ def _laws(
             ratio = Fraction(1) if growth is None else growth.r_in if law.side == "r_in" else growth.r_out
             laws[name] = ratio, law.exponent
             continue
-        evidence = _evidence(name, found, plan, shapes, spread)
+        evidence = _evidence(name, found, plan, shapes, spread, values[name])
         if evidence.std > 0:
             kinds.setdefault((entry.owner, name.rpartition(".")[2]), {})[name] = evidence
     for kind in kinds.values():
@@ -259,7 +258,12 @@ def _laws(
 
 
 def _evidence(
-    name: str, found: Mapping[str, Found], plan: Parametrization, shapes: BaseShapes, base: Spread
+    name: str,
+    found: Mapping[str, Found],
+    plan: Parametrization,
+    shapes: BaseShapes,
+    base: Spread,
+    here: InitialValues,
 ) -> StdAtTwoWidths:
     """What one parameter shows of its initializer; a bias takes the fans of its layer's weight."""
     entry = found[name]
@@ -271,31 +275,16 @@ def _evidence(
     if local in ("weight", "bias") and weight in layer and entry.owner in UNIFORM_FAN_IN:
         fans, base_fans = found[weight].uses[weight], shapes.parameters[weight].base.uses.get(weight)
         if fans is not None and base_fans is not None:
-            default = may_be_default(found[name].parameter, base, fans.fan_in, base_fans.fan_in)
+            std = here.distance(0.0)
+            default = may_be_default(here.largest, std, here.numbers, base, fans.fan_in, base_fans.fan_in)
     return StdAtTwoWidths(
         base,
-        std=distance(entry.parameter, base.center),
-        numbers=entry.parameter.numel(),
+        std=here.distance(base.center),
+        numbers=here.numbers,
         r_in=max(growth.r_in for growth in growths),
         r_out=max(growth.r_out for growth in growths),
         default=default,
     )
-
-
-def _check_initial(name: str, values: Tensor, base: Spread) -> None:
-    """Refuse values that the initializer of the base network cannot have drawn: they are not initial values."""
-    if not bool(values.isfinite().all()):
-        raise ParametrizationError(f'parameter "{name}": its values are not all finite')
-    if base.numbers == 1:
-        return  # a single number may be random or constant
-    constant = is_constant(values) and values.numel() > 1
-    if constant != (base.std == 0) and (constant or not is_constant(values)):
-        here, there = ("are all equal", "vary") if constant else ("vary", "are all equal")
-        raise ParametrizationError(
-            f'parameter "{name}": its values {here} here but {there} at the base width; these are not initial '
-            "values of the same initializer. Call parametrize before load_state_dict and before training, and let the "
-            "factory given to base_shapes do all of the initialization"
-        )
 
 
 def _refuse_parametrized_parts(model: nn.Module) -> None:
@@ -303,16 +292,6 @@ def _refuse_parametrized_parts(model: nn.Module) -> None:
         if plan_of(module) is not None:
             raise ParametrizationError(
                 f'part "{name}" of this model is already parametrized on its own; build it anew, parametrize the whole'
-            )
-
-
-def _refuse_shared_memory(found: Mapping[str, Found]) -> None:
-    """Two parameters over the same numbers would be rescaled twice. (Tied ones are one parameter.)"""
-    names: dict[int, str] = {}
-    for name, entry in found.items():
-        if entry.parameter.numel() and (first := names.setdefault(entry.parameter.data_ptr(), name)) != name:
-            raise ParametrizationError(
-                f'parameters "{first}" and "{name}" share their memory without being one parameter; tie them properly'
             )
 
 

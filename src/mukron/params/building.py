@@ -14,6 +14,7 @@ from torch import nn
 from mukron.params.errors import ParametrizationError
 from mukron.params.initial import SameRandomNumbers, Spread, measure
 from mukron.params.inventory import Found, inventory, on_meta
+from mukron.params.sharded import is_sharded
 
 MAX_DRAWS, NUMBERS_TO_DRAW = 8, 4_000_000
 
@@ -50,6 +51,11 @@ def build(factory: Factory, width: float) -> nn.Module:
         model = factory(width)
     if not isinstance(model, nn.Module):
         raise ParametrizationError(f"the factory returned a {type(model).__name__}, expected an nn.Module")
+    if any(map(is_sharded, model.parameters())):
+        raise ParametrizationError(
+            "the factory returned a model whose parameters are DTensors; let it return the plain model, and shard it "
+            "outside of the factory"
+        )
     return model
 
 

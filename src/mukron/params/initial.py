@@ -236,16 +236,24 @@ def law_of_kind(target: StdAtTwoWidths, kind: Sequence[StdAtTwoWidths]) -> tuple
     return target.growth(best[1]), best[0]
 
 
-def may_be_default(values: Tensor, base: Spread, fan_in: int, base_fan_in: int) -> bool:
-    """Whether torch's initializer of linear layers and convolutions, uniform in +-fan_in^-1/2, may have drawn them."""
+def may_be_default(largest: float, std: float, numbers: int, base: Spread, fan_in: int, base_fan_in: int) -> bool:
+    """Whether torch's initializer of linear layers and convolutions, uniform in +-fan_in^-1/2, may have drawn values.
+
+    Args:
+        largest: The largest size of the values here.
+        std: Their std around zero.
+        numbers: How many there are.
+        base: The values at the base width.
+        fan_in: The layer's fan-in here.
+        base_fan_in: Its fan-in at the base width.
+    """
     bound, base_bound = fan_in**-0.5, base_fan_in**-0.5
-    largest = float(values.detach().abs().max()) if values.numel() else 0.0
     if largest > 1.01 * bound or base.std > 1.01 * base_bound or base.center:
         return False
-    measured = ((distance(values, 0.0), values.numel(), bound), (base.std, base.numbers, base_bound))
+    measured = ((std, numbers, bound), (base.std, base.numbers, base_bound))
     return all(
-        numbers < FEWEST_VALUES or _may_have_std(std, numbers, limit / math.sqrt(3), kurtosis=1.8)
-        for std, numbers, limit in measured
+        count < FEWEST_VALUES or _may_have_std(one, count, limit / math.sqrt(3), kurtosis=1.8)
+        for one, count, limit in measured
     )
 
 

@@ -13,7 +13,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from mukron.layers import Fans, MatrixLayer, layer_of
 from mukron.params.errors import ParametrizationError
-from mukron.params.sharded import refuse_sharded
+from mukron.params.sharded import refuse_sharded, reshard, type_of
 
 WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel, AveragedModel)
 # Name segments that torch's own wrappers put inside a model, not only around it.
@@ -66,6 +66,7 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 def inventory(model: nn.Module) -> dict[str, Found]:
     """Every parameter once, under the name the user's own model gives it."""
+    reshard(model)  # a parameter that was gathered for a forward pass is not the one that is trained
     refuse_sharded(model)
     found: dict[int, tuple[str, Found]] = {}
     for module_name, module in unwrap(model).named_modules():
@@ -78,7 +79,7 @@ def inventory(model: nn.Module) -> dict[str, Found]:
                 )
             if parameter.is_complex():
                 raise ParametrizationError(f'parameter "{name}" is complex; the theory covers real ones')
-            _, first = found.setdefault(id(parameter), (name, Found(parameter, {}, type(module).__name__)))
+            _, first = found.setdefault(id(parameter), (name, Found(parameter, {}, type_of(module).__name__)))
             layer = layer_of(module)
             first.uses[name] = layer.fans(local, first.shape)
             first.layouts.add((first.uses[name], getattr(layer, "groups", 1)))

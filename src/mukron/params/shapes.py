@@ -29,6 +29,7 @@ from mukron.params.errors import ParametrizationError
 from mukron.params.initial import LAWS, PROBE_TOLERANCE, Law, Spread, law_of_change, measure, scale_change
 from mukron.params.inventory import Found, inventory, on_meta
 from mukron.params.resolve import Growth, Sizes, check_names, resolve
+from mukron.params.sharded import whole
 from mukron.params.storage import Data, check_stamp, damaged, read_json, stamp, write_json
 from mukron.theory import Role
 
@@ -227,7 +228,7 @@ def base_shapes(
             )
         declared = declared_roles(source, found, roles)
         parameters = {
-            name: BaseParameter(_sizes(entry), None, declared.get(name), measure([entry.parameter]))
+            name: BaseParameter(_sizes(entry), None, declared.get(name), measure([whole(entry.parameter)]))
             for name, entry in found.items()
         }
         return BaseShapes(parameters, width)
