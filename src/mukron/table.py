@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+UNITS = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"))
+
 
 @dataclass(frozen=True, repr=False)
 class Table:
@@ -51,3 +53,17 @@ class Table:
 
 def _line(cells: tuple[str, ...], widths: list[int]) -> str:
     return "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
+
+
+def bytes_(number: float) -> str:
+    """A number of bytes as a cell, with its unit.
+
+    Args:
+        number: The number.
+
+    Example:
+        >>> bytes_(3 * 2**30)
+        '3 GiB'
+    """
+    size, unit = next(pair for pair in UNITS if number >= pair[0] or pair is UNITS[-1])
+    return f"{number / size:.{4 if number >= 1000 * size else 3}g} {unit}"

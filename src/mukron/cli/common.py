@@ -72,6 +72,7 @@ IN_PYTHON = {  # what errors of the library advise, and how it is written on the
     r'base_shapes\(\.\.\., roles=\{"([^"]+)": "(\w+)"\}\)': r"--role \1=\2",
     r"\bloss='([\w:]+)'": r"--loss \1",
     r"\bdata='([\w:]+)'": r"--data \1",
+    r"\bsample=\(3, 32, 32\)": "--sample 3,32,32",
 }
 
 

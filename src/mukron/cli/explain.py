@@ -114,7 +114,7 @@ def _plan(
         base_width = default_width(make) if base_width is None else base_width
         if base_width is None:
             raise ValueError("--factory needs --base-width, the width that settings are tuned at")
-    make = _with_options(make, settings)
+    make = with_options(make, settings)
     declared = dict(split(role, "=", "--role", "NAME=ROLE, as in position=input") for role in roles)
     base_depth, depth = depths or (None, None)
     shapes = base_shapes(make, plain_width(base_width), depth=base_depth, roles=declared)
@@ -123,7 +123,7 @@ def _plan(
     return parametrize(network, shapes, scheme, output_exponent=exponent)
 
 
-def _with_options(make: Callable[..., Any], settings: list[str]) -> Callable[..., Any]:
+def with_options(make: Callable[..., Any], settings: list[str]) -> Callable[..., Any]:
     """Returns the network as a function of its width and depth, with its other arguments as NAME=VALUE."""
     if not settings:
         return make

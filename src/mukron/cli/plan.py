@@ -1,4 +1,4 @@
-"""``mukron plan``: turns settings tuned at a narrow width into those of a wide network."""
+"""``mukron plan``: turns settings tuned at a narrow width into those of a wide network, or plans for many ranks."""
 
 from __future__ import annotations
 
@@ -12,14 +12,39 @@ import typer
 from rich.console import Console
 
 from mukron.cli.common import errors, show
+from mukron.cli.ranks import (
+    USUAL_BANDWIDTH,
+    USUAL_SPEED,
+    NetworkRequest,
+    RanksBandwidthOption,
+    RanksBatchOption,
+    RanksCommunicationOption,
+    RanksFactoryOption,
+    RanksMethodOption,
+    RanksModelOption,
+    RanksPositionsOption,
+    RanksSampleOption,
+    RanksSettingsOption,
+    RanksShapesOption,
+    RanksShardingOption,
+    RanksSpeedOption,
+    plan_ranks,
+)
 
 if TYPE_CHECKING:
     from mukron.study import StudyRecord
     from mukron.train import RunConfig
 
+OF_STUDIES = {"folder", "config", "scheme", "tuned_at", "device", "measure", "code", "data_dir", "whole"}
+OF_RANKS = {
+    *("model", "factory", "shapes", "settings", "method", "batch", "positions", "sample", "sharding"),
+    *("communication", "bandwidth", "speed"),
+}
+
 
 def plan(
-    width: Annotated[float, typer.Option(help="The width to train at.")],
+    context: typer.Context,
+    width: Annotated[float | None, typer.Option(help="The width to train at.")] = None,
     folder: Annotated[
         Path, typer.Option("--from", help="Folder of a study, as written by 'mukron tune' or 'mukron transfer'.")
     ] = Path("tuned"),
@@ -45,9 +70,35 @@ def plan(
     code: Annotated[Path | None, typer.Option(help="Write the script to this file (default: print it).")] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Where data sets are kept.")] = None,
     whole: Annotated[bool, typer.Option("--whole", help="One row per parameter, even if rows are equal.")] = False,
+    ranks: Annotated[
+        int | None,
+        typer.Option(help="Plan for so many processes instead: what travels, who owns what, time and memory."),
+    ] = None,
+    model: RanksModelOption = None,
+    factory: RanksFactoryOption = None,
+    shapes: RanksShapesOption = None,
+    settings: RanksSettingsOption = None,
+    method: RanksMethodOption = "kfac",
+    batch: RanksBatchOption = None,
+    positions: RanksPositionsOption = 1,
+    sample: RanksSampleOption = None,
+    sharding: RanksShardingOption = "ddp",
+    communication: RanksCommunicationOption = "auto",
+    bandwidth: RanksBandwidthOption = USUAL_BANDWIDTH,
+    speed: RanksSpeedOption = USUAL_SPEED,
 ) -> None:
-    """Print the settings of a wide network, from those tuned at a narrow width, the cost of a step, and the code."""
+    """Print the settings of a wide network, from those tuned at a narrow width, the cost of a step, and the code.
+
+    With --ranks: predict what a step of a network in many processes costs, without a study and without building it.
+    """
     with errors():
+        _check_options(context, ranks)
+        if ranks is not None:
+            network = NetworkRequest(model, factory, shapes, width, settings or [], sample)
+            rates = (bandwidth, speed)
+            plan_ranks(network, json_file, method, rates, ranks, batch, positions, sharding, communication)
+            return
+        assert width is not None
         from mukron.params.storage import write_json
         from mukron.study.planning import plan_for
         from mukron.train import RunConfig
@@ -80,6 +131,24 @@ def plan(
             with _reported_write(code):
                 code.write_text(planned.code())
             Console(stderr=True).print(f"wrote {code}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _check_options(context: typer.Context, ranks: int | None) -> None:
+    """Refuses options of the other kind of plan, and a plan without a width."""
+    given = {
+        name
+        for name in context.params
+        if (source := context.get_parameter_source(name)) is not None and source.name == "COMMANDLINE"
+    }
+    others = given - {"width", "json_file", "ranks"} - (OF_RANKS if ranks is not None else OF_STUDIES)
+    flags = {parameter.name: parameter.opts[0] for parameter in context.command.params}
+    if others:
+        named = ", ".join(sorted(flags[name] for name in others))
+        raise ValueError(
+            f"{named}: {'of a plan from a study; leave out --ranks' if ranks is not None else 'needs --ranks'}"
+        )
+    if ranks is None and "width" not in given:
+        raise ValueError("Missing option '--width': the width to train at")
 
 
 def _load_study(folder: Path) -> StudyRecord:

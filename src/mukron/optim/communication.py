@@ -7,13 +7,14 @@
 Numbers are counted where they arrive, over all ranks together: what stays on its rank does not count. With k ranks,
 n rows each and a layer d_in x d_out (g groups, c signals a row, factors measured every f steps) they are
 
-    rows     k (k - 1) n (d_in + c d_out) g
-    owner      (k - 1) n (d_in + c d_out) g                  + move
+    rows     k (k - 1) n (d_in + c d_out) g / f
+    owner      (k - 1) n (d_in + c d_out) g / f              + move
     factors    (k - 1) (d_in (d_in + 1) + d_out (d_out + 1)) g / 2 f   + move, a factor's upper triangle being enough
 
 A move that is broadcast is (k - 1) d_in d_out g numbers, or (k - 1) N (d_in + d_out) g as D^T H where that is less; one
 whose weight is sharded is the shards of the others. Gradients that ranks average themselves go to the owner in the same
-message, (k - 1) d_in d_out g; D^T H of all rows needs none.
+message, (k - 1) d_in d_out g; D^T H of all rows, which a step that measures factors may have, needs none. A bias adds
+its own numbers to gradients and moves.
 """
 
 from __future__ import annotations
@@ -85,12 +86,14 @@ class LayerTraffic:
         signals: Rows of signals for each row of inputs; 0: the method has no factor of the output side.
         tokens: Inputs are indices: A is a vector of d_in numbers.
         inputs: The method has a factor of the input side.
-        products: D, the loss's own derivatives, travels too, so that the gradient is known as D^T H.
+        products: D, the loss's own derivatives, travels with H where factors are measured: the gradient is D^T H.
         own_signals: Signals are D itself, which then travels once.
+        low_rank: Such a gradient is still D^T H when it has become a move: nothing was added to it.
         by_rows: Factors are held as rows: a matrix of them is of no use.
         factor_every, inverse_every: Intervals in steps.
         averages: Ranks average gradients themselves; False: somebody else has.
         shards: Numbers of the weight that each rank has; None: every rank has all of them.
+        biases: Numbers of its bias, if that is preconditioned too.
         element: Bytes of a number.
     """
 
@@ -103,11 +106,13 @@ class LayerTraffic:
     inputs: bool = True
     products: bool = False
     own_signals: bool = False
+    low_rank: bool = False
     by_rows: bool = False
     factor_every: int = 1
     inverse_every: int = 1
     averages: bool = False
     shards: tuple[int, ...] | None = None
+    biases: int = 0
     element: int = 4
 
     @property
@@ -149,9 +154,8 @@ def traffic_of(layer: LayerTraffic, scheme: str, owner: int) -> Traffic:
     if scheme == FACTORS:
         curvature = float(others * (_input_factor(layer) + _triangle(layer.d_out) * layer.groups * bool(layer.signals)))
     else:
-        of_row = (0 if layer.tokens or not layer.inputs else layer.d_in) + (
-            layer.signals + layer.products
-        ) * layer.d_out
+        derivatives = layer.signals + (layer.products and not layer.own_signals)
+        of_row = (0 if layer.tokens or not layer.inputs else layer.d_in) + derivatives * layer.d_out
         curvature = float(copies * sum(senders) * of_row * layer.groups)
         curvature += copies * len(senders) * layer.d_in * layer.groups * (layer.tokens and layer.inputs)
     return Traffic(curvature / layer.factor_every, _gradient(layer, scheme, owner), _move(layer, scheme, owner))
@@ -168,28 +172,38 @@ def _triangle(d: int) -> int:
 
 
 def _gradient(layer: LayerTraffic, scheme: str, owner: int) -> float:
-    """To whoever makes the move; D^T H of all rows, where that travels, is the gradient."""
+    """To whoever makes the move; D^T H of all rows, where that travels, is the gradient of the weight."""
     if layer.shards is not None:
-        return float(layer.weight - layer.shards[owner])
-    if not layer.averages or (layer.products and scheme != FACTORS):
+        return float(layer.weight - layer.shards[owner] + layer.biases * (layer.ranks - 1) / layer.ranks)
+    if not layer.averages:
         return 0.0
-    return float((layer.ranks - 1) * layer.weight * (2 if scheme == ROWS else 1))
+    formed = 1 - _as_products(layer, scheme)
+    copies = (layer.ranks - 1) * (2 if scheme == ROWS else 1)
+    return copies * (layer.weight * formed + layer.biases)
+
+
+def _as_products(layer: LayerTraffic, scheme: str) -> float:
+    """In which part of the steps D^T H of all rows is known."""
+    return 1 / layer.factor_every if layer.products and scheme != FACTORS else 0.0
 
 
 def _move(layer: LayerTraffic, scheme: str, owner: int) -> float:
     if scheme == ROWS:
         return 0.0
     if layer.shards is not None:
-        return float(sum(layer.shards) - layer.shards[owner])
+        return float(sum(layer.shards) - layer.shards[owner] + layer.biases * (layer.ranks - 1) / layer.ranks)
     halves = sum(layer.rows) * (layer.d_in + layer.d_out) * layer.groups
-    return float((layer.ranks - 1) * (min(halves, layer.weight) if layer.products else layer.weight))
+    low_rank = _as_products(layer, scheme) if layer.low_rank else 0.0
+    weight = low_rank * min(halves, layer.weight) + (1 - low_rank) * layer.weight
+    return (layer.ranks - 1) * (weight + layer.biases)
 
 
 def work_of(layer: LayerTraffic) -> float:
     """Multiplications of an average step: factors, their inverses, and what they are applied to."""
-    N, total = sum(layer.rows), 0.0
-    sides = [layer.d_in] * (layer.inputs and not layer.tokens) + [layer.d_out] * bool(layer.signals)
-    for d in sides:
+    total, all_rows = 0.0, sum(layer.rows)
+    sides = [(layer.d_in, all_rows)] * (layer.inputs and not layer.tokens)
+    sides += [(layer.d_out, all_rows * layer.signals)] * bool(layer.signals)
+    for d, N in sides:
         if layer.by_rows:
             total += (
                 (N**2 * d) / layer.factor_every + N**3 / 3 / layer.inverse_every + N**2 * (layer.d_in + layer.d_out)
@@ -253,4 +267,5 @@ def kaisa_numbers(layer: LayerTraffic) -> float:
     others = layer.ranks - 1
     factors = layer.d_in**2 * (layer.inputs and not layer.tokens) + layer.d_out**2 * bool(layer.signals)
     factors += layer.d_in * (layer.tokens and layer.inputs)
-    return others * layer.groups * (2.0 * factors / layer.factor_every) + others * layer.weight * 3.0
+    weights = layer.weight + layer.biases
+    return others * layer.groups * (2.0 * factors / layer.factor_every) + others * weights * 3.0

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import distributed
 
-from mukron.curvature import ROWS, Drawn, Exact, Pass, Ranks, as_rows, keeps_halves
+from mukron.curvature import ROWS, CaptureOptions, Drawn, Exact, Pass, Ranks, as_rows, keeps_halves
 from mukron.layers import BIAS, WEIGHT
 from mukron.optim.communication import AUTO, Communication, LayerTraffic, Speed
+from mukron.optim.options import Spectral, Trust
 from mukron.optim.table import LayerEntry
 
 if TYPE_CHECKING:
@@ -24,8 +25,15 @@ MESSAGE, SIDE, TRIES = 1 << 20, 512, 3  # numbers of a message and the side of a
 def cost_of(layer: LayerEntry) -> float:
     """About how many multiplications a layer's inverses and its move take: cubes of its sides, and both products."""
     matrix = layer.layer
-    d_out, d_in = float(matrix.d_out), 1.0 if matrix.one_hot or list(layer.blocks) == [BIAS] else float(matrix.d_in)
-    return matrix.groups * (d_out**3 + d_in**3 + d_out * d_in * (d_out + d_in))
+    return cost_of_shape(
+        matrix.d_out, 1 if matrix.one_hot or list(layer.blocks) == [BIAS] else matrix.d_in, matrix.groups
+    )
+
+
+def cost_of_shape(d_out: float, d_in: float, groups: int) -> float:
+    """The same, of a weight; d_in is 1 where inputs have no matrix."""
+    d_out, d_in = float(d_out), float(d_in)
+    return groups * (d_out**3 + d_in**3 + d_out * d_in * (d_out + d_in))
 
 
 def rows_of(passes: Sequence[Pass]) -> dict[str, int]:
@@ -41,6 +49,29 @@ def rows_of(passes: Sequence[Pass]) -> dict[str, int]:
     return total
 
 
+def forms_of(d_in: int, d_out: int, rows: Sequence[int], capture: CaptureOptions, averages: bool) -> tuple[bool, bool]:
+    """Whether a layer's factors are held as rows, and whether D is sent with H: its gradient is then D^T H.
+
+    rows: of a batch, by rank. averages: ranks average gradients in the step.
+    """
+    if capture.jacobian:
+        return True, False
+    by_rows = capture.form == ROWS
+    if capture.form == AUTO:
+        by_rows = as_rows(sum(rows), d_in, d_out) or (capture.signals and as_rows(sum(rows), d_out, d_in))
+    kept = keeps_halves(max(rows), d_in, d_out, capture.form, capture.signals) or capture.fused
+    return by_rows, kept or (averages and max(rows) < d_in)
+
+
+def stays_low_rank(momentum: Mapping[str, Any], trust: Trust | None) -> bool:
+    """Whether a gradient D^T H is still that once it is a move: neither averaged, nor of another length entry by entry.
+
+    momentum: entries of a parameter group.
+    """
+    averaged = momentum["momentum"] and momentum["momentum_on"] == "gradient"
+    return not (averaged or momentum["nesterov"]) and (trust is None or isinstance(trust, Spectral))
+
+
 def traffic_for(exchange: Owners, entry: LayerEntry, rows: Sequence[int]) -> LayerTraffic:
     """What the cost model asks of a layer.
 
@@ -48,15 +79,11 @@ def traffic_for(exchange: Owners, entry: LayerEntry, rows: Sequence[int]) -> Lay
     """
     optimizer, layer = exchange.optimizer, entry.layer
     options, capture = optimizer.options, optimizer.capture_options
-    N, d_in, d_out, fisher = sum(rows), layer.d_in, layer.d_out, capture.fisher
+    d_in, d_out, fisher = layer.d_in, layer.d_out, capture.fisher
     draws = fisher.draws if isinstance(fisher, Drawn) else d_out if isinstance(fisher, Exact) else 1
     signals = draws if capture.signals or capture.jacobian else 0
-    by_rows = capture.jacobian or capture.form == ROWS
-    if capture.form == AUTO and not capture.jacobian:
-        by_rows = as_rows(N, d_in, d_out) or (capture.signals and as_rows(N, d_out, d_in))
     averages, tied = exchange.gradients.averages, any(not other.one_hot for other in entry.others.values())
-    products = keeps_halves(max(rows), d_in, d_out, capture.form, capture.signals) or capture.fused
-    products = products or (averages and max(rows) < d_in)
+    by_rows, products = forms_of(d_in, d_out, rows, capture, averages)
     weight, shards = entry.blocks.get(WEIGHT), None
     if weight is not None and weight.name in exchange.shards:
         shards = exchange.shards[weight.name].numbers
@@ -68,13 +95,15 @@ def traffic_for(exchange: Owners, entry: LayerEntry, rows: Sequence[int]) -> Lay
         signals=signals,
         tokens=layer.one_hot and not tied,
         inputs=capture.inputs or capture.jacobian,
-        products=products and optimizer.uses_products and not (capture.jacobian or layer.one_hot or weight is None),
+        products=products and optimizer.uses_products and not (layer.one_hot or weight is None),
         own_signals=capture.empirical,
+        low_rank=stays_low_rank(optimizer.param_groups[0], options.trust),
         by_rows=by_rows and not layer.one_hot,
         factor_every=options.factor_every,
         inverse_every=options.inverse_every,
         averages=averages,
         shards=shards,
+        biases=layer.groups * d_out * (BIAS in entry.blocks),
         element=max(4, entry.anchor.element_size()),
     )
 

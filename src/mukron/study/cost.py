@@ -14,8 +14,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -23,21 +22,21 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
 from mukron.bench.memory import peak, reset_peak
-from mukron.curvature import Host, Watch, hosts
 from mukron.data import Dataset, Split
 from mukron.layers import MatrixLayer, layer_of
 from mukron.optim import SecondOrder
 from mukron.optim.options import StepOptions, Trust
 from mukron.optim.places import other_uses, places_of
+from mukron.optim.shapes import counting_positions
 from mukron.optim.sizes import LayerSize
 from mukron.optim.transaction import is_due
 from mukron.params.inventory import clean_name, inventory
-from mukron.table import Table
+from mukron.table import Table, bytes_
 from mukron.theory import method_title
 from mukron.train import RunConfig, base_width_of, build, device_of
 from mukron.train.randomness import own_random_numbers
@@ -48,7 +47,6 @@ WARM_UP = 2  # steps at the start that refresh: the first is slower than others,
 LEAST_SECONDS, MOST_STEPS = 2.0, 30  # more steps are measured up to this time or number: a median of few is noisy
 ENOUGH_SECONDS = 20.0  # no further steps are measured after this time
 TIME_LIMIT = 300.0  # seconds for the process that measures one method
-UNITS = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"))
 MEASURE = "from mukron.study.cost import measure_here; measure_here()"
 
 
@@ -110,47 +108,15 @@ def _positions(config: RunConfig, dataset: Dataset) -> Mapping[str, int]:
 
     Those of a head that is tied to an embedding have its own name: they are no rows of the embedding's.
     """
-    positions: Counter[str] = Counter()
-
-    def counter(name: str, known: MatrixLayer) -> Callable[[nn.Module, tuple[Any, ...]], None]:
-        def count(module: nn.Module, inputs: tuple[Any, ...]) -> None:
-            positions[name] += known.inputs(inputs[0]).shape[2]
-
-        return count
-
     assert config.base_width is not None
     with own_random_numbers(device_of(config)):
         built = build(config.replace(width=config.base_width, compile=False), dataset)
-        layers, inside = _layers(config, built.model), ProductPositions(positions)
-        for name, shared in layers.items():
-            for use, known in {name: shared.layer, **shared.others}.items():
-                if known.called:
-                    counted = counter(use if use in shared.heads else name, known)
-                    known.module.register_forward_pre_hook(counted)
-        for host in hosts(built.model, {name: (name, shared.layer) for name, shared in layers.items()}):
-            host.module.register_forward_pre_hook(lambda *_, host=host: inside.begin(host))
-            host.module.register_forward_hook(inside.end, always_call=True)
+        layers = _layers(config, built.model)
+        places = {name: (shared.layer, dict[str, str]()) for name, shared in layers.items()}
         x = dataset.prepare(dataset.train.inputs[:TRIED], config.weights_dtype)
-        built.try_out(x, dataset)
+        with counting_positions(built.model, places, {n: shared.others for n, shared in layers.items()}) as positions:
+            built.try_out(x, dataset)
     return positions
-
-
-class ProductPositions:
-    """Counts positions of linear maps that modules apply by themselves, of stacked ones the most that one has."""
-
-    def __init__(self, positions: Counter[str]) -> None:
-        self.positions, self.watches = positions, list[Watch]()
-
-    def begin(self, host: Host) -> None:
-        self.watches.append(host.watch(self.count))
-        self.watches[-1].begin()
-
-    def end(self, *_: Any) -> None:
-        self.watches.pop().end()
-
-    def count(self, watch: Watch, x: Tensor, weight: Tensor, output: Tensor) -> None:
-        name, rows = watch.name_of(weight), watch.samples_first(x)
-        self.positions[name] = max(self.positions[name], rows.shape[1] if rows.ndim > 2 else 1)
 
 
 def _layers(config: RunConfig, model: nn.Module) -> dict[str, SharedLayer]:
@@ -320,9 +286,3 @@ def make_steps(config: RunConfig, dataset: Dataset, steps: int) -> tuple[list[Ti
 def _frozen(value: Any) -> Any:
     """Turn the lists of JSON back into the tuples of a table."""
     return tuple(map(_frozen, value)) if isinstance(value, list) else value
-
-
-def bytes_(number: float) -> str:
-    """Format a number of bytes with its unit."""
-    size, unit = next(pair for pair in UNITS if number >= pair[0] or pair is UNITS[-1])
-    return f"{number / size:.3g} {unit}"

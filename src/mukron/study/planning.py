@@ -24,13 +24,12 @@ from mukron.study.cost import (
     StepCost,
     TrainingMemory,
     available_memory,
-    bytes_,
     measured,
     training_memory,
 )
 from mukron.study.errors import StudyError
 from mukron.study.script import CLASSES, MASKED, POSITIONS, kind_of_targets, script
-from mukron.table import Table
+from mukron.table import Table, bytes_
 from mukron.theory import SP, get_method, method_title
 from mukron.train import RunConfig, base_width_of, batch_of, dataset_of, device_of, factory_of
 from mukron.train.build import class_dim_of, network_of

@@ -1,0 +1,174 @@
+"""``mukron plan --ranks``: what training in several processes will cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mukron.cli.common import BUILT_IN, show, split, value_of
+from mukron.cli.explain import with_options
+from mukron.cli.numbers import read_numbers
+from mukron.imports import import_function
+
+if TYPE_CHECKING:
+    from mukron.optim.ranked_run import RankedRun
+    from mukron.optim.shapes import NetworkShapes
+
+OF_METHOD = "method_options."  # settings that go to the optimizer, as in a run's configuration
+USUAL_BANDWIDTH, USUAL_SPEED = 50e9, 50e12  # those of ``mukron.optim.communication``, without loading torch
+
+RanksModelOption = Annotated[
+    str | None, typer.Option(help=f"With --ranks: a built-in network, with --width: {BUILT_IN}.")
+]
+RanksFactoryOption = Annotated[
+    str | None, typer.Option(help="With --ranks: your own network, MODULE:FUNCTION, called with --width.")
+]
+RanksShapesOption = Annotated[
+    str | None, typer.Option(help="With --ranks: a network of known shapes: llama-7b, llama-13b, llama-70b.")
+]
+RanksSettingsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        help="With --ranks: an argument of the network, NAME=VALUE, or METHOD_OPTIONS.NAME=VALUE, an option of the "
+        "method, as in method_options.factor_every=10; may be repeated.",
+    ),
+]
+RanksMethodOption = Annotated[str, typer.Option(help="With --ranks: kfac, foof or gauss-newton.")]
+RanksBatchOption = Annotated[int | None, typer.Option(min=1, help="With --ranks: samples of all ranks together.")]
+RanksPositionsOption = Annotated[
+    int, typer.Option(min=1, help="With --ranks: positions of a sample that share each weight: tokens of a sequence.")
+]
+RanksSampleOption = Annotated[
+    str | None,
+    typer.Option(help="With --ranks: the shape of a sample, as in 3,32,32, where layers see different positions."),
+]
+RanksShardingOption = Annotated[
+    str,
+    typer.Option(
+        help="With --ranks: ddp (DistributedDataParallel), fsdp (fully_shard), or plain (the optimizer averages "
+        "gradients: process_group=)."
+    ),
+]
+RanksCommunicationOption = Annotated[
+    str, typer.Option(help="With --ranks: how curvature travels: auto, rows, owner or factors.")
+]
+RanksBandwidthOption = Annotated[float, typer.Option(help="With --ranks: bytes a second that arrive on a rank.")]
+RanksSpeedOption = Annotated[float, typer.Option(help="With --ranks: multiplications a second of a rank.")]
+
+
+@dataclass(frozen=True)
+class NetworkRequest:
+    """Which network the command line asks for.
+
+    Attributes:
+        model: A built-in one, by name.
+        factory: The user's own, MODULE:FUNCTION.
+        shapes: One whose shapes are known, by name.
+        width: Of a built-in network or of the user's own.
+        settings: Its arguments, NAME=VALUE.
+        sample: The shape of a sample, as in 3,32,32.
+    """
+
+    model: str | None
+    factory: str | None
+    shapes: str | None
+    width: float | None
+    settings: list[str]
+    sample: str | None
+
+    def read(self, run: RankedRun) -> NetworkShapes:
+        """The shapes of its layers; a model is built on the meta device."""
+        from mukron.models import get_model
+        from mukron.optim.shapes import known_shapes, shapes_of
+        from mukron.params import build_without_memory, plain_width
+
+        if sum(name is not None for name in (self.model, self.factory, self.shapes)) != 1:
+            raise ValueError("--ranks needs one of --model NAME, --factory MODULE:FUNCTION and --shapes NAME")
+        if self.shapes is not None:
+            if self.settings or self.sample or self.width:
+                raise ValueError(f"--shapes {self.shapes} has fixed sizes: leave out --width, --set NAME and --sample")
+            return known_shapes(self.shapes).without(run.step.exclude or ())
+        if self.width is None:
+            raise ValueError("--model and --factory need --width, the width of the network")
+        if self.model is not None:
+            make = get_model(self.model).factory
+        else:
+            assert self.factory is not None
+            make = import_function(self.factory, "--factory")
+        network = build_without_memory(with_options(make, self.settings), plain_width(self.width))
+        sample = None if self.sample is None else [int(size) for size in read_numbers(self.sample, "--sample")]
+        return shapes_of(network, run.spec, run.known, sample)
+
+
+def plan_ranks(
+    network: NetworkRequest,
+    json_file: Path | None,
+    method: str,
+    rates: tuple[float, float],
+    ranks: int,
+    batch: int | None,
+    positions: int,
+    sharding: str,
+    communication: str,
+) -> None:
+    """Prints what a run in several processes will cost.
+
+    Args:
+        network: The network.
+        json_file: Where to write the numbers too.
+        method: Of the optimizer.
+        rates: Bytes and multiplications a second.
+        ranks: How many there are.
+        batch: Samples of all of them.
+        positions: Of a sample.
+        sharding: How weights lie on ranks, and who averages gradients.
+        communication: How curvature travels.
+    """
+    from mukron.optim.communication import Communication, Speed
+    from mukron.optim.prediction import predict
+    from mukron.optim.prediction_tables import prediction_tables
+    from mukron.optim.ranked_run import RankedRun
+    from mukron.params.storage import stamp, write_json
+
+    if batch is None:
+        raise ValueError("--ranks needs --batch, the samples of all ranks together")
+    for option, rate in zip(("--bandwidth", "--speed"), rates, strict=True):
+        if not rate > 0:
+            raise ValueError(f"{option} {rate:g}: expected a positive number a second")
+    own = [setting.removeprefix(OF_METHOD) for setting in network.settings if setting.startswith(OF_METHOD)]
+    network = replace(network, settings=[text for text in network.settings if not text.startswith(OF_METHOD)])
+    exchange = Communication.of(communication)
+    if exchange.bandwidth is not None:
+        raise ValueError(f"--communication {communication}: give the bandwidth as --bandwidth {exchange.bandwidth:g}")
+    run = RankedRun(
+        *(ranks, batch, positions, method, _options(method, own)),
+        communication=exchange,
+        speed=Speed(*rates),
+        sharding=sharding,
+    )
+    plan = predict(network.read(run), run)
+    for table in prediction_tables(plan):
+        show(table)
+    if json_file is not None:
+        write_json(json_file, stamp("ranks", 1, plan.to_dict()))
+
+
+def _options(method: str, settings: list[str]) -> dict[str, Any]:
+    """Options of a method from NAME=VALUE."""
+    from mukron.optim.spec import spec_of
+
+    known, options = spec_of(method).known_options, {}
+    for setting in settings:
+        name, text = split(setting, "=", "--set", f"{OF_METHOD}NAME=VALUE")
+        if name not in known:
+            raise ValueError(f"--set {OF_METHOD}{setting}: {method} has no such option; it has {', '.join(known)}")
+        value = text.split(",") if name == "exclude" else value_of(text)
+        try:
+            options[name] = known[name].read(value)
+        except ValueError as error:
+            raise ValueError(f"--set {OF_METHOD}{setting}: {error}") from None
+    return options
