@@ -24,8 +24,7 @@ from torch import Tensor
 from mukron.curvature import EVERY_RANK, MATRIX, ROWS, Delivery, Joint, Pass, Ranks, by_kind, joined
 from mukron.layers import WEIGHT
 from mukron.linalg import LowRank
-from mukron.optim.communication import FACTORS, OWNER, owners_of, scheme_of
-from mukron.optim.communication import ROWS as BY_ROWS
+from mukron.optim.communication import BY_FACTORS, BY_OWNER, BY_ROWS, owners_of, scheme_of
 from mukron.optim.direction import announce, dense, directions
 from mukron.optim.gradients import Averaged, Given, Sharded
 from mukron.optim.options import KLClip
@@ -53,7 +52,7 @@ class Owned(NamedTuple):
     owner: dict[str, int]  # by layer
 
 
-class Scheme(NamedTuple):
+class Way(NamedTuple):
     """How a layer's curvature travels (``optim.communication``), and whether D and H do, of which its gradient is."""
 
     name: str
@@ -73,7 +72,7 @@ class Together:
 
     group: Any = None
     owned: Owned | None = None
-    schemes: dict[str, Scheme] = field(default_factory=dict)
+    schemes: dict[str, Way] = field(default_factory=dict)
     compared: tuple[Any, int] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -139,14 +138,14 @@ class Owners:
         costs = [cost_of(layer) for layer in optimizer.layers.values()]
         before = [None if (rank := (known or {}).get(name)) == EVERY_RANK else rank for name in names]
         self.owner = dict(zip(names, owners_of(costs, ranks.size, before), strict=True))
-        self.schemes: dict[str, Scheme] | None = None
+        self.schemes: dict[str, Way] | None = None
         self._words: list[_Word] = []
         if not optimizer.capture_options.measures:
-            self._settle(dict.fromkeys(names, Scheme(OWNER)))
+            self._settle(dict.fromkeys(names, Way(BY_OWNER)))
         elif names and all(self._may_use(optimizer.together.schemes.get(name)) for name in names):
             self._settle({name: optimizer.together.schemes[name] for name in names})
 
-    def _may_use(self, scheme: Scheme | None) -> bool:
+    def _may_use(self, scheme: Way | None) -> bool:
         """Whether a scheme that was chosen earlier, perhaps by other ranks, serves here."""
         return scheme is not None and not (scheme.name == BY_ROWS and self.shards)
 
@@ -188,20 +187,20 @@ class Owners:
         speed = measured_speed(self.ranks, options)
         traffic = {name: traffic_for(self, layer, [of.get(name, 0) for of in rows]) for name, layer in layers.items()}
         chosen = {name: scheme_of(of, options, speed) for name, of in traffic.items()}
-        schemes = {name: Scheme(of, traffic[name].products and of != FACTORS) for name, of in chosen.items()}
+        schemes = {name: Way(of, traffic[name].products and of != BY_FACTORS) for name, of in chosen.items()}
         known = {
             name: of for name, of in self.optimizer.together.schemes.items() if name in schemes and self._may_use(of)
         }
         self._settle({**schemes, **known})
 
-    def _settle(self, schemes: dict[str, Scheme]) -> None:
+    def _settle(self, schemes: dict[str, Way]) -> None:
         optimizer = self.optimizer
         self.schemes = optimizer.together.schemes = schemes
         self.owner |= {name: EVERY_RANK for name, (scheme, _) in schemes.items() if scheme == BY_ROWS}
         optimizer.together.owned = Owned(self.size, self.ranks.rank, self.owner)
         self.forget_others()
         if optimizer.capture_options.measures:
-            forms = {name: MATRIX if scheme == FACTORS else ROWS for name, (scheme, _) in schemes.items()}
+            forms = {name: MATRIX if scheme == BY_FACTORS else ROWS for name, (scheme, _) in schemes.items()}
             optimizer.capture.forms = forms
             optimizer.capture.products = frozenset(name for name, (_, products) in schemes.items() if products)
 

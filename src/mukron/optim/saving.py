@@ -27,7 +27,7 @@ from torch.nn import Parameter
 from mukron.curvature import local
 from mukron.damping import Rule
 from mukron.linalg import Operator
-from mukron.optim.exchange import SAVED_NAMES, Scheme
+from mukron.optim.exchange import SAVED_NAMES, Way
 from mukron.optim.shards import parts_of_state
 
 if TYPE_CHECKING:
@@ -208,7 +208,7 @@ def load_state(optimizer: SecondOrder, state_dict: Mapping[str, Any]) -> None:
     optimizer.exchange, optimizer.together.owned = None, None
     optimizer.steps, optimizer.skipped, optimizer.rescues = steps, record["skipped"], Counter(record["rescues"])
     optimizer.waiting, optimizer.found_reduction = record["waiting"], record["reduction"]
-    optimizer.together.schemes = {name: Scheme(*scheme) for name, scheme in record["schemes"].items()}
+    optimizer.together.schemes = {name: Way(*scheme) for name, scheme in record["schemes"].items()}
     optimizer.told, given = set(record["told"]), optimizer.capture_options.class_dim
     optimizer.found_class_dim = record["class_dim"] if given is None else given
     _restore_generator(optimizer.generator, record["generator"])
