@@ -13,8 +13,8 @@ from rich.console import Console
 
 from mukron.cli.common import errors, show
 from mukron.cli.ranks import (
-    USUAL_BANDWIDTH,
-    USUAL_SPEED,
+    DEFAULT_BANDWIDTH,
+    DEFAULT_SPEED,
     NetworkRequest,
     RanksBandwidthOption,
     RanksBatchOption,
@@ -84,8 +84,8 @@ def plan(
     sample: RanksSampleOption = None,
     sharding: RanksShardingOption = "ddp",
     communication: RanksCommunicationOption = "auto",
-    bandwidth: RanksBandwidthOption = USUAL_BANDWIDTH,
-    speed: RanksSpeedOption = USUAL_SPEED,
+    bandwidth: RanksBandwidthOption = DEFAULT_BANDWIDTH,
+    speed: RanksSpeedOption = DEFAULT_SPEED,
 ) -> None:
     """Print the settings of a wide network, from those tuned at a narrow width, the cost of a step, and the code.
 

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, distributed
 
 T = TypeVar("T")
+ALIGNED = 64  # bytes, to which torch aligns memory on CPUs; GPUs take more
 
 
 def local(tensor: Tensor) -> Tensor:
@@ -41,9 +42,15 @@ class _Described(NamedTuple):
         return cls(tensor.shape, tensor.dtype, _is_turned(tensor))
 
     def restored(self, numbers: Tensor) -> Tensor:
+        numbers = aligned(numbers)
         if not self.turned:
             return numbers.reshape(self.shape)
         return numbers.reshape(*self.shape[:-2], self.shape[-1], self.shape[-2]).mT
+
+
+def aligned(tensor: Tensor) -> Tensor:
+    """The tensor where products of it round as those of a tensor of its own do: kernels depend on addresses."""
+    return tensor.clone() if tensor.data_ptr() % ALIGNED else tensor
 
 
 def _is_turned(tensor: Tensor) -> bool:

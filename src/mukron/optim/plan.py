@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from mukron.curvature import EVERY_RANK
 from mukron.damping import Rescaled, Rule
+from mukron.optim.communication import sgd_numbers, traffic_of
 from mukron.optim.direction import IN_SIDE
-from mukron.table import Table
+from mukron.optim.exchange import Owners
+from mukron.table import Table, bytes_
 from mukron.theory import SP
 from mukron.trust import law_of
 
@@ -17,7 +20,7 @@ if TYPE_CHECKING:
     from mukron.optim.optimizer import SecondOrder
     from mukron.optim.table import LayerEntry
 
-PLAN_COLUMNS = ("layer", "out x in", "form", "rank", "memory", "work")
+PLAN_COLUMNS = ("layer", "out x in", "form", "rank", "memory", "work", "owner", "arrives")
 RANK = PLAN_COLUMNS.index("rank")
 RANK_NOTE = "rank: the effective rank (tr M)^2 / tr M^2, about how many directions carry a factor's trace"
 REGIME_NOTE = (
@@ -44,8 +47,9 @@ def plan_table(optimizer: SecondOrder) -> Table:
         law_of(optimizer.options.trust, optimizer.method),
         *_rules(optimizer),
         *optimizer.notes(),
+        *_of_ranks(optimizer),
     ]
-    ranked = any(row[RANK] for row in rows)
+    ranked, together = any(row[RANK] for row in rows), isinstance(optimizer.exchange, Owners)
     if ranked:
         relative = any(isinstance(Rule.of_group(group), Rescaled) for group in optimizer.param_groups)
         notes[1:1] = [RANK_NOTE, *([REGIME_NOTE] if relative else [])]
@@ -58,7 +62,8 @@ def plan_table(optimizer: SecondOrder) -> Table:
             notes.append(f"adaptive damping{which}: {Rule.of_group(group).rho:.4g} now{ratio}")
     rescued = sum(optimizer.rescues.values())
     title = f"{type(optimizer).__name__}: {optimizer.skipped} steps skipped, {rescued} factorizations rescued"
-    kept = [place for place in range(len(PLAN_COLUMNS)) if ranked or place != RANK]
+    left_out = {*([] if ranked else ["rank"]), *([] if together else ["owner", "arrives"])}
+    kept = [place for place, column in enumerate(PLAN_COLUMNS) if column not in left_out]
     columns = tuple(PLAN_COLUMNS[place] for place in kept)
     return Table(title, columns, tuple(tuple(row[place] for place in kept) for row in rows), tuple(notes))
 
@@ -91,14 +96,51 @@ def _rules(optimizer: SecondOrder) -> list[str]:
     return [f"damping {rule.text()}: {'; '.join(words[rule])}" for rule in rules]
 
 
+def _of_ranks(optimizer: SecondOrder) -> list[str]:
+    """What arrives in a step, beside data-parallel SGD."""
+    exchange = optimizer.exchange
+    if not isinstance(exchange, Owners) or not exchange.traffic:
+        return []
+    ours, k = sum(_arrives(exchange, name) for name in exchange.traffic), exchange.size
+    numbers = [(entry.parameter.numel(), entry.parameter.element_size()) for entry in optimizer.entries.values()]
+    sgd = sum(sgd_numbers(n, k, bool(exchange.shards)) * size for n, size in numbers) / k
+    others = 0.0 if not exchange.gradients.averages else sum(
+        2 * (k - 1) * entry.parameter.numel() * entry.parameter.element_size() / k
+        for entry in optimizer.entries.values()
+        if not entry.preconditioned
+    )  # fmt: skip
+    beside = "in their place" if exchange.gradients.averages else "beside those"
+    return [
+        "owner: the rank that has a layer's curvature; arrives: bytes in an average step, per rank; "
+        "rows, owner, factors: how curvature travels",
+        f"in all {bytes_(ours + others)} arrive per step and rank, {beside} of data-parallel SGD, {bytes_(sgd)}",
+    ]
+
+
+def _arrives(exchange: Owners, layer: str) -> float:
+    """Bytes per step and rank."""
+    traffic, schemes = exchange.traffic[layer], exchange.schemes or {}
+    owner = max(exchange.owner[layer], 0)
+    return traffic_of(traffic, schemes[layer].name, owner).total * traffic.element / exchange.size
+
+
+def _owner_cells(optimizer: SecondOrder, layer: str) -> tuple[str, str]:
+    exchange = optimizer.exchange
+    if not isinstance(exchange, Owners) or layer not in exchange.traffic or exchange.schemes is None:
+        return "", ""
+    owner = "all" if exchange.owner[layer] == EVERY_RANK else str(exchange.owner[layer])
+    return owner, f"{bytes_(_arrives(exchange, layer))}, {exchange.schemes[layer].name}"
+
+
 def _rows(optimizer: SecondOrder, entry: LayerEntry) -> list[tuple[str, ...]]:
     """One row a block that has factors of its own."""
-    layer = entry.layer
+    layer, owner = entry.layer, _owner_cells(optimizer, entry.name)
     operators = optimizer.state.get(entry.anchor, {}).get("operators", {})
     groups = "" if layer.groups == 1 else f" ({layer.groups} groups)"
     if not operators:
         form = "after the first step" if optimizer.by_block or optimizer.method.damped else "no factors"
-        return [(entry.name, f"{layer.d_out} x {layer.d_in}{groups}", form, "", "", "")]
+        form = "on its owner" if owner[0] not in ("", "all") and optimizer.steps and form != "no factors" else form
+        return [(entry.name, f"{layer.d_out} x {layer.d_in}{groups}", form, "", "", "", *owner)]
     rows: list[tuple[str, ...]] = []
     for block, sides in operators.items():
         d_in = layer.d_in if block == "weight" else 1
@@ -112,6 +154,7 @@ def _rows(optimizer: SecondOrder, entry: LayerEntry) -> list[tuple[str, ...]]:
             _ranks(optimizer, entry, block),
             f"{size / 2**20:.3g} MiB",
             f"{work / 1e6:.3g} M",
+            *(owner if not rows else ("", "")),
         )
         rows.append((name, f"{layer.d_out} x {d_in}{groups}", *cells))
     return rows
