@@ -25,12 +25,15 @@ from torch import distributed
 from mukron.train.config import RunConfig
 from mukron.train.errors import LostProcessError, RunError
 from mukron.train.randomness import DRAWS, seed_for
-from mukron.workers.launch import launched, local_rank
+from mukron.train.rendezvous import meeting_point
+from mukron.workers.launch import launched, launched_rank, local_rank
 
 T = TypeVar("T")
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}  # by device
 LONGEST_WAIT = datetime.timedelta(minutes=10)  # of a rank for the others
-LOST = re.compile("gloo|NCCL|onnection (closed|reset|refused)|roken pipe|imed out", re.IGNORECASE)
+LOST = re.compile(
+    r"gloo|NCCL|onnection (closed|reset|refused)|roken pipe|imed out|not on all of \d+ ranks", re.IGNORECASE
+)
 
 
 @dataclass(frozen=True)
@@ -142,18 +145,18 @@ def joined_processes(config: RunConfig) -> Iterator[Processes]:
     device = local_device(config.device)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    if not ready:
-        bound: dict[str, Any] = {"device_id": device} if device.type == "cuda" else {}
-        distributed.init_process_group(BACKENDS[device.type], timeout=LONGEST_WAIT, **bound)
-    processes = Processes(distributed.get_rank(), distributed.get_world_size(), device)
     try:
-        yield processes
+        if not ready:
+            bound: dict[str, Any] = {"device_id": device} if device.type == "cuda" else {}
+            where = meeting_point(LONGEST_WAIT)
+            distributed.init_process_group(BACKENDS[device.type], timeout=LONGEST_WAIT, **where, **bound)
+        yield Processes(distributed.get_rank(), size, device)
     except RuntimeError as error:
         if not _tells_of_a_lost_process(error):
             raise
         said = str(error).strip().partition("\n")[0]
         raise LostProcessError(
-            f"rank {processes.rank} of {size} lost the others: one of them has ended, or did not answer for "
+            f"rank {launched_rank()} of {size} lost the others: one of them has ended, or did not answer for "
             f"{LONGEST_WAIT.seconds // 60} minutes ({said}). In a folder the same command continues the run from its "
             "last checkpoint; torchrun --max-restarts N does that by itself"
         ) from error
