@@ -246,7 +246,7 @@ def test_steps_that_are_all_skipped_are_a_divergence(monkeypatch):
         result.model.fc2.register_forward_hook(lambda module, inputs, output: Broken.apply(output))
         return result
 
-    monkeypatch.setattr("mukron.train.loop.build", built)
+    monkeypatch.setattr("mukron.train.sharding.build", built)
     run = train(SMALL.replace(epochs=5), dataset=DIGITS)
     assert run.status == "diverged"
     assert "step 9: 10 steps in a row were skipped" in run.reason

@@ -216,6 +216,8 @@ def launched(monkeypatch):
         ({"device": "cuda:0"}, r"not in 3 processes: device='cuda:0': say 'cuda'"),
         ({"device": "mps"}, r"not in 3 processes: device='mps'"),
         ({"method_options": {"fused": True}}, r"method_options: fused=True"),
+        ({"sharding": "fsdp", "record": ["distance"]}, r'record: probes read whole weights, and sharding="fsdp"'),
+        ({"sharding": "fsdp", "compile": True}, r'compile=True beside sharding="fsdp"'),
     ],
 )
 def test_what_several_processes_cannot_do_is_refused_by_name(launched, changes, words):
@@ -234,11 +236,6 @@ def test_too_few_gpus_are_named(launched, monkeypatch):
     monkeypatch.setenv("LOCAL_RANK", "2")
     with pytest.raises(RunError, match="process 3 of this machine has no GPU, torch finds 2"):
         train(BASE.replace(device="cuda"))
-
-
-def test_sharded_weights_cannot_be_probed():
-    with pytest.raises(RunError, match='record: probes need whole weights, and sharding="fsdp"'):
-        BASE.replace(sharding="fsdp", record=["distance"])
 
 
 def test_sharding_is_a_field_that_leaves_old_keys_alone():

@@ -293,11 +293,6 @@ def _contradictions(config: RunConfig) -> Iterator[str]:
     options = config.method_options
     if config.class_dim is not None and options.get("class_dim") not in (None, config.class_dim):
         yield f"class_dim={config.class_dim}, but method_options: class_dim={options['class_dim']}; say it once"
-    if config.sharding == "fsdp":
-        if config.record:
-            yield 'record: probes need whole weights, and sharding="fsdp" leaves each process a part; use "ddp"'
-        if config.compile:
-            yield 'compile=True with sharding="fsdp" is not supported yet; leave out one of the two'
     if config.base_depth is not None:
         depth = config.model_options.get("depth")
         if isinstance(depth, bool) or not isinstance(depth, int):

@@ -31,8 +31,8 @@ from mukron.workers.launch import launched, launched_rank, local_rank
 T = TypeVar("T")
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}  # by device
 LONGEST_WAIT = datetime.timedelta(minutes=10)  # of a rank for the others
-LOST = re.compile(
-    r"gloo|NCCL|onnection (closed|reset|refused)|roken pipe|imed out|not on all of \d+ ranks", re.IGNORECASE
+LOST = re.compile(  # what errors say then; few have a type of their own
+    r"gloo|NCCL|connection (closed|reset|refused)|broken pipe|timed out|not on all of \d+ ranks", re.IGNORECASE
 )
 
 
@@ -200,6 +200,10 @@ def _refuse_what_cannot_be_joined(config: RunConfig, size: int) -> None:
         problems.append(f"device={config.device!r}: say {device.type!r}; each process takes a GPU of its own")
     if config.method_options.get("fused"):
         problems.append("method_options: fused=True forms no gradients, so they cannot be averaged; leave it out")
+    if config.sharding == "fsdp" and config.record:
+        problems.append('record: probes read whole weights, and sharding="fsdp" leaves each process a part; use "ddp"')
+    if config.sharding == "fsdp" and config.compile:
+        problems.append('compile=True beside sharding="fsdp" is not supported yet; leave out one of the two')
     if problems:
         raise RunError(f"not in {size} processes: {'; '.join(problems)}")
 

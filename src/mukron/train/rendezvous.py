@@ -16,7 +16,7 @@ import time
 import uuid
 from typing import Any
 
-from torch import distributed
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 ASKED_AGAIN = 0.05  # seconds
 
@@ -34,7 +34,7 @@ def meeting_point(wait: datetime.timedelta) -> dict[str, Any]:
         return {}  # rank 0 opens a store of its own for each attempt
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    store = distributed.TCPStore(host, port, size, is_master=False, timeout=wait)
+    store = TCPStore(host, port, size, is_master=False, timeout=wait)
     return {"store": own_part(store, rank, size, wait), "rank": rank, "world_size": size}
 
 
@@ -52,13 +52,13 @@ def own_part(store: Any, rank: int, size: int, wait: datetime.timedelta) -> Any:
         store.set("mukron/name", own)
         answers = [store.get(f"mukron/{own}/{other}").decode() for other in range(1, size)]
         store.set(f"mukron/{own}/answers", " ".join(answers))
-        return distributed.PrefixStore(f"mukron/{own}", store)
+        return PrefixStore(f"mukron/{own}", store)
     end = time.monotonic() + wait.total_seconds()
     while time.monotonic() < end:
         name = store.get("mukron/name").decode()
         store.set(f"mukron/{name}/{rank}", own)
-        answers = f"mukron/{name}/answers"
-        if store.check([answers]) and own in store.get(answers).decode().split():
-            return distributed.PrefixStore(f"mukron/{name}", store)
+        listed = f"mukron/{name}/answers"
+        if store.check([listed]) and own in store.get(listed).decode().split():
+            return PrefixStore(f"mukron/{name}", store)
         time.sleep(ASKED_AGAIN)
     raise RuntimeError(f"rank {rank} of {size} timed out: rank 0 did not come to train with it")
