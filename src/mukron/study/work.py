@@ -27,7 +27,7 @@ from mukron.workers.machine import gpus
 from mukron.workers.worker import Tick, WorkerTask, serve
 
 POLL_INTERVAL = 0.5  # seconds between two reads of the storage
-AUTO = "auto"  # workers: one on each GPU
+ONE_A_GPU = "auto"  # workers: one on each GPU
 QUICK = 1.0  # seconds; shorter epochs are not all reported to Optuna
 
 
@@ -239,10 +239,12 @@ def workers_for(workers: int | str, device: str) -> int:
     Raises:
         StudyError: It is neither a number from 1 nor "auto".
     """
-    if workers == AUTO:
+    if workers == ONE_A_GPU:
         return max(1, len(_gpus_for(device)))
     if isinstance(workers, bool) or not (isinstance(workers, int) or workers.isdecimal()) or int(workers) < 1:
-        raise StudyError(f"workers={workers!r}: expected a number of processes, at least 1, or {AUTO!r}, one a GPU")
+        raise StudyError(
+            f"workers={workers!r}: expected a number of processes, at least 1, or {ONE_A_GPU!r}, one a GPU"
+        )
     return int(workers)
 
 

@@ -11,14 +11,14 @@ from mukron.train.build import Built
 from mukron.train.config import RunConfig
 from mukron.train.losses import counted
 from mukron.train.outputs import hits
-from mukron.train.processes import ALONE, Processes
+from mukron.train.processes import ONE_PROCESS, Processes
 from mukron.train.records import EpochRow
 
 EVALUATED = 1024  # targets, such as 16 windows of 64 tokens, in one forward pass of an evaluation
 
 
 @torch.no_grad()
-def evaluate(built: Built, dataset: Dataset, processes: Processes = ALONE) -> tuple[float, float | None]:
+def evaluate(built: Built, dataset: Dataset, processes: Processes = ONE_PROCESS) -> tuple[float, float | None]:
     """Return loss and accuracy on the test samples. Samples whose targets are all ignored do not count.
 
     Args:

@@ -108,8 +108,8 @@ def train(
         processes = stack.enter_context(joined_processes(config))
         if files is not None and (run := _begin(files, config, processes, resume, stack)) is not None:
             return run
+        data = processes.in_turn(lambda: dataset_of(config, dataset, data_dir))
         with processes.together():
-            data = dataset_of(config, dataset, data_dir)
             stack.enter_context(own_random_numbers(device_of(config)))
             stack.enter_context(repeatable())
             stack.enter_context(precision(config.dtype))
@@ -121,7 +121,8 @@ def train(
             with processes.together():
                 if tensorboard and processes.first:
                     loop.writer = stack.enter_context(tensorboard_writer(files.tensorboard, loop.state.step))
-        return loop.run(stack.enter_context(interruptible(terminate=processes.size > 1)))
+        several = processes.size > 1
+        return loop.run(stack.enter_context(interruptible(terminate=several, patient=several)))
 
 
 def _begin(files: RunFolder, config: RunConfig, processes: Processes, resume: bool, stack: ExitStack) -> Run | None:

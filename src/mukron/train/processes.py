@@ -24,14 +24,14 @@ from torch import distributed
 
 from mukron.train.config import RunConfig
 from mukron.train.errors import LostProcessError, RunError
-from mukron.train.randomness import DRAWS, seed_for
+from mukron.train.randomness import OWN_DRAWS, seed_for
 from mukron.train.rendezvous import meeting_point
 from mukron.workers.launch import launched, launched_rank, local_rank
 
 T = TypeVar("T")
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}  # by device
 LONGEST_WAIT = datetime.timedelta(minutes=10)  # of a rank for the others
-LOST = re.compile(  # what errors say then; few have a type of their own
+LOST_MESSAGES = re.compile(  # what errors say then; few have a type of their own
     r"gloo|NCCL|connection (closed|reset|refused)|broken pipe|timed out|not on all of \d+ ranks", re.IGNORECASE
 )
 
@@ -114,13 +114,24 @@ class Processes:
             if word:
                 raise RunError(f"rank {rank} of {self.size} failed, so the run cannot go on: {word}") from error
 
+    def in_turn(self, load: Callable[[], T]) -> T:
+        """What every process loads: one of each machine before the others, so that one alone downloads."""
+        if self.size == 1:
+            return load()
+        loaded: list[T] = []
+        for turn in (True, False):
+            with self.together():
+                if (local_rank() == 0) == turn:
+                    loaded.append(load())
+        return loaded[0]
+
     def draw_apart(self, seed: int, step: int) -> None:
         """Seed torch for a step, so that ranks draw different numbers (dropout), which a resumed run draws again."""
         if self.size > 1:
-            torch.manual_seed(seed_for(seed, DRAWS, step * self.size + self.rank))
+            torch.manual_seed(seed_for(seed, OWN_DRAWS, step * self.size + self.rank))
 
 
-ALONE = Processes()
+ONE_PROCESS = Processes()
 
 
 @contextmanager
@@ -139,7 +150,7 @@ def joined_processes(config: RunConfig) -> Iterator[Processes]:
     ready = distributed.is_available() and distributed.is_initialized()
     size = distributed.get_world_size() if ready else launched()
     if size == 1:
-        yield ALONE
+        yield ONE_PROCESS
         return
     _refuse_what_cannot_be_joined(config, size)
     device = local_device(config.device)
@@ -214,4 +225,4 @@ def _tells_of_a_lost_process(error: RuntimeError) -> bool:
         for name in ("DistError", "DistBackendError", "DistNetworkError", "DistStoreError")
         if isinstance(kind := getattr(distributed, name, None), type)
     )
-    return isinstance(error, kinds) or bool(LOST.search(str(error)))
+    return isinstance(error, kinds) or bool(LOST_MESSAGES.search(str(error)))
