@@ -17,7 +17,7 @@ from mukron.data import Dataset, Split, load
 from mukron.linalg import FactorizationError, MatrixFactor, RowsFactor
 from mukron.optim.direction import base_rate
 from mukron.train import RunConfig, RunError, build, train
-from mukron.train.loop import batches
+from mukron.train.order import batches
 
 DIGITS = load("digits")
 SMALL = RunConfig(width=64, base_width=16, batch=128, epochs=2, lr=0.002, samples=512, test_samples=100)

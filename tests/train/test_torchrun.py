@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from typer.testing import CliRunner
 from mukron.cli import app
 from mukron.data import load
 from mukron.train import Run, RunConfig, RunError, train
+from mukron.train.divergence import failed_factorization
 from mukron.train.processes import ONE_PROCESS, Processes, check_batch, joined_processes
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
@@ -44,13 +46,14 @@ from pathlib import Path
 
 import torch
 from mukron.train import RunConfig, train
+from mukron.train.processes import leave_processes
 
 torch.set_num_threads(1)
 folder = Path(sys.argv[1])
 for file in sorted(folder.glob("*.json")):
     run = train(RunConfig.load(file), folder / file.stem)
     (folder / f"{file.stem}.rank{os.environ['RANK']}").write_text(json.dumps(run.to_dict()))
-torch.distributed.destroy_process_group()
+leave_processes(0)
 """
 BASE = RunConfig(width=32, base_width=16, dtype="float64", samples=205, test_samples=101, batch=51, epochs=2)
 CASES = {  # 51 samples do not split evenly
@@ -228,6 +231,42 @@ def test_a_rank_without_samples_is_refused():
     with pytest.raises(RunError, match="batch=2: 3 processes share a batch"):
         check_batch(2, Processes(rank=0, size=3))
     check_batch(3, Processes(rank=0, size=3))
+
+
+def test_a_process_takes_the_gpu_of_its_number_and_nccl(launched, monkeypatch):
+    class StopHereError(Exception):
+        pass
+
+    def begin(backend, **options):
+        raise StopHereError(backend, options["device_id"], options["timeout"] <= timedelta(minutes=30))
+
+    taken = []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(torch.cuda, "set_device", taken.append)
+    monkeypatch.setattr(torch.distributed, "init_process_group", begin)
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    with pytest.raises(StopHereError) as raised, joined_processes(BASE.replace(device="cuda")):
+        pass
+    assert raised.value.args == ("nccl", torch.device("cuda", 2), True)
+    assert taken == [torch.device("cuda", 2)]
+
+
+class TwoProcesses(Processes):
+    """Of which the other one says something."""
+
+    def __init__(self, said: str) -> None:
+        super().__init__(rank=0, size=2)
+        object.__setattr__(self, "said", said)
+
+    def of_all(self, own):
+        return [own, self.said]
+
+
+def test_a_factorization_that_fails_elsewhere_is_a_divergence_here_too():
+    elsewhere = RuntimeError("rank 1 could not take this step, so none does: RuntimeError: too small")
+    assert failed_factorization(elsewhere, TwoProcesses("too small")) == "too small"
+    assert failed_factorization(elsewhere, TwoProcesses("")) == ""  # it failed for another reason
+    assert failed_factorization(RuntimeError("out of memory"), TwoProcesses("too small")) == ""
 
 
 def test_too_few_gpus_are_named(launched, monkeypatch):

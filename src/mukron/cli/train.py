@@ -18,7 +18,7 @@ from mukron.cli.progress import BAR, TIME_LEFT, clock, shown_bar
 from mukron.imports import import_function
 from mukron.table import Table
 from mukron.workers.exits import STOPPED
-from mukron.workers.launch import launched_rank, local_rank, restarted
+from mukron.workers.launch import launched, launched_rank, local_rank, restarted
 
 if TYPE_CHECKING:
     from mukron.train import Progress, Run, RunConfig
@@ -127,6 +127,8 @@ def train(
     }
     first = launched_rank() == 0  # of the processes of torchrun: it alone prints
     with errors(shown=local_rank() == 0):
+        from mukron.train.processes import leave_processes
+
         if factory is not None and model is not None:
             raise ValueError("give --model or --factory, not both")
         given["model"] = factory or model
@@ -149,12 +151,13 @@ def train(
             print_text(f"What it writes after the first window of the test text:\n\n{run.sample}\n")
         if run.status == "interrupted":
             _print_note(f"{run.reason}; the same command continues it")
+    if launched() > 1:
+        leave_processes(EXIT_CODES[run.status])
     raise typer.Exit(EXIT_CODES[run.status])
 
 
 def _run(config: RunConfig, folder: Path, data_dir: Path | None, tensorboard: bool, restart: bool) -> Run:
     from mukron.train import train as train_
-    from mukron.train.processes import leave_processes
 
     options: dict[str, Any] = {"data_dir": data_dir, "tensorboard": tensorboard}
     options["resume"] = not restart or restarted()  # what torchrun starts again goes on
@@ -164,9 +167,7 @@ def _run(config: RunConfig, folder: Path, data_dir: Path | None, tensorboard: bo
         else:
             stack.enter_context(warnings.catch_warnings())
             warnings.simplefilter("ignore")
-        run = train_(config, folder, **options)
-    leave_processes()
-    return run
+        return train_(config, folder, **options)
 
 
 def run_config_from_options(file: Path | None, given: Mapping[str, Any], settings: list[str]) -> RunConfig:

@@ -31,12 +31,12 @@ from mukron.train.errors import RunError
 from mukron.train.evaluation import columns, evaluate, total
 from mukron.train.losses import counted
 from mukron.train.observers import Moment, Observer, Progress, observed
+from mukron.train.order import batches
 from mukron.train.outputs import hits
 from mukron.train.probes import PROBES, Probe, Spectra
 from mukron.train.processes import Processes, check_batch, joined_processes
 from mukron.train.randomness import (
     AUGMENTATION,
-    ORDER,
     own_random_numbers,
     seed_for,
 )
@@ -44,7 +44,7 @@ from mukron.train.records import DIVERGED, FINISHED, INTERRUPTED, EpochRow, Run,
 from mukron.train.samples import written_sample
 from mukron.train.schedules import Schedule
 from mukron.train.sharding import build_in, joined
-from mukron.train.surroundings import precision, repeatable, tensorboard_writer
+from mukron.train.surroundings import precision, repeatable, tensorboard_writer, write_events
 from mukron.train.word_probe import WordProbe
 from mukron.workers.interrupts import interruptible
 
@@ -104,16 +104,38 @@ def train(
     if checkpoint_every < 1:
         raise RunError(f"checkpoint_every counts epochs: at least 1, got {checkpoint_every}")
     files = None if folder is None else RunFolder(folder)
+    with joined_processes(config) as processes:
+        run = _train(
+            config,
+            files,
+            processes,
+            lambda: dataset_of(config, dataset, data_dir),
+            lambda data: Loop(config, data, files, observe, progress, checkpoint_every, data_dir, sample, processes),
+            resume,
+            tensorboard,
+        )
+        processes.collect()
+    return run
+
+
+def _train(
+    config: RunConfig,
+    files: RunFolder | None,
+    processes: Processes,
+    load: Callable[[], Dataset],
+    make: Callable[[Dataset], Loop],
+    resume: bool,
+    tensorboard: bool,
+) -> Run:
     with ExitStack() as stack:
-        processes = stack.enter_context(joined_processes(config))
         if files is not None and (run := _begin(files, config, processes, resume, stack)) is not None:
             return run
-        data = processes.in_turn(lambda: dataset_of(config, dataset, data_dir))
+        data = processes.in_turn(load)
         with processes.together():
             stack.enter_context(own_random_numbers(device_of(config)))
             stack.enter_context(repeatable())
             stack.enter_context(precision(config.dtype))
-            loop = Loop(config, data, files, observe, progress, checkpoint_every, data_dir, sample, processes)
+            loop = make(data)
         loop.join()
         if files is not None:
             loop.load(same_checkpoint(files, processes) if resume else None)
@@ -133,15 +155,6 @@ def _begin(files: RunFolder, config: RunConfig, processes: Processes, resume: bo
         return files.ended(config) if resume else None
 
     return processes.of_first(lock)
-
-
-def batches(samples: int, batch: int, seed: int, epoch: int) -> list[Tensor]:
-    """Return the sample indices of an epoch's batches, shuffled by seed and epoch; an incomplete batch is dropped."""
-    if samples == batch:
-        return [torch.arange(samples)]
-    generator = torch.Generator().manual_seed(seed_for(seed, ORDER, epoch))
-    order = torch.randperm(samples, generator=generator)
-    return list(torch.split(order, batch)[: samples // batch])
 
 
 class Loop:
@@ -345,7 +358,7 @@ class Loop:
     def _recorded(self, row: EpochRow) -> EpochRow:
         if self.files is not None:
             self.files.append(row)
-            self._write_events(row)
+            write_events(self.writer, row)
         return row
 
     def _means(self) -> tuple[float, float | None]:
@@ -369,13 +382,6 @@ class Loop:
             epoch, loss, accuracy = row["epoch"], row["train_loss"], row.get("train_accuracy")
         loss, accuracy = (math.nan if number is None else number for number in (loss, accuracy))
         self.progress(Progress(epoch, self.config.epochs, state.step, steps, loss, accuracy, left, row))
-
-    def _write_events(self, row: EpochRow) -> None:
-        if self.writer is not None:
-            for name, value in row.items():
-                if name not in ("epoch", "step") and value is not None:
-                    self.writer.add_scalar(name, value, row["step"])
-            self.writer.flush()
 
     # Checkpoints.
 

@@ -13,11 +13,14 @@ In one process nothing is said and every answer is the process's own.
 from __future__ import annotations
 
 import datetime
+import gc
+import os
 import re
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import Any, NoReturn, TypeVar, cast
 
 import torch
 from torch import distributed
@@ -125,6 +128,11 @@ class Processes:
                     loaded.append(load())
         return loaded[0]
 
+    def collect(self) -> None:
+        """Free what a run has left: torch aborts at times if its wrapper outlives the process group."""
+        if self.size > 1:
+            gc.collect()
+
     def draw_apart(self, seed: int, step: int) -> None:
         """Seed torch for a step, so that ranks draw different numbers (dropout), which a resumed run draws again."""
         if self.size > 1:
@@ -188,10 +196,21 @@ def local_device(name: str) -> torch.device:
     return torch.device("cuda", rank)
 
 
-def leave_processes() -> None:
-    """Part with the other processes at the end of a command, after a run that has ended well on all of them."""
-    if distributed.is_available() and distributed.is_initialized():
+def leave_processes(code: int) -> NoReturn:
+    """End this process, after a run that has ended on all of them.
+
+    At once: Python's own end aborts at times ("terminate called without an active exception") if something of torch's
+    is still there, and torchrun would take that for a failure.
+
+    Args:
+        code: The exit code.
+    """
+    if distributed.is_initialized():
+        distributed.barrier()
         distributed.destroy_process_group()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def check_batch(batch: int, processes: Processes) -> None:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
@@ -88,11 +88,13 @@ def shard(model: nn.Module) -> None:
     Args:
         model: The network, parametrized.
     """
+    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    for block in blocks_of(model):
-        fully_shard(block)
-    fully_shard(model)
+    kind = next(model.parameters()).device.type  # which need not be torch's own choice, a GPU wherever there is one
+    mesh = init_device_mesh(kind, (distributed.get_world_size(),))
+    for block in [*blocks_of(model), model]:
+        fully_shard(block, mesh=mesh)
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:

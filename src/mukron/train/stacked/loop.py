@@ -17,8 +17,9 @@ from mukron.train.config import RunConfig
 from mukron.train.divergence import trouble_with
 from mukron.train.errors import RunError
 from mukron.train.evaluation import EVALUATED
-from mukron.train.loop import batches, train
+from mukron.train.loop import train
 from mukron.train.observers import Progress
+from mukron.train.order import batches
 from mukron.train.randomness import own_random_numbers
 from mukron.train.records import DIVERGED, FINISHED, INTERRUPTED, EpochRow, Run, finite
 from mukron.train.schedules import Schedule
