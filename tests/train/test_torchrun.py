@@ -20,7 +20,7 @@ from mukron.cli import app
 from mukron.data import load
 from mukron.train import Run, RunConfig, RunError, train
 from mukron.train.divergence import failed_factorization
-from mukron.train.processes import ONE_PROCESS, Processes, check_batch, joined_processes
+from mukron.train.processes import ONE_PROCESS, Processes, check_batch, check_same_run, joined_processes
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 DIGITS = load("digits")
@@ -267,6 +267,12 @@ def test_a_factorization_that_fails_elsewhere_is_a_divergence_here_too():
     assert failed_factorization(elsewhere, TwoProcesses("too small")) == "too small"
     assert failed_factorization(elsewhere, TwoProcesses("")) == ""  # it failed for another reason
     assert failed_factorization(RuntimeError("out of memory"), TwoProcesses("too small")) == ""
+
+
+def test_processes_with_different_runs_are_refused():
+    check_same_run(BASE, TwoProcesses(BASE.key()))
+    with pytest.raises(RunError, match="2 processes train one run together, but they were given 2 different ones"):
+        check_same_run(BASE, TwoProcesses(BASE.replace(seed=1).key()))
 
 
 def test_too_few_gpus_are_named(launched, monkeypatch):

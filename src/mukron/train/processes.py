@@ -169,7 +169,9 @@ def joined_processes(config: RunConfig) -> Iterator[Processes]:
             bound: dict[str, Any] = {"device_id": device} if device.type == "cuda" else {}
             where = meeting_point(LONGEST_WAIT)
             distributed.init_process_group(BACKENDS[device.type], timeout=LONGEST_WAIT, **where, **bound)
-        yield Processes(distributed.get_rank(), size, device)
+        processes = Processes(distributed.get_rank(), size, device)
+        check_same_run(config, processes)
+        yield processes
     except RuntimeError as error:
         if not _tells_of_a_lost_process(error):
             raise
@@ -211,6 +213,24 @@ def leave_processes(code: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+def check_same_run(config: RunConfig, processes: Processes) -> None:
+    """Refuse processes that were given different runs.
+
+    Args:
+        config: This process's run.
+        processes: All of them.
+
+    Raises:
+        RunError: The runs differ.
+    """
+    keys = processes.of_all(config.key())
+    if len(set(keys)) > 1:
+        raise RunError(
+            f"{processes.size} processes train one run together, but they were given {len(set(keys))} different ones; "
+            "give all the same config, or start processes without torchrun to train a run in each"
+        )
 
 
 def check_batch(batch: int, processes: Processes) -> None:
