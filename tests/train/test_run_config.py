@@ -51,6 +51,7 @@ EVERYTHING = {  # nothing as by default
     "dtype": "bfloat16",
     "device": "cuda:1",
     "compile": True,
+    "sharding": "fsdp",
     "record": ["features", "spectra"],
     "record_every": 2,
     "evaluate_every": 3,
