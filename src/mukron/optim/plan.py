@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from mukron.optim.table import LayerEntry
 
 PLAN_COLUMNS = ("layer", "out x in", "form", "rank", "memory", "work")
-RANK = PLAN_COLUMNS.index("rank")
+RANK, WORK = PLAN_COLUMNS.index("rank"), PLAN_COLUMNS.index("work")
+FORM_NOTE = "matrix: d x d, made of all rows; sample space: N rows, no d x d matrix; work: multiplications to apply it"
 RANK_NOTE = "rank: the effective rank (tr M)^2 / tr M^2, about how many directions carry a factor's trace"
 REGIME_NOTE = (
     "where ranks do not grow with the width, damping must grow like the trace (Rescaled); where they grow like the "
@@ -39,16 +40,12 @@ def plan_table(optimizer: SecondOrder) -> Table:
     """Factor sizes, form, memory and work of every layer; blocks with factors of their own are named."""
     rows = [row for layer in optimizer.layers.values() for row in _rows(optimizer, layer)]
     others = [name for name, entry in optimizer.entries.items() if not entry.preconditioned]
-    notes = [
-        "matrix: d x d, made of all rows; sample space: N rows, no d x d matrix; work: multiplications to apply it",
-        law_of(optimizer.options.trust, optimizer.method),
-        *_rules(optimizer),
-        *optimizer.notes(),
-    ]
+    notes = [FORM_NOTE] if any(row[WORK] for row in rows) else []
     ranked = any(row[RANK] for row in rows)
     if ranked:
         relative = any(isinstance(Rule.of_group(group), Rescaled) for group in optimizer.param_groups)
-        notes[1:1] = [RANK_NOTE, *([REGIME_NOTE] if relative else [])]
+        notes += [RANK_NOTE, *([REGIME_NOTE] if relative else [])]
+    notes += [law_of(optimizer.options.trust, optimizer.method), *_rules(optimizer), *optimizer.notes()]
     if others:
         notes.append(f"by the fallback rule ({optimizer.options.fallback.name}): {', '.join(others)}")
     for number, group in enumerate(optimizer.param_groups):
