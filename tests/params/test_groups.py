@@ -228,10 +228,10 @@ def test_one_step_of_adamw_decays_by_the_law(decay, k, r):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"decay": "width"}, 'decay must be "constant", "1/width", an exponent'),
+        ({"decay": "width"}, 'decay must be "constant" or "1/width" or an exponent'),
         ({"decay": float("nan")}, "decay must be"),
         ({"decay": None}, "decay must be"),
-        ({"embedding_lr": "half"}, "embedding_lr must be an exponent as a number"),
+        ({"embedding_lr": "half"}, "embedding_lr must be an exponent, as a number"),
     ],
 )
 def test_laws_that_do_not_exist_are_refused(given, message):

@@ -166,7 +166,7 @@ def test_nobody_can_change_a_config():
         ({"method_options": {"graft": "adam"}}, r"kfac has no 'graft'; say trust=graft:adam or trust=graft:sgd"),
         ({"scheme": "mupp"}, "scheme='mupp': unknown scheme"),
         ({"output_exponent": "half"}, "output_exponent='half'"),
-        ({"decay": "width"}, 'decay=.width.: decay must be "constant", "1/width", an exponent'),
+        ({"decay": "width"}, 'decay=.width.: decay must be "constant" or "1/width" or an exponent'),
         ({"embedding_lr": "1e9999"}, "embedding_lr=.*expected short numbers"),
         ({"output_exponent": -1}, 'output_exponent=-1: expected a number from 0 to 1000, or "zero"'),
         ({"output_exponent": "1e9"}, 'output_exponent=.1e9.: expected a number from 0 to 1000, or "zero"'),

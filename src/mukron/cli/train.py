@@ -86,7 +86,9 @@ def train(
     ] = None,
     schedule: Annotated[str | None, _field("schedule", "constant, cosine, linear, step:60,120.")] = None,
     momentum: Annotated[float | None, _field("momentum", "Momentum, at least 0 and below 1.")] = None,
-    weight_decay: Annotated[float | None, _field("weight_decay", "Weight decay, the same at every width.")] = None,
+    weight_decay: Annotated[
+        float | None, _field("weight_decay", "Weight decay; how it follows the width is --set decay=LAW.")
+    ] = None,
     epochs: Annotated[int | None, _field("epochs", "Number of epochs.")] = None,
     batch: Annotated[int | None, typer.Option(help="Batch size (default: all samples).")] = None,
     seed: Annotated[int | None, _field("seed", "Seed of all random numbers.")] = None,

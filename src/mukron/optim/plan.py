@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from mukron.optim.table import LayerEntry
 
 PLAN_COLUMNS = ("layer", "out x in", "form", "rank", "memory", "work", "owner", "arrives")
-RANK = PLAN_COLUMNS.index("rank")
+RANK, WORK = PLAN_COLUMNS.index("rank"), PLAN_COLUMNS.index("work")
+FORM_NOTE = "matrix: d x d, made of all rows; sample space: N rows, no d x d matrix; work: multiplications to apply it"
 RANK_NOTE = "rank: the effective rank (tr M)^2 / tr M^2, about how many directions carry a factor's trace"
 REGIME_NOTE = (
     "where ranks do not grow with the width, damping must grow like the trace (Rescaled); where they grow like the "
@@ -42,17 +43,13 @@ def plan_table(optimizer: SecondOrder) -> Table:
     """Factor sizes, form, memory and work of every layer; blocks with factors of their own are named."""
     rows = [row for layer in optimizer.layers.values() for row in _rows(optimizer, layer)]
     others = [name for name, entry in optimizer.entries.items() if not entry.preconditioned]
-    notes = [
-        "matrix: d x d, made of all rows; sample space: N rows, no d x d matrix; work: multiplications to apply it",
-        law_of(optimizer.options.trust, optimizer.method),
-        *_rules(optimizer),
-        *optimizer.notes(),
-        *_of_ranks(optimizer),
-    ]
+    notes = [FORM_NOTE] if any(row[WORK] for row in rows) else []
     ranked, together = any(row[RANK] for row in rows), isinstance(optimizer.exchange, Owners)
     if ranked:
         relative = any(isinstance(Rule.of_group(group), Rescaled) for group in optimizer.param_groups)
-        notes[1:1] = [RANK_NOTE, *([REGIME_NOTE] if relative else [])]
+        notes += [RANK_NOTE, *([REGIME_NOTE] if relative else [])]
+    notes += [law_of(optimizer.options.trust, optimizer.method), *_rules(optimizer), *optimizer.notes()]
+    notes += _of_ranks(optimizer)
     if others:
         notes.append(f"by the fallback rule ({optimizer.options.fallback.name}): {', '.join(others)}")
     for number, group in enumerate(optimizer.param_groups):
@@ -109,11 +106,11 @@ def _of_ranks(optimizer: SecondOrder) -> list[str]:
         for entry in optimizer.entries.values()
         if not entry.preconditioned
     )  # fmt: skip
-    beside = "in their place" if exchange.gradients.averages else "beside those"
+    beside = "in place of the" if exchange.gradients.averages else "beside the"
     return [
         "owner: the rank that has a layer's curvature; arrives: bytes in an average step, per rank; "
         "rows, owner, factors: how curvature travels",
-        f"in all {bytes_(ours + others)} arrive per step and rank, {beside} of data-parallel SGD, {bytes_(sgd)}",
+        f"in all {bytes_(ours + others)} arrive per step and rank, {beside} {bytes_(sgd)} of data-parallel SGD",
     ]
 
 
