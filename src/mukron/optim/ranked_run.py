@@ -90,8 +90,11 @@ class RankedRun:
     @cached_property
     def step(self) -> StepOptions:
         """Options of a step: intervals and the fallback rule."""
-        names = ("factor_every", "inverse_every", "fallback", "exclude")
-        return StepOptions.of(self.spec.method, self.trust, **{name: self.known.get(name) for name in names})
+        names = {"factor_every", "inverse_every", "fallback", "exclude"} & self.known.keys()
+        given = {name: self.known[name] for name in names}
+        if "inverse_every" not in names:  # a kernel is that of its own batch
+            given["inverse_every"] = 1
+        return StepOptions.of(self.spec.method, self.trust, **given)
 
     @cached_property
     def momentum_entries(self) -> dict[str, Any]:
@@ -168,6 +171,7 @@ def layer_traffic(shape: LayerShape, run: RankedRun, outputs: int) -> LayerTraff
         inverse_every=run.step.inverse_every,
         averages=run.sharding == PLAIN,
         shards=_shards(shape, run.ranks) if run.sharding == FSDP else None,
+        errors=tuple(outputs * samples for samples in run.rows(1)) if capture.jacobian else (),
         biases=shape.groups * shape.d_out * shape.bias,
         element=max(4, run.element),
     )
