@@ -26,6 +26,7 @@ if torch.distributed.is_available():
         set_model_state_dict,
         set_optimizer_state_dict,
     )
+    from torch.distributed.fsdp import FSDPModule, fully_shard
 
 # Every name of a state, with inverses that are stale when it is saved after 7 steps.
 OPTIMIZERS = {
@@ -60,7 +61,7 @@ def train(model: nn.Module, optimizer: Any, first: int, steps: int, kind: str = 
     """Some steps of the joined batch, each rank with its part."""
     dtype = next(model.parameters()).dtype
     ranks, rank = 1, 0
-    if isinstance(model, DistributedDataParallel):
+    if isinstance(model, DistributedDataParallel | FSDPModule):
         ranks, rank = torch.distributed.get_world_size(), torch.distributed.get_rank()
     ends = bounds(ranks)
     for step in range(first, first + steps):
@@ -95,10 +96,13 @@ def load(model: nn.Module, optimizer: Any, folder: Path, options: StateDictOptio
 # What ranks run: each folder is that of one number of ranks, inside the one that they share.
 
 
-def _started(name: str) -> tuple[nn.Module, Any]:
+def _started(name: str, spread: bool = False) -> tuple[nn.Module, Any]:
     torch.manual_seed(0)
     model = made("small", torch.float64)
-    if torch.distributed.get_world_size() > 1:
+    if spread:
+        fully_shard(model.hidden)
+        fully_shard(model)
+    elif torch.distributed.get_world_size() > 1:
         model = DistributedDataParallel(model)
         for _ in range(
             2
@@ -147,6 +151,41 @@ def read(rank: int, folder: Path) -> None:
                 off = float((weights[key] - value).norm() / value.norm())
                 near = off == 0 if exact else off < 1e-6 or name in CHOSEN_BY_ROUNDING
                 assert near, (name, form, key, off)
+
+
+SPREAD = ("kfac", "kfac, ema", "kfac, graft", "shampoo", "muon")
+
+
+def write_spread(rank: int, folder: Path) -> None:
+    """Train a sharded model, save, and train on."""
+    warnings.simplefilter("ignore")
+    for name in SPREAD:
+        model, optimizer = _started(name, spread=True)
+        train(model, optimizer, 0, BEFORE, "small")
+        for form, options in _flattened().items():
+            save(model, optimizer, folder.parent / name / form, options)
+        train(model, optimizer, BEFORE, 3, "small")
+        weights = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
+        if rank == 0:
+            torch.save(weights, folder.parent / name / "end.pt")
+
+
+def read_spread(rank: int, folder: Path) -> None:
+    """Load on sharded or whole models, train on, and compare where that ends."""
+    warnings.simplefilter("ignore")
+    size = torch.distributed.get_world_size()
+    for name in SPREAD:
+        end = torch.load(folder.parent / name / "end.pt", weights_only=True)
+        for form, options in _flattened().items():
+            for spread in (True, False) if size > 1 else (False,):
+                model, optimizer = _started(name, spread)
+                load(model, optimizer, folder.parent / name / form, options)
+                assert optimizer.steps == BEFORE
+                train(model, optimizer, BEFORE, 3, "small")
+                weights = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
+                for key in end if rank == 0 else ():
+                    off = float((weights[key] - end[key]).norm() / end[key].norm())
+                    assert off < 1e-6, (name, form, spread, key, off)
 
 
 def broadcast(rank: int, folder: Path) -> None:

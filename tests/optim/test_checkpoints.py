@@ -271,3 +271,12 @@ def test_checkpoints_of_some_ranks_go_on_with_others(saved_on, loaded_on, tmp_pa
 @pytest.mark.slow
 def test_one_rank_sends_its_state_to_the_others(tmp_path):
     in_ranks("checkpoints:broadcast", 2, tmp_path)
+
+
+@pytest.mark.slow
+def test_checkpoints_of_sharded_models_go_on_with_others(tmp_path):
+    """On fewer ranks, replicated, and in one process."""
+    for function, ranks in (("write_spread", 3), ("read_spread", 2), ("read_spread", 1)):
+        folder = tmp_path / f"{function}, {ranks}"
+        folder.mkdir()
+        in_ranks(f"checkpoints:{function}", ranks, folder)

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from mukron import KFAC
 from mukron.curvature import Joint, gather
 from mukron.optim.direction import announce, directions
+from mukron.optim.gradients import probed
 from networks import INPUTS, Net
 
 DATA = torch.Generator().manual_seed(0)
@@ -24,6 +25,12 @@ class Alone:
 
     def owns(self, layer):
         return True
+
+    def counts(self, layer):
+        return True
+
+    def probed(self, layers):
+        return probed(layers)
 
     def agree(self, step, made):
         if not made:

@@ -241,7 +241,7 @@ def test_layers_are_shared_out_and_their_state_is_whole_when_it_is_saved(tmp_pat
             train(wrapped, optimizer, 3, half)
             known = {{layer for layer, entry in optimizer.layers.items()
                       if any(key not in exchange.EVERYWHERE for key in optimizer.state[entry.anchor])}}
-            assert known == {{layer for layer, owner in optimizer.owned.owner.items() if owner == rank}}, name
+            assert known == {{layer for layer, owner in optimizer.together.owned.owner.items() if owner == rank}}, name
             both = [None, None]
             torch.distributed.all_gather_object(both, sorted(known))
             assert sorted(both[0] + both[1]) == sorted(optimizer.layers), name

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from mukron.optim.shapes import NetworkShapes
 
 OF_METHOD = "method_options."  # settings that go to the optimizer, as in a run's configuration
-USUAL_BANDWIDTH, USUAL_SPEED = 50e9, 50e12  # those of ``mukron.optim.communication``, without loading torch
+_BANDWIDTH, _SPEED = 50e9, 50e12  # those of ``mukron.optim.communication``, without loading torch
 
 RanksModelOption = Annotated[
     str | None, typer.Option(help=f"With --ranks: a built-in network, with --width: {BUILT_IN}.")

@@ -23,8 +23,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-AUTO, ROWS, OWNER, FACTORS = "auto", "rows", "owner", "factors"
-SCHEMES = (ROWS, OWNER, FACTORS)
+BY_TIME, BY_ROWS, BY_OWNER, BY_FACTORS = "auto", "rows", "owner", "factors"
+WAYS = (BY_ROWS, BY_OWNER, BY_FACTORS)
 USUAL_BANDWIDTH, USUAL_SPEED = 50e9, 50e12  # bytes and multiplications a second, where a plan is made without a machine
 
 
@@ -41,14 +41,14 @@ class Communication:
         Communication(scheme='auto', bandwidth=50000000000.0)
     """
 
-    scheme: str = AUTO
+    scheme: str = BY_TIME
     bandwidth: float | None = None
 
     def __post_init__(self) -> None:
-        if self.scheme not in (AUTO, *SCHEMES):
-            known = ", ".join(map(repr, (AUTO, *SCHEMES)))
+        if self.scheme not in (BY_TIME, *WAYS):
+            known = ", ".join(map(repr, (BY_TIME, *WAYS)))
             raise ValueError(f"unknown communication {self.scheme!r}; known: {known}, and auto:BYTES_PER_SECOND")
-        if self.bandwidth is not None and not (self.scheme == AUTO and self.bandwidth > 0):
+        if self.bandwidth is not None and not (self.scheme == BY_TIME and self.bandwidth > 0):
             raise ValueError(f'a bandwidth must be positive, and is for "auto" alone; got {self.bandwidth!r}')
 
     @staticmethod
@@ -151,9 +151,9 @@ def traffic_of(layer: LayerTraffic, scheme: str, owner: int) -> Traffic:
         owner: The rank that owns it; under "rows" nobody does.
     """
     others = layer.ranks - 1
-    copies = others if scheme == ROWS else 1
-    senders = [n for rank, n in enumerate(layer.rows) if scheme == ROWS or rank != owner]
-    if scheme == FACTORS:
+    copies = others if scheme == BY_ROWS else 1
+    senders = [n for rank, n in enumerate(layer.rows) if scheme == BY_ROWS or rank != owner]
+    if scheme == BY_FACTORS:
         curvature = float(others * (_input_factor(layer) + _triangle(layer.d_out) * layer.groups * bool(layer.signals)))
     else:
         derivatives = layer.signals + (layer.products and not layer.own_signals)
@@ -181,17 +181,17 @@ def _gradient(layer: LayerTraffic, scheme: str, owner: int) -> float:
     if not layer.averages:
         return 0.0
     formed = 1 - _as_products(layer, scheme)
-    copies = (layer.ranks - 1) * (2 if scheme == ROWS else 1)
+    copies = (layer.ranks - 1) * (2 if scheme == BY_ROWS else 1)
     return copies * (layer.weight * formed + layer.biases)
 
 
 def _as_products(layer: LayerTraffic, scheme: str) -> float:
     """In which part of the steps D^T H of all rows is known."""
-    return 1 / layer.factor_every if layer.products and scheme != FACTORS else 0.0
+    return 1 / layer.factor_every if layer.products and scheme != BY_FACTORS else 0.0
 
 
 def _move(layer: LayerTraffic, scheme: str, owner: int) -> float:
-    if scheme == ROWS:
+    if scheme == BY_ROWS:
         return 0.0
     if layer.shards is not None:
         return float(sum(layer.shards) - layer.shards[owner] + layer.biases * (layer.ranks - 1) / layer.ranks)
@@ -219,21 +219,21 @@ def work_of(layer: LayerTraffic) -> float:
 def seconds_of(layer: LayerTraffic, scheme: str, speed: Speed) -> float:
     """Time of an average step on a rank: what arrives there, and what it works, owners being spread evenly."""
     arrives = traffic_of(layer, scheme, 0).total * layer.element / layer.ranks
-    shared = 1 if scheme == ROWS else layer.ranks
+    shared = 1 if scheme == BY_ROWS else layer.ranks
     return arrives / speed.bandwidth + work_of(layer) / shared / speed.multiplications
 
 
 def schemes_for(layer: LayerTraffic) -> tuple[str, ...]:
     """Those that a layer can be exchanged by: rows are not for shards, nor factors for what is held as rows."""
-    able = [ROWS] * (layer.shards is None) + [OWNER] + [FACTORS] * (not layer.by_rows)
+    able = [BY_ROWS] * (layer.shards is None) + [BY_OWNER] + [BY_FACTORS] * (not layer.by_rows)
     return tuple(able)
 
 
 def scheme_of(layer: LayerTraffic, communication: Communication, speed: Speed) -> str:
     """The scheme of a layer: the one that was asked for where the layer allows it, or the fastest."""
     able = schemes_for(layer)
-    if communication.scheme != AUTO:
-        return communication.scheme if communication.scheme in able else OWNER
+    if communication.scheme != BY_TIME:
+        return communication.scheme if communication.scheme in able else BY_OWNER
     return min(able, key=lambda scheme: seconds_of(layer, scheme, speed))
 
 

@@ -24,13 +24,12 @@ from torch import Tensor
 from mukron.curvature import EVERY_RANK, MATRIX, ROWS, Delivery, Joint, Pass, Ranks, by_kind, joined
 from mukron.layers import WEIGHT
 from mukron.linalg import LowRank
-from mukron.optim.communication import FACTORS, OWNER, owners_of, scheme_of
-from mukron.optim.communication import ROWS as BY_ROWS
+from mukron.optim.communication import BY_FACTORS, BY_OWNER, BY_ROWS, owners_of, scheme_of
 from mukron.optim.direction import announce, dense, directions
 from mukron.optim.gradients import Averaged, Given, Sharded
 from mukron.optim.options import KLClip
 from mukron.optim.schemes import cost_of, measured_speed, rows_of, traffic_for
-from mukron.optim.shards import shards_of
+from mukron.optim.shards import shards_of, spread_state
 from mukron.optim.update import Move
 
 if TYPE_CHECKING:
@@ -53,11 +52,32 @@ class Owned(NamedTuple):
     owner: dict[str, int]  # by layer
 
 
-class Scheme(NamedTuple):
+class Way(NamedTuple):
     """How a layer's curvature travels (``optim.communication``), and whether D and H do, of which its gradient is."""
 
     name: str
     products: bool = False
+
+
+@dataclass
+class Together:
+    """What an optimizer knows of the processes that it trains in.
+
+    Attributes:
+        group: The processes whose gradients the step averages; None: somebody else does, or there is one process.
+        owned: Who has the state of which layer; None: this process has all of it.
+        schemes: By layer, how its curvature travels, once that is chosen.
+        compared: The group whose weights and gradients were compared, and steps since.
+    """
+
+    group: Any = None
+    owned: Owned | None = None
+    schemes: dict[str, Way] = field(default_factory=dict)
+    compared: tuple[Any, int] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy is of this process: groups cannot be copied."""
+        return {**self.__dict__, "group": None, "compared": None}
 
 
 class Exchange(Protocol):
@@ -112,18 +132,22 @@ class Owners:
     def __init__(self, optimizer: SecondOrder, ranks: Ranks) -> None:
         self.optimizer, self.ranks, self.size = optimizer, ranks, ranks.size
         self.shards = shards_of({name: entry.parameter for name, entry in optimizer.entries.items()}, ranks.size)
-        kind = Sharded if self.shards else Averaged if optimizer.process_group is not None else Given
+        kind = Sharded if self.shards else Averaged if optimizer.together.group is not None else Given
         self.gradients: Given = kind(self)
-        known, names = optimizer.owned and optimizer.owned.owner, list(optimizer.layers)
+        known, names = optimizer.together.owned and optimizer.together.owned.owner, list(optimizer.layers)
         costs = [cost_of(layer) for layer in optimizer.layers.values()]
         before = [None if (rank := (known or {}).get(name)) == EVERY_RANK else rank for name in names]
         self.owner = dict(zip(names, owners_of(costs, ranks.size, before), strict=True))
-        self.schemes: dict[str, Scheme] | None = None
+        self.schemes: dict[str, Way] | None = None
         self._words: list[_Word] = []
         if not optimizer.capture_options.measures:
-            self._settle(dict.fromkeys(names, Scheme(OWNER)))
-        elif names and all(name in optimizer.schemes for name in names):
-            self._settle({name: Scheme(*optimizer.schemes[name]) for name in names})
+            self._settle(dict.fromkeys(names, Way(BY_OWNER)))
+        elif names and all(self._may_use(optimizer.together.schemes.get(name)) for name in names):
+            self._settle({name: optimizer.together.schemes[name] for name in names})
+
+    def _may_use(self, scheme: Way | None) -> bool:
+        """Whether a scheme that was chosen earlier, perhaps by other ranks, serves here."""
+        return scheme is not None and not (scheme.name == BY_ROWS and self.shards)
 
     def owns(self, layer: str) -> bool:
         """Whether this rank computes the move of a layer."""
@@ -163,18 +187,20 @@ class Owners:
         speed = measured_speed(self.ranks, options)
         traffic = {name: traffic_for(self, layer, [of.get(name, 0) for of in rows]) for name, layer in layers.items()}
         chosen = {name: scheme_of(of, options, speed) for name, of in traffic.items()}
-        schemes = {name: Scheme(of, traffic[name].products and of != FACTORS) for name, of in chosen.items()}
-        known = {name: scheme for name, scheme in self.optimizer.schemes.items() if name in schemes}
+        schemes = {name: Way(of, traffic[name].products and of != BY_FACTORS) for name, of in chosen.items()}
+        known = {
+            name: of for name, of in self.optimizer.together.schemes.items() if name in schemes and self._may_use(of)
+        }
         self._settle({**schemes, **known})
 
-    def _settle(self, schemes: dict[str, Scheme]) -> None:
+    def _settle(self, schemes: dict[str, Way]) -> None:
         optimizer = self.optimizer
-        self.schemes = optimizer.schemes = schemes
+        self.schemes = optimizer.together.schemes = schemes
         self.owner |= {name: EVERY_RANK for name, (scheme, _) in schemes.items() if scheme == BY_ROWS}
-        optimizer.owned = Owned(self.size, self.ranks.rank, self.owner)
+        optimizer.together.owned = Owned(self.size, self.ranks.rank, self.owner)
         self.forget_others()
         if optimizer.capture_options.measures:
-            forms = {name: MATRIX if scheme == FACTORS else ROWS for name, (scheme, _) in schemes.items()}
+            forms = {name: MATRIX if scheme == BY_FACTORS else ROWS for name, (scheme, _) in schemes.items()}
             optimizer.capture.forms = forms
             optimizer.capture.products = frozenset(name for name, (_, products) in schemes.items() if products)
 
@@ -273,7 +299,15 @@ class Owners:
                 "each layer is with the rank that owns it. Call it on every rank, and let one of them write the file"
             )
         found = self.ranks.delivered([state] * self.size)
-        return {key: {k: v for of in found for k, v in of.get(key, {}).items()} for one in found for key in one}
+        merged = {key: {k: v for of in found for k, v in of.get(key, {}).items()} for one in found for key in one}
+        entries = {entry.parameter: entry for entry in self.optimizer.entries.values()} if self.shards else {}
+        parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        for number, parameter in enumerate(parameters if self.shards else ()):
+            entry = entries[parameter]
+            if (shards := self.shards.get(entry.name)) is not None:
+                for key in spread_state(entry, state[number]):
+                    merged[number][key] = shards.whole([of[number][key] for of in found], self.ranks.rank)
+        return merged
 
     def forget_others(self) -> None:
         """Drop what this rank does not need of the state of layers that others own."""

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 Parcels = dict[int, dict[str, Tensor]]  # by rank and parameter
 TIED = -1  # the kind of use whose gradient is no D^T H
-SAME = 30  # roundings, within which a gradient is D^T H
+WITHIN = 30  # roundings, within which a gradient is D^T H
 
 
 class Given:
@@ -125,7 +125,7 @@ class Averaged(Given):
             ours = sum(half.D.mT @ (half.H @ v.to(half.H.dtype)) for half in halves)
             missing.append((of_kind.to(v.dtype) @ v - ours).norm())
             size += [half.D.norm() * half.H.norm() for half in halves]
-        return ~(torch.stack(missing).sum() <= SAME * torch.finfo(G.dtype).eps * torch.stack(size).sum())
+        return ~(torch.stack(missing).sum() <= WITHIN * torch.finfo(G.dtype).eps * torch.stack(size).sum())
 
     def _all_reduced(self, entries: Sequence[ParameterEntry]) -> dict[str, Tensor]:
         """Averages of gradients that every rank needs, one message for each dtype."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from fractions import Fraction
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,7 @@ from mukron.damping import Adaptive, Rule
 from mukron.linalg import Factor
 from mukron.optim.direction import apply, base_rate, directions
 from mukron.optim.docs import describe, refuse_unknown
-from mukron.optim.exchange import Exchange, Owned
+from mukron.optim.exchange import Exchange, Together
 from mukron.optim.groups import completed_group
 from mukron.optim.guards import (
     check_arguments,
@@ -42,7 +42,7 @@ from mukron.optim.plan import plan_table
 from mukron.optim.precision import check_precision
 from mukron.optim.processes import check_alike, check_processes, exchange_of, ranks_of
 from mukron.optim.reduction import ReductionRatio
-from mukron.optim.saving import complete_state, initializes_state, load_state, reserve, unpickle
+from mukron.optim.saving import complete_state, device_of, initializes_state, load_state, reserve, unpickle
 from mukron.optim.table import LayerEntry, ParameterEntry, build_tables, entry_of
 from mukron.optim.transaction import Blocks, Transaction, wants
 from mukron.optim.update import Move, times, updates_of, write
@@ -55,7 +55,7 @@ from mukron.theory import Method
 if TYPE_CHECKING:
     from mukron.optim.spec import MethodSpec
 
-TIED_TO_THE_MODEL = ("_capture", "entries", "layers", "generator", "watchers", "exchange", "compared", "process_group")
+TIED_TO_THE_MODEL = ("_capture", "entries", "layers", "generator", "watchers", "exchange")
 Watcher = Callable[[str, str, Mapping[str, Factor], Mapping[str, Tensor]], None]
 
 
@@ -115,13 +115,9 @@ class SecondOrder(Optimizer):
         self.model, self.options, self.capture_options = model, options, capture_options
         self.parametrization = None if parametrization is None else parametrization.bind(model)
         self.powers = {number: self.powers_of(number) for number in range(1, 1 + max(2, len(self.method.factors)))}
-        self.process_group = process_group  # whose gradients the step averages
-        self.schemes: dict[str, Any] = {}  # by layer, how its curvature travels between ranks, once that is chosen
-        self.exchange: Exchange | None = None
-        self.owned: Owned | None = None  # who has the state of which layer; None: this process has all of it
+        self.together, self.exchange = Together(process_group), cast("Exchange | None", None)
         self.steps, self.skipped, self._skipped_in_a_row, self._skip_cause, self._ready = 0, 0, 0, "", False
         self.watchers: list[Watcher] = []
-        self.compared: tuple[Any, int] | None = None  # the process group that was compared with, and steps since
         self.rescues: Counter[str] = Counter()  # "layer factor: how" -> how often
         self.told, self.waiting = set[str](), False  # layers that were looked at; whether one waits for its factors
         self.found_reduction: str | None = None  # of the loss, from the derivative that the first step saw; "": none
@@ -132,8 +128,7 @@ class SecondOrder(Optimizer):
         groups |= {"weight_decay": weight_decay, "decoupled": decoupled}
         super().__init__(checked_params(model, params), groups)
         self.register_state_dict_post_hook(complete_state)  # type: ignore[arg-type]  # first, so that hooks of the user's own see it all
-        first = next(parameter for group in self.param_groups for parameter in group["params"])
-        self.generator, self._ready = torch.Generator(first.device).manual_seed(options.seed), True
+        self.generator, self._ready = torch.Generator(device_of(self)).manual_seed(options.seed), True
         _listen(self)
         check_layers(self)
         check_dtypes(self)
@@ -232,7 +227,7 @@ class SecondOrder(Optimizer):
         """
         if not self.steps + self.skipped and initializes_state(self, closure):
             return None
-        if self.owned is not None or (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        if self.together.owned is not None or (torch.distributed.is_available() and torch.distributed.is_initialized()):
             self.exchange = exchange_of(self)
         ratio = ReductionRatio(self, closure) if any(group.get("adaptive") for group in self.param_groups) else None
         with torch.enable_grad():
@@ -333,7 +328,7 @@ def _listen(optimizer: SecondOrder) -> None:
     others = {other: (name, layer) for name, of in entries.items() for other, layer in of.others.items()}
     optimizer._capture = Capture(unwrap(optimizer.model), heard, measured, optimizer.generator, others)
     optimizer._capture.class_dim = optimizer.found_class_dim
-    optimizer._capture.ranks = partial(ranks_of, optimizer.model, optimizer.process_group)
+    optimizer._capture.ranks = partial(ranks_of, optimizer.model, optimizer.together.group)
     optimizer.exchange = None
     optimizer._capture.due, optimizer._capture.double = wants(optimizer)
     reserve(optimizer)

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from mukron.optim.communication import (
-    ROWS,
+    BY_ROWS,
     LayerTraffic,
     Traffic,
     kaisa_numbers,
@@ -105,7 +105,7 @@ class RanksPrediction:
     @cached_property
     def work(self) -> list[float]:
         """Multiplications of each rank's curvature and moves."""
-        everywhere = sum(load.shape.count * load.work for load in self.loads if load.scheme == ROWS)
+        everywhere = sum(load.shape.count * load.work for load in self.loads if load.scheme == BY_ROWS)
         work = [everywhere] * self.run.ranks
         for load, owners in zip(self.loads, self.owners, strict=True):
             for owner in owners:
@@ -120,7 +120,7 @@ class RanksPrediction:
     @cached_property
     def state(self) -> list[float]:
         """Numbers in the factors, inverses and averages that each rank has of its own layers."""
-        everywhere = float(sum(load.shape.count * load.state for load in self.loads if load.scheme == ROWS))
+        everywhere = float(sum(load.shape.count * load.state for load in self.loads if load.scheme == BY_ROWS))
         state = [everywhere] * self.run.ranks
         for load, owners in zip(self.loads, self.owners, strict=True):
             for owner in owners:
@@ -149,7 +149,7 @@ class RanksPrediction:
         found = [(self.wrapper + self.others) / k] * k
         for load, owners in zip(self.loads, self.owners, strict=True):
             moved = load.moved
-            if load.scheme == ROWS:
+            if load.scheme == BY_ROWS:
                 found = [number + load.shape.count * moved.total / k for number in found]
                 continue
             each = moved.moves / (k - 1)  # of the ranks that do not own it
@@ -231,7 +231,7 @@ def predict(network: NetworkShapes, run: RankedRun) -> RanksPrediction:
         run,
         network,
         loads,
-        tuple(() if load.scheme == ROWS else of_layer for load, of_layer in zip(loads, of_layers, strict=True)),
+        tuple(() if load.scheme == BY_ROWS else of_layer for load, of_layer in zip(loads, of_layers, strict=True)),
     )
 
 

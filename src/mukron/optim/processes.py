@@ -43,8 +43,8 @@ def exchange_of(optimizer: SecondOrder) -> Owners | None:
     Args:
         optimizer: The optimizer, before a step.
     """
-    before, ranks = optimizer.exchange, ranks_of(optimizer.model, optimizer.process_group)
-    if ranks is None and optimizer.owned is None:
+    before, ranks = optimizer.exchange, ranks_of(optimizer.model, optimizer.together.group)
+    if ranks is None and optimizer.together.owned is None:
         return None
     if (
         isinstance(before, Owners)
@@ -53,7 +53,7 @@ def exchange_of(optimizer: SecondOrder) -> Owners | None:
         and before.owner.keys() == optimizer.layers.keys()
     ):
         return before
-    owned = optimizer.owned
+    owned = optimizer.together.owned
     if owned is not None and (ranks is None or (owned.ranks, owned.rank) != (ranks.size, ranks.rank)):
         raise RuntimeError(
             f"the state of this optimizer's layers is spread over {owned.ranks} processes, this one being "
@@ -74,7 +74,7 @@ def check_processes(optimizer: SecondOrder) -> None:
     Raises:
         RuntimeError: There are several processes, and they would drift apart.
     """
-    name, group = type(optimizer).__name__, optimizer.process_group
+    name, group = type(optimizer).__name__, optimizer.together.group
     if group is not None and not isinstance(group, _kind_of_group()):
         raise TypeError(f"process_group must be a group of torch.distributed, got {group!r:.80}")
     processes, spread = _processes(optimizer.model, group), _is_spread(optimizer.model)
@@ -108,17 +108,17 @@ def check_alike(optimizer: SecondOrder) -> None:
         RuntimeError: The processes differ. All of them are told.
     """
     check_processes(optimizer)
-    given, spread = optimizer.process_group, _is_spread(optimizer.model)
+    given, spread = optimizer.together.group, _is_spread(optimizer.model)
     if _processes(optimizer.model, given) == 1:
         return
-    group = _group(optimizer.model, given)
-    if optimizer.compared is not None and optimizer.compared[0] is group and optimizer.compared[1] < COMPARED_EVERY:
-        optimizer.compared = (group, optimizer.compared[1] + 1)
+    group, together = _group(optimizer.model, given), optimizer.together
+    if together.compared is not None and together.compared[0] is group and together.compared[1] < COMPARED_EVERY:
+        together.compared = (group, together.compared[1] + 1)
         return
     refuse_sharded(optimizer.model)
     if spread:
         _refuse_late_sharding(optimizer)
-    optimizer.compared = None
+    together.compared = None
     device, parameters = optimizer.generator.device, [entry.parameter for entry in optimizer.entries.values()]
     gradients = [parameter.grad for parameter in parameters]
     rates = torch.tensor([float(group["lr"]) for group in optimizer.param_groups], dtype=torch.float64)
@@ -138,7 +138,7 @@ def check_alike(optimizer: SecondOrder) -> None:
             f"{type(optimizer).__name__} do it: process_group=torch.distributed.group.WORLD"
         )
     if any(gradient is not None for gradient in gradients):
-        optimizer.compared = (group, 1)
+        together.compared = (group, 1)
 
 
 def _refuse_late_sharding(optimizer: SecondOrder) -> None:

@@ -27,7 +27,8 @@ from torch.nn import Parameter
 from mukron.curvature import local
 from mukron.damping import Rule
 from mukron.linalg import Operator
-from mukron.optim.exchange import SAVED_NAMES
+from mukron.optim.exchange import SAVED_NAMES, Way
+from mukron.optim.shards import parts_of_state
 
 if TYPE_CHECKING:
     from mukron.optim.optimizer import SecondOrder
@@ -161,6 +162,7 @@ def _record(optimizer: SecondOrder) -> dict[str, Any]:
         "generator": optimizer.generator.get_state(),
         "parametrization": None if optimizer.parametrization is None else optimizer.parametrization.to_dict(),
         "dtypes": [str(parameter.dtype) for parameter in _parameters(optimizer)],
+        "schemes": {name: list(scheme) for name, scheme in optimizer.together.schemes.items()},
     }
 
 
@@ -194,17 +196,19 @@ def load_state(optimizer: SecondOrder, state_dict: Mapping[str, Any]) -> None:
     groups = [_loaded_group(group) for group in state_dict["param_groups"]]
     indices = [index for group in groups for index in group["params"]]
     kept = [opened(state_dict["state"].get(index, {}).get("kept", {})) for index in indices]
+    entries = {entry.parameter: entry for entry in optimizer.entries.values()}
     state = {
-        parameter: _restored(record["frozen"].get(k) or kept[k], parameter.device)
+        parameter: parts_of_state(entries[parameter], _restored(record["frozen"].get(k) or kept[k], parameter.device))
         for k, parameter in enumerate(_parameters(optimizer))
     }
     for group, here in zip(groups, optimizer.param_groups, strict=True):
         group["params"] = here["params"]
     torch.optim.Optimizer.__setstate__(optimizer, {"state": defaultdict(dict, state), "param_groups": groups})
     reserve(optimizer)
-    optimizer.exchange, optimizer.owned = None, None
+    optimizer.exchange, optimizer.together.owned = None, None
     optimizer.steps, optimizer.skipped, optimizer.rescues = steps, record["skipped"], Counter(record["rescues"])
     optimizer.waiting, optimizer.found_reduction = record["waiting"], record["reduction"]
+    optimizer.together.schemes = {name: Way(*scheme) for name, scheme in record["schemes"].items()}
     optimizer.told, given = set(record["told"]), optimizer.capture_options.class_dim
     optimizer.found_class_dim = record["class_dim"] if given is None else given
     _restore_generator(optimizer.generator, record["generator"])
@@ -317,11 +321,16 @@ def _restore_generator(generator: torch.Generator, state: Tensor) -> None:
         generator.manual_seed(int(state.cpu().to(torch.int64).mul(torch.arange(1, state.numel() + 1)).sum()))
 
 
+def device_of(optimizer: torch.optim.Optimizer) -> torch.device:
+    """Of its first parameter."""
+    device: torch.device = next(parameter for group in optimizer.param_groups for parameter in group["params"]).device
+    return device
+
+
 def unpickle(optimizer: SecondOrder, generator: Tensor) -> None:
     """Complete a copy: a random generator in that state on the copy's device, and a plan of the copied model."""
-    optimizer._capture, optimizer.watchers, optimizer.exchange, optimizer.compared = None, [], None, None
-    first = next(parameter for group in optimizer.param_groups for parameter in group["params"])
-    optimizer.generator = torch.Generator(first.device)
+    optimizer._capture, optimizer.watchers, optimizer.exchange = None, [], None
+    optimizer.generator = torch.Generator(device_of(optimizer))
     optimizer.generator.set_state(generator)
     if optimizer.parametrization is not None:
         optimizer.parametrization = optimizer.parametrization.bind(optimizer.model)

@@ -12,14 +12,14 @@ from torch import distributed
 
 from mukron.curvature import ROWS, CaptureOptions, Drawn, Exact, Pass, Ranks, as_rows, keeps_halves
 from mukron.layers import BIAS, WEIGHT
-from mukron.optim.communication import AUTO, Communication, LayerTraffic, Speed
+from mukron.optim.communication import BY_TIME, Communication, LayerTraffic, Speed
 from mukron.optim.options import Spectral, Trust
 from mukron.optim.table import LayerEntry
 
 if TYPE_CHECKING:
     from mukron.optim.exchange import Owners
 
-MESSAGE, SIDE, TRIES = 1 << 20, 512, 3  # numbers of a message and the side of a matrix that are timed, and how often
+MESSAGE, SIDE, TIMED = 1 << 20, 512, 3  # numbers of a message and the side of a matrix that are timed, and how often
 
 
 def cost_of(layer: LayerEntry) -> float:
@@ -57,7 +57,7 @@ def forms_of(d_in: int, d_out: int, rows: Sequence[int], capture: CaptureOptions
     if capture.jacobian:
         return True, False
     by_rows = capture.form == ROWS
-    if capture.form == AUTO:
+    if capture.form == "auto":
         by_rows = as_rows(sum(rows), d_in, d_out) or (capture.signals and as_rows(sum(rows), d_out, d_in))
     kept = keeps_halves(max(rows), d_in, d_out, capture.form, capture.signals) or capture.fused
     return by_rows, kept or (averages and max(rows) < d_in)
@@ -110,7 +110,7 @@ def traffic_for(exchange: Owners, entry: LayerEntry, rows: Sequence[int]) -> Lay
 
 def measured_speed(ranks: Ranks, communication: Communication) -> Speed:
     """How fast numbers arrive and are multiplied here, to a power of two; the same on every rank."""
-    if communication.scheme != AUTO:
+    if communication.scheme != BY_TIME:
         return Speed()
     message = torch.zeros(MESSAGE, device=ranks.device)
     source = distributed.get_global_rank(ranks.group, 0)
@@ -124,7 +124,7 @@ def measured_speed(ranks: Ranks, communication: Communication) -> Speed:
 
 def _seconds(call: Callable[[], object], device: torch.device) -> float:
     times = []
-    for _ in range(TRIES):
+    for _ in range(TIMED):
         begin = time.perf_counter()
         call()
         if device.type == "cuda":

@@ -8,10 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+
+from mukron.curvature import local
+
+if TYPE_CHECKING:
+    from mukron.optim.table import ParameterEntry
 
 
 @dataclass(frozen=True)
@@ -84,3 +89,33 @@ def shards_of(named: Mapping[str, Any], ranks: int) -> dict[str, Shards]:
     """Of the parameters that are spread, by name."""
     found = {name: Shards.of(parameter, ranks) for name, parameter in named.items()}
     return {name: shards for name, shards in found.items() if shards is not None}
+
+
+def spread_state(entry: ParameterEntry, state: Mapping[str, Any], whole: bool = False) -> list[str]:
+    """Names in a parameter's state under which there is a part for each part of the parameter.
+
+    Args:
+        entry: The parameter.
+        state: Its state.
+        whole: Tensors are those of the whole parameter, as they are saved.
+    """
+    shape = entry.parameter.shape if whole else local(entry.parameter).shape
+    alike = [name for name, value in state.items() if isinstance(value, Tensor) and value.shape == shape]
+    return [name for name in alike if not entry.preconditioned or name == "momentum_buffer"]
+
+
+def parts_of_state(entry: ParameterEntry, state: Mapping[str, Any]) -> dict[str, Any]:
+    """A saved state as this rank keeps it.
+
+    Args:
+        entry: The parameter.
+        state: Its state as it was saved, of the whole parameter.
+    """
+    parameter: Any = entry.parameter
+    mesh = getattr(parameter, "device_mesh", None)
+    shards = None if mesh is None else Shards.of(parameter, mesh.size())
+    if shards is None:
+        return dict(state)
+    rank = torch.distributed.get_rank()
+    parts = {name: shards.part(state[name], rank).clone() for name in spread_state(entry, state, whole=True)}
+    return {**state, **parts}

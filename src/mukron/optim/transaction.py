@@ -29,6 +29,7 @@ from mukron.optim import precision
 from mukron.optim.again import measure_again
 from mukron.optim.options import KLClip, Spectral
 from mukron.optim.precision import EPS
+from mukron.optim.reading import norms, read
 from mukron.optim.table import LayerEntry, ParameterEntry
 from mukron.optim.units import changes_units, convert
 from mukron.optim.update import Move
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from mukron.optim.optimizer import SecondOrder
 
 Blocks = dict[str, dict[str, Factor]]
-HALF_PRECISION = (torch.float16, torch.bfloat16)
 SAME, SAME_IF_COARSE = 30, 8  # roundings, within which a gradient is D^T H; coarse: in TF32 or half precision
 FAR_BEYOND_TRUST = 1e-4  # of a move's length, to which Spectral(1) shortens it: its curvature is negligible
 
@@ -371,32 +371,6 @@ def wants(optimizer: SecondOrder) -> tuple[bool, frozenset[str]]:
         if state["double"] if "double" in state else precision.ill_conditioned(optimizer, layer):
             double.add(name)
     return optimizer.waiting or measures(optimizer), frozenset(double)
-
-
-def norms(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Of each, in float32 at least: a half-precision norm overflows where its entries do not."""
-    precise = [tensor.float() if tensor.dtype in HALF_PRECISION else tensor for tensor in tensors]
-    result = list(precise)
-    for dtype in {tensor.dtype for tensor in precise}:
-        places = [place for place, tensor in enumerate(precise) if tensor.dtype == dtype]
-        for place, norm in zip(places, torch._foreach_norm([precise[place] for place in places]), strict=True):
-            result[place] = norm
-    return result
-
-
-def read(groups: Sequence[Sequence[Tensor]]) -> list[list[float]]:
-    """The numbers of each group, with one look at the device."""
-    alike: dict[tuple[torch.dtype, int], list[Tensor]] = {}
-    for number in (number for group in groups for number in group):
-        alike.setdefault((number.dtype, number.ndim), []).append(number)
-    if not alike:
-        return [[] for _ in groups]
-    parts = [torch.cat(same) if ndim else torch.stack(same) for (_, ndim), same in alike.items()]
-    if len({part.dtype for part in parts}) > 1:
-        parts = [part.double() for part in parts]
-    values = iter(torch.cat(parts).tolist())
-    of = {kind: iter([*islice(values, len(part))]) for kind, part in zip(alike, parts, strict=True)}
-    return [[value for n in group for value in islice(of[n.dtype, n.ndim], n.numel())] for group in groups]
 
 
 def copied(value: Any) -> Any:
