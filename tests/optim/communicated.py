@@ -1,6 +1,9 @@
-"""What ranks do that ``test_communication`` starts: counted steps, and what ``mukron.optim.prediction`` says of them."""
+"""What ranks do that ``test_communication`` starts: steps whose bytes are counted, beside what was predicted."""
 
 from __future__ import annotations
+
+import math
+from contextlib import nullcontext
 
 import torch
 from ranks import bounds
@@ -9,83 +12,124 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 import mukron
-from mukron.optim.communication import Communication
+from mukron.optim.communication import BY_FACTORS, BY_OWNER, WAYS, Communication
 from mukron.optim.counting import CollectiveCount
 from mukron.optim.prediction import predict
 from mukron.optim.ranked_run import DDP, FSDP, PLAIN, RankedRun
 from mukron.optim.shapes import shapes_of
-from mukron.optim.spec import spec_of
 
 NUMBER, BATCH, FIRST = 4, 12, 2  # bytes; samples of all ranks; steps that check what they see
 OPTIMIZERS = {"kfac": mukron.KFAC, "foof": mukron.FOOF, "gauss-newton": mukron.GaussNewton}
-WIDE, NARROW = (40, 24), (6, 8)  # hidden sizes: more than a rank's samples, and fewer
+WIDE, NARROW = (40, 24), (6, 8)  # hidden sizes: more than a batch's samples, and fewer
+EVERY_2 = {"factor_every": 2, "inverse_every": 2, "refresh_warmup": 0}
+CASES = [  # method, its options, hidden sizes
+    ("kfac", {}, WIDE),
+    ("kfac", {}, NARROW),
+    ("kfac", {"trust": "none"}, WIDE),
+    ("kfac", {"trust": "none", **EVERY_2}, WIDE),
+    ("kfac", {"fisher": "empirical", "trust": "none"}, NARROW),
+    ("kfac", {"fisher": "mc:2", "memory": "window:2"}, WIDE),
+    ("kfac", {"fisher": "exact", "exclude": ["0"]}, WIDE),
+    ("kfac", {"trust": "graft:adam", "form": "matrix"}, NARROW),
+    ("foof", {"trust": "none"}, WIDE),
+    ("gauss-newton", {}, NARROW),
+]
 
 
-def network(sizes, norm=False):
+def network(sizes):
     torch.manual_seed(0)
     first, second = sizes
-    between = nn.LayerNorm(first) if norm else nn.Identity()
     return nn.Sequential(
-        nn.Linear(10, first), nn.Tanh(), between, nn.Linear(first, second, bias=False), nn.Tanh(), nn.Linear(second, 4)
+        *(nn.Linear(10, first), nn.LayerNorm(first), nn.Tanh(), nn.Linear(first, second, bias=False), nn.Tanh()),
+        nn.Linear(second, 4),
     )
 
 
-def counted(model, method, options, sharding, scheme, steps):
-    """Bytes of numbers that arrived in some steps over all ranks, and the optimizer."""
-    rank, size = distributed.get_rank(), distributed.get_world_size()
-    begin, end = bounds(size, BATCH)[rank], bounds(size, BATCH)[rank + 1]
-    called = DistributedDataParallel(model) if sharding == DDP else model
-    if sharding == FSDP:
-        from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.fsdp import fully_shard
+class Mixed(nn.Module):
+    """An embedding, a linear layer at every position, and a convolution in two groups."""
 
-        mesh = init_device_mesh("cpu", (size,))
-        for layer in (model[0], model[2], model[3], model[5]):
-            if list(layer.parameters()):
-                fully_shard(layer, mesh=mesh, reshard_after_forward=True)
-        fully_shard(model, mesh=mesh)
-    group = {"process_group": distributed.group.WORLD} if sharding == PLAIN else {}
-    parsed = spec_of(method).parsed(options)
-    optimizer = OPTIMIZERS[method](called, communication=scheme, **group, **parsed)
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding, self.first = nn.Embedding(7, 6), nn.Linear(6, 6)
+        self.conv, self.head = nn.Conv1d(6, 8, 2, groups=2), nn.Linear(8, 4)
+
+    def forward(self, x):
+        h = torch.tanh(self.first(self.embedding(x)))
+        return self.head(torch.tanh(self.conv(h.transpose(1, 2))).mean(-1))
+
+
+def numbers(step):
+    return torch.randn(BATCH, 10, generator=torch.Generator().manual_seed(step))
+
+
+def tokens(step):
+    return torch.randint(7, (BATCH, 5), generator=torch.Generator().manual_seed(step))
+
+
+def sharded(model):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", (distributed.get_world_size(),))
+    for layer in model:
+        if [*layer.parameters()]:
+            fully_shard(layer, mesh=mesh, reshard_after_forward=True)
+    return fully_shard(model, mesh=mesh)
+
+
+def counted(model, inputs, run, steps):
+    """Numbers that arrived in an average step over all ranks, and the optimizer."""
+    rank, size = distributed.get_rank(), distributed.get_world_size()
+    part = slice(*bounds(size, BATCH)[rank : rank + 2])
+    called = {DDP: DistributedDataParallel, FSDP: sharded, PLAIN: lambda model: model}[run.sharding](model)
+    group = {"process_group": distributed.group.WORLD} if run.sharding == PLAIN else {}
+    optimizer = OPTIMIZERS[run.method](called, communication=run.communication, **group, **run.spec.parsed(run.options))
     count = CollectiveCount()
     for step in range(FIRST + steps):
-        generator = torch.Generator().manual_seed(step)
-        x, y = torch.randn(BATCH, 10, generator=generator)[begin:end], (torch.arange(BATCH) % 4)[begin:end]
-        optimizer.zero_grad()
-        if step < FIRST:
-            F.cross_entropy(called(x), y).backward()
-            optimizer.step()
-            continue
-        with count:
-            F.cross_entropy(called(x), y).backward()
+        with count if step >= FIRST else nullcontext():
+            optimizer.zero_grad()
+            F.cross_entropy(called(inputs(step)[part]), (torch.arange(BATCH) % 4)[part]).backward()
             optimizer.step()
     assert optimizer.steps == FIRST + steps
     found = [None] * size
     distributed.all_gather_object(found, count.by_kind())
-    return sum(sum(of_rank.values()) for of_rank in found), optimizer
+    return sum(sum(of_rank.values()) for of_rank in found) / NUMBER / steps, optimizer
 
 
-def compare(name, sizes, method, options, sharding, scheme, steps=1):
-    model = network(sizes, norm="norm" in name)
-    spec = spec_of(method)
-    run = RankedRun(
-        distributed.get_world_size(), BATCH, 1, method, options, communication=Communication(scheme), sharding=sharding
-    )
-    shapes = shapes_of(model, spec, run.known)
-    plan = predict(shapes, run)
-    arrived, optimizer = counted(model, method, options, sharding, scheme, steps)
-    chosen = {layer: optimizer.schemes[layer].name for layer in optimizer.layers}
-    assert chosen == {load.shape.name: load.scheme for load in plan.loads}, f"{name}: {chosen}"
-    return arrived / NUMBER / steps, plan.total
+def compare(model, inputs, run, sample=None):
+    plan = predict(shapes_of(model, run.spec, run.known, sample), run)
+    arrived, optimizer = counted(model, inputs, run, steps=run.step.factor_every)
+    chosen = {name: way.name for name, way in optimizer.together.schemes.items()}
+    what = f"{run.method} {run.options}, {run.sharding}, {run.communication.scheme}, {run.ranks} ranks"
+    assert chosen == {load.shape.name: load.scheme for load in plan.loads}, what
+    assert math.isclose(arrived, plan.total, rel_tol=1e-12), f"{what}: {arrived} arrived, predicted {plan.total}"
 
 
-def explore(rank, folder):
-    for method, options, steps in (("kfac", {}, 1), ("foof", {"trust": "none"}, 1)):
-            for scheme in ("owner", "factors"):
-                for sizes in ((40, 24), (32, 8)):
-                    try:
-                        got, said = compare("norm", sizes, method, options, FSDP, scheme, steps)
-                    except AssertionError as e:
-                        got, said = str(e), 0
-                    if rank == 0:
-                        print("OK " if got == said else "OFF", method, options, scheme, sizes, got, said, flush=True)
+def steps(rank, folder):
+    """What arrives in a step is what was predicted, in all ways and for whoever averages gradients."""
+    size = distributed.get_world_size()
+    for method, options, sizes in CASES:
+        for sharding in (PLAIN, DDP):
+            for scheme in WAYS:
+                way = {"communication": Communication(scheme), "sharding": sharding}
+                compare(network(sizes), numbers, RankedRun(size, BATCH, 1, method, options, **way))
+
+
+def all_layers(rank, folder):
+    """Positions, groups, and inputs that are tokens."""
+    size = distributed.get_world_size()
+    for options in ({}, {"exclude": [], "trust": "none"}):
+        for sharding in (PLAIN, DDP):
+            for scheme in WAYS:
+                way = {"communication": Communication(scheme), "sharding": sharding}
+                compare(Mixed(), tokens, RankedRun(size, BATCH, 1, "kfac", options, **way), sample=(5,))
+
+
+def spread(rank, folder):
+    """Weights that ``fully_shard`` has spread; sizes that are cut evenly, since FSDP2 pads others."""
+    size = distributed.get_world_size()
+    for method, options in (("kfac", {}), ("kfac", EVERY_2), ("foof", {"trust": "none"}), ("gauss-newton", {})):
+        for scheme in (BY_OWNER, BY_FACTORS):
+            way = {"communication": Communication(scheme), "sharding": FSDP}
+            compare(network((40, 24)), numbers, RankedRun(size, BATCH, 1, method, options, **way))

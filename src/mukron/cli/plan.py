@@ -13,8 +13,6 @@ from rich.console import Console
 
 from mukron.cli.common import errors, show
 from mukron.cli.ranks import (
-    USUAL_BANDWIDTH,
-    USUAL_SPEED,
     NetworkRequest,
     RanksBandwidthOption,
     RanksBatchOption,
@@ -84,8 +82,8 @@ def plan(
     sample: RanksSampleOption = None,
     sharding: RanksShardingOption = "ddp",
     communication: RanksCommunicationOption = "auto",
-    bandwidth: RanksBandwidthOption = USUAL_BANDWIDTH,
-    speed: RanksSpeedOption = USUAL_SPEED,
+    bandwidth: RanksBandwidthOption = None,
+    speed: RanksSpeedOption = None,
 ) -> None:
     """Print the settings of a wide network, from those tuned at a narrow width, the cost of a step, and the code.
 

@@ -159,7 +159,7 @@ def traffic_of(layer: LayerTraffic, scheme: str, owner: int) -> Traffic:
         derivatives = layer.signals + (layer.products and not layer.own_signals)
         of_row = (0 if layer.tokens or not layer.inputs else layer.d_in) + derivatives * layer.d_out
         curvature = float(copies * sum(senders) * of_row * layer.groups)
-        curvature += copies * sum(n for rank, n in enumerate(layer.errors) if scheme == ROWS or rank != owner)
+        curvature += copies * sum(n for rank, n in enumerate(layer.errors) if scheme == BY_ROWS or rank != owner)
         curvature += copies * len(senders) * layer.d_in * layer.groups * (layer.tokens and layer.inputs)
     return Traffic(curvature / layer.factor_every, _gradient(layer, scheme, owner), _move(layer, scheme, owner))
 
