@@ -5,6 +5,7 @@ From the shapes of the layers alone, by the formulas of ``communication``, which
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -227,12 +228,13 @@ class RanksPrediction:
         }
 
 
-def predict(network: NetworkShapes, run: RankedRun) -> RanksPrediction:
+def predict(network: NetworkShapes, run: RankedRun, schemes: Mapping[str, str] | None = None) -> RanksPrediction:
     """Predict what a run in several processes costs.
 
     Args:
         network: The layers of the network.
         run: The run.
+        schemes: By layer, how its curvature travels; None: as the run's ``communication`` says.
 
     Example:
         >>> from mukron.optim.shapes import NetworkShapes
@@ -241,7 +243,8 @@ def predict(network: NetworkShapes, run: RankedRun) -> RanksPrediction:
         >>> plan.total < plan.sgd
         True
     """
-    loads = tuple(_load(shape, run, run.outputs or network.layers[-1].d_out) for shape in network.layers)
+    outputs, known = run.outputs or network.layers[-1].d_out, schemes or {}
+    loads = tuple(_load(shape, run, outputs, known.get(shape.name)) for shape in network.layers)
     costs = [_cost(shape) for shape in network.layers for _ in range(shape.count)]
     owners = iter(owners_of(costs, run.ranks))
     of_layers = [tuple(next(owners) for _ in range(shape.count)) for shape in network.layers]
@@ -257,9 +260,9 @@ def _cost(shape: LayerShape) -> float:
     return cost_of_shape(shape.d_out, 1 if shape.one_hot else max(shape.d_in, 1), shape.groups)
 
 
-def _load(shape: LayerShape, run: RankedRun, outputs: int) -> LayerLoad:
+def _load(shape: LayerShape, run: RankedRun, outputs: int, known: str | None) -> LayerLoad:
     traffic = layer_traffic(shape, run, outputs)
-    scheme = scheme_of(traffic, run.communication, run.speed)
+    scheme = known or scheme_of(traffic, run.communication, run.speed)
     sizes = (shape.d_in, shape.d_out, shape.groups, shape.one_hot, shape.ties_head)
     state = run.spec.state_size(LayerSize(*sizes, run.batch, run.positions_of(shape), outputs), run.known)
     entries, numbers = run.momentum_entries, shape.numbers // shape.count
