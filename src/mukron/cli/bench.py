@@ -1,4 +1,4 @@
-"""``mukron bench``: the time and memory of a training step; ``stability``, ``gpt`` and ``communication`` have own files."""
+"""``mukron bench``: time and memory of a step; ``stability``, ``gpt`` and ``communication`` have their own files."""
 
 from __future__ import annotations
 

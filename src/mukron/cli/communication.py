@@ -44,9 +44,12 @@ def communication(
         from mukron.bench.communication.result import CommunicationResult
         from mukron.bench.page import around_markers
 
-        given = {"--widths": widths, "--batches": batches, "--ranks": ranks}
-        numbers = {option: _whole_numbers(text, option) for option, text in given.items()}
-        sizes = CountedSizes(*numbers.values(), bandwidth)
+        sizes = CountedSizes(
+            _whole_numbers(widths, "--widths"),
+            _whole_numbers(batches, "--batches"),
+            _whole_numbers(ranks, "--ranks"),
+            bandwidth,
+        )
         if page is not None:
             around_markers(page, COMMUNICATION_MARKER)  # an error now, not after minutes
         steps = []

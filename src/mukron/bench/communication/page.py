@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from mukron.bench.communication.drawing import draw_communication
@@ -41,8 +42,10 @@ def communication_section(file: Path, beside: Path) -> str:
     """
     result = CommunicationResult.load(file)
     lines = [f"{result.where()} Run again by", "", "```sh", result.command, "```", ""]
-    for table in result.tables():
-        lines += [*markdown_lines(table), ""]
+    tables = result.tables()
+    for table in tables:
+        lines += [f"**{table.title}**", "", *markdown_lines(replace(table, notes=())), ""]
+    lines += [*(f"- {note}" for note in tables[0].notes), ""]
     picture = page_link(file.with_suffix(".svg"), beside)
     lines += [f"![Bytes that arrive on a rank, over the batch]({picture})", ""]
     lines += [f"Numbers: [{file.name}]({page_link(file, beside)})."]

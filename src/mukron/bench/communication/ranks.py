@@ -258,9 +258,9 @@ def main(arguments: Sequence[str]) -> None:
     """One process: its rank, how many there are, the file they meet at, and what to count."""
     rank, ranks, store, sizes = arguments
     distributed.init_process_group("gloo", init_method=f"file://{store}", rank=int(rank), world_size=int(ranks))
-    steps = count_here(
-        CountedSizes(**{k: tuple(v) if isinstance(v, list) else v for k, v in json.loads(sizes).items()})
-    )
+    given = json.loads(sizes)
+    widths, batches, of_ranks = (tuple(given[name]) for name in ("widths", "batches", "ranks"))
+    steps = count_here(CountedSizes(widths, batches, of_ranks, given["bandwidth"]))
     print(json.dumps([asdict(step) for step in steps]))
     distributed.barrier()
     distributed.destroy_process_group()
