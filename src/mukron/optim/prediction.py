@@ -63,8 +63,9 @@ class RanksPrediction:
 
     Example:
         >>> from mukron.optim.shapes import known_shapes
-        >>> plan = predict(known_shapes("llama-7b"), RankedRun(ranks=64, batch=512, positions=2048))
-        >>> plan.balance < 1.5, plan.state_of_heaviest < plan.state_of_one / 8
+        >>> network = known_shapes("llama-7b").without(["head"])
+        >>> plan = predict(network, RankedRun(ranks=64, batch=512, positions=2048))
+        >>> plan.balance < 1.1, plan.state_of_heaviest < plan.state_of_one / 8
         (True, True)
     """
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mukron.bench.communication.ranks import ALL_REDUCED, DEFAULTS, SGD
+from mukron.bench.communication.ranks import ALL_REDUCED, AS_IT_IS, SGD
 from mukron.bench.communication.result import CommunicationResult
 from mukron.figures import line, panels, save, sizes_axis, styled, widths_axis
 from mukron.optim.communication import BY_TIME, WAYS
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 LINES = (  # label, optimizer, who averages gradients, how curvature travels
     (SGD, SGD, DDP, ""),
     (ALL_REDUCED, ALL_REDUCED, DDP, ""),
-    *((f"K-FAC, {way}", DEFAULTS, PLAIN, way) for way in (*WAYS, BY_TIME)),
+    *((f"K-FAC, {way}", AS_IT_IS, PLAIN, way) for way in (*WAYS, BY_TIME)),
 )
 
 

@@ -30,12 +30,12 @@ from mukron.optim.prediction import predict
 from mukron.optim.ranked_run import DDP, PLAIN, RankedRun
 from mukron.optim.shapes import shapes_of
 
-INPUTS, CLASSES, LR = 784, 10, 1e-4
+INPUTS, OUTPUTS, LR = 784, 10, 1e-4
 UNCOUNTED = 2  # steps at the start, which look at their passes more closely
-TIME_LIMIT = 1800.0  # seconds for all steps of one number of ranks
+COUNTING_LIMIT = 1800.0  # seconds for all steps of one number of ranks
 SGD, ALL_REDUCED = "SGD", "all-reduced factors"
-DEFAULTS, PLAIN_STEP = "defaults", "plain step"  # K-FAC as it is, or as in the paper
-OPTIONS: dict[str, dict[str, Any]] = {DEFAULTS: {}, PLAIN_STEP: {"trust": "none"}}
+AS_IT_IS, PAPERS_STEP = "defaults", "plain step"  # K-FAC as it is, or as in the paper
+OPTIONS: dict[str, dict[str, Any]] = {AS_IT_IS: {}, PAPERS_STEP: {"trust": "none"}}
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ def count_in_ranks(sizes: CountedSizes, ranks: int) -> list[CountedStep]:
             for rank in range(ranks)
         ]
         try:
-            ends = [process.communicate(timeout=TIME_LIMIT) for process in processes]
+            ends = [process.communicate(timeout=COUNTING_LIMIT) for process in processes]
         finally:
             for process in processes:
                 process.kill()
@@ -140,7 +140,7 @@ def count_here(sizes: CountedSizes) -> list[CountedStep]:
     for width in sizes.widths:
         for batch in sizes.batches:
             steps += [count_sgd(width, batch), count_all_reduced(width, batch)]
-            for optimizer, averaged in ((DEFAULTS, PLAIN), (DEFAULTS, DDP), (PLAIN_STEP, PLAIN)):
+            for optimizer, averaged in ((AS_IT_IS, PLAIN), (AS_IT_IS, DDP), (PAPERS_STEP, PLAIN)):
                 for way in (*WAYS, BY_TIME):
                     communication = Communication(way, sizes.bandwidth if way == BY_TIME else None)
                     steps.append(count_kfac(width, batch, optimizer, averaged, communication))
@@ -157,7 +157,7 @@ def count_sgd(width: int, batch: int) -> CountedStep:
     model = DistributedDataParallel(_network(width))
     optimizer = torch.optim.SGD(model.parameters(), lr=LR)
     arrived = _counted(model, batch, optimizer.step, optimizer.zero_grad)
-    predicted = predict(shapes_of(_network(width), *_kfac({})), _run(batch, DEFAULTS, DDP, Communication())).sgd
+    predicted = predict(shapes_of(_network(width), *_kfac({})), _run(batch, AS_IT_IS, DDP, Communication())).sgd
     return _step(width, batch, (SGD, DDP, ""), arrived, predicted, {})
 
 
@@ -177,7 +177,7 @@ def count_all_reduced(width: int, batch: int) -> CountedStep:
             distributed.broadcast(torch.zeros_like(weight), number % distributed.get_world_size())
 
     arrived = _counted(model, batch, step, model.zero_grad)
-    predicted = predict(shapes_of(_network(width), *_kfac({})), _run(batch, DEFAULTS, DDP, Communication())).kaisa
+    predicted = predict(shapes_of(_network(width), *_kfac({})), _run(batch, AS_IT_IS, DDP, Communication())).kaisa
     return _step(width, batch, (ALL_REDUCED, DDP, ""), arrived, predicted, {})
 
 
@@ -205,7 +205,7 @@ def count_kfac(width: int, batch: int, optimizer: str, averaged: str, communicat
 
 def _network(width: int) -> nn.Module:
     torch.manual_seed(0)
-    return MLP(width, inputs=INPUTS, classes=CLASSES)
+    return MLP(width, inputs=INPUTS, classes=OUTPUTS)
 
 
 def _kfac(options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -239,7 +239,7 @@ def _counted(
 
 def _samples(number: int, batch: int) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(number)
-    return torch.randn(batch, INPUTS, generator=generator), torch.randint(CLASSES, (batch,), generator=generator)
+    return torch.randn(batch, INPUTS, generator=generator), torch.randint(OUTPUTS, (batch,), generator=generator)
 
 
 def _step(

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from mukron import __version__
-from mukron.bench.communication.ranks import ALL_REDUCED, DEFAULTS, PLAIN_STEP, SGD, CountedStep
+from mukron.bench.communication.ranks import ALL_REDUCED, AS_IT_IS, PAPERS_STEP, SGD, CountedStep
 from mukron.optim.communication import BY_TIME, WAYS
 from mukron.optim.ranked_run import DDP, PLAIN
 from mukron.params.storage import check_stamp, read_json, stamp, write_json
@@ -20,9 +20,9 @@ from mukron.table import Table, bytes_
 KIND, VERSION = "communication", 1
 NAME = "communication"  # of its files
 KFAC_ROWS = (  # optimizer and who averages gradients, by table
-    (DEFAULTS, PLAIN, "K-FAC as it is by default, which averages gradients itself (process_group=)"),
-    (PLAIN_STEP, PLAIN, "K-FAC with the paper's step (trust=None), which averages gradients itself"),
-    (DEFAULTS, DDP, "K-FAC as it is by default, in DistributedDataParallel"),
+    (AS_IT_IS, PLAIN, "K-FAC as it is by default, which averages gradients itself (process_group=)"),
+    (PAPERS_STEP, PLAIN, "K-FAC with the paper's step (trust=None), which averages gradients itself"),
+    (AS_IT_IS, DDP, "K-FAC as it is by default, in DistributedDataParallel"),
 )
 
 
