@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
+from pathlib import Path
 
 import pytest
 from torch import nn
@@ -59,3 +62,12 @@ def test_other_requests_are_refused():
     assert "--batch: needs --ranks" in refuse("--width", 64, "--batch", 8)
     assert "Missing option '--width'" in refuse()
     assert "fixed sizes" in refuse(*LLAMA, "--width", 64)
+
+
+def test_the_page_shows_what_its_command_prints():
+    page = (Path(__file__).parent.parent / "docs" / "distributed.md").read_text()
+    commands = [shlex.split(line)[2:] for line in page.splitlines() if line.startswith("mukron plan --ranks")]
+    (shown,) = re.findall(r"<!-- plan -->\n```text\n(.*?)\n```", page, re.DOTALL)
+    assert shown == plan(*commands[0]).rstrip()
+    assert "blocks.*.mlp.up x 32" in plan(*commands[1])
+    assert len(commands) == 3  # the last one names a module of the reader's

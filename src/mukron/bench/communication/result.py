@@ -106,7 +106,8 @@ class CommunicationResult:
         columns = ("ranks", "width", "batch", SGD, ALL_REDUCED, *WAYS, BY_TIME, "auto takes")
         notes = (
             "SGD: bytes that arrive on a rank in a step of DistributedDataParallel with SGD; others: times that.",
-            f"{ALL_REDUCED}: DistributedDataParallel, both factors of a layer all-reduced whole, moves broadcast.",
+            f"{ALL_REDUCED}: DistributedDataParallel, both factors of a layer all-reduced whole, moves broadcast;",
+            "of symmetric factors the upper triangles would do, about half of their part. All measure at every step.",
             self._agreement(),
         )
         sgd = [step for step in self.steps if step.optimizer == SGD]
