@@ -61,6 +61,9 @@ def bytes_(number: float) -> str:
     Args:
         number: The number.
 
+    Returns:
+        The cell.
+
     Example:
         >>> bytes_(3 * 2**30)
         '3 GiB'

@@ -1,4 +1,4 @@
-"""``mukron bench``: the time and memory of a training step; ``stability`` and ``gpt`` have files of their own."""
+"""``mukron bench``: time and memory of a step; ``stability``, ``gpt`` and ``communication`` have their own files."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from mukron.cli.common import bench_command, errors, show
+from mukron.cli.communication import communication
 from mukron.cli.gpt import gpt
 from mukron.cli.numbers import read_numbers
 from mukron.cli.stability import stability
@@ -50,6 +51,7 @@ BENCH_FOLDER = Path("bench")
 
 bench_app.command("stability")(stability)
 bench_app.command("gpt")(gpt)
+bench_app.command("communication")(communication)
 
 
 @bench_app.command("kfac-step")

@@ -13,8 +13,6 @@ from rich.console import Console
 
 from mukron.cli.common import errors, show
 from mukron.cli.ranks import (
-    DEFAULT_BANDWIDTH,
-    DEFAULT_SPEED,
     NetworkRequest,
     RanksBandwidthOption,
     RanksBatchOption,
@@ -84,8 +82,8 @@ def plan(
     sample: RanksSampleOption = None,
     sharding: RanksShardingOption = "ddp",
     communication: RanksCommunicationOption = "auto",
-    bandwidth: RanksBandwidthOption = DEFAULT_BANDWIDTH,
-    speed: RanksSpeedOption = DEFAULT_SPEED,
+    bandwidth: RanksBandwidthOption = None,
+    speed: RanksSpeedOption = None,
 ) -> None:
     """Print the settings of a wide network, from those tuned at a narrow width, the cost of a step, and the code.
 

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from mukron.optim.shapes import NetworkShapes
 
 OF_METHOD = "method_options."  # settings that go to the optimizer, as in a run's configuration
-DEFAULT_BANDWIDTH, DEFAULT_SPEED = 50e9, 50e12  # those of ``mukron.optim.communication``, without loading torch
 
 RanksModelOption = Annotated[
     str | None, typer.Option(help=f"With --ranks: a built-in network, with --width: {BUILT_IN}.")
@@ -56,8 +55,12 @@ RanksShardingOption = Annotated[
 RanksCommunicationOption = Annotated[
     str, typer.Option(help="With --ranks: how curvature travels: auto, rows, owner or factors.")
 ]
-RanksBandwidthOption = Annotated[float, typer.Option(help="With --ranks: bytes a second that arrive on a rank.")]
-RanksSpeedOption = Annotated[float, typer.Option(help="With --ranks: multiplications a second of a rank.")]
+RanksBandwidthOption = Annotated[
+    float | None, typer.Option(help="With --ranks: bytes a second that arrive on a rank.", show_default="5e10")
+]
+RanksSpeedOption = Annotated[
+    float | None, typer.Option(help="With --ranks: multiplications a second of a rank.", show_default="5e13")
+]
 
 
 @dataclass(frozen=True)
@@ -108,7 +111,7 @@ def plan_ranks(
     network: NetworkRequest,
     json_file: Path | None,
     method: str,
-    rates: tuple[float, float],
+    rates: tuple[float | None, float | None],
     ranks: int,
     batch: int | None,
     positions: int,
@@ -121,7 +124,7 @@ def plan_ranks(
         network: The network.
         json_file: Where to write the numbers too.
         method: Of the optimizer.
-        rates: Bytes and multiplications a second.
+        rates: Bytes and multiplications a second; None: the usual ones.
         ranks: How many there are.
         batch: Samples of all of them.
         positions: Of a sample.
@@ -137,17 +140,18 @@ def plan_ranks(
     if batch is None:
         raise ValueError("--ranks needs --batch, the samples of all ranks together")
     for option, rate in zip(("--bandwidth", "--speed"), rates, strict=True):
-        if not rate > 0:
+        if rate is not None and not rate > 0:
             raise ValueError(f"{option} {rate:g}: expected a positive number a second")
     own = [setting.removeprefix(OF_METHOD) for setting in network.settings if setting.startswith(OF_METHOD)]
     network = replace(network, settings=[text for text in network.settings if not text.startswith(OF_METHOD)])
     exchange = Communication.of(communication)
     if exchange.bandwidth is not None:
         raise ValueError(f"--communication {communication}: give the bandwidth as --bandwidth {exchange.bandwidth:g}")
+    speed = Speed(*(usual if rate is None else rate for rate, usual in zip(rates, Speed(), strict=True)))
     run = RankedRun(
         *(ranks, batch, positions, method, _options(method, own)),
         communication=exchange,
-        speed=Speed(*rates),
+        speed=speed,
         sharding=sharding,
     )
     plan = predict(network.read(run), run)

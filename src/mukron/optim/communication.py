@@ -83,6 +83,7 @@ class LayerTraffic:
         d_in, d_out: The sides of its weight as a matrix.
         groups: How many such matrices.
         rows: Samples times positions of a batch, by rank.
+        errors: Derivatives by the network's outputs that travel beside the rows, by rank.
         signals: Rows of signals for each row of inputs; 0: the method has no factor of the output side.
         tokens: Inputs are indices: A is a vector of d_in numbers.
         inputs: The method has a factor of the input side.
@@ -113,6 +114,7 @@ class LayerTraffic:
     averages: bool = False
     shards: tuple[int, ...] | None = None
     biases: int = 0
+    errors: tuple[int, ...] = ()
     element: int = 4
 
     @property
@@ -157,6 +159,7 @@ def traffic_of(layer: LayerTraffic, scheme: str, owner: int) -> Traffic:
         derivatives = layer.signals + (layer.products and not layer.own_signals)
         of_row = (0 if layer.tokens or not layer.inputs else layer.d_in) + derivatives * layer.d_out
         curvature = float(copies * sum(senders) * of_row * layer.groups)
+        curvature += copies * sum(n for rank, n in enumerate(layer.errors) if scheme == BY_ROWS or rank != owner)
         curvature += copies * len(senders) * layer.d_in * layer.groups * (layer.tokens and layer.inputs)
     return Traffic(curvature / layer.factor_every, _gradient(layer, scheme, owner), _move(layer, scheme, owner))
 

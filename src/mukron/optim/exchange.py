@@ -277,7 +277,8 @@ class Owners:
                 waits.append((names, other.sizes, shapes, *ranks.sending(parts, shapes, dtype, rank)))
         for names, sizes, shapes, buffer, work in waits:
             work.wait()
-            pieces = iter(torch.split(buffer, [torch.Size(shape).numel() for shape in shapes]))
+            arrived = buffer.to(ranks.device)
+            pieces = iter(torch.split(arrived, [torch.Size(shape).numel() for shape in shapes]))
             for name in names:
                 tensors = [next(pieces).reshape(shape) for shape in sizes[name][0]]
                 shared[name] = tensors[0] if len(tensors) == 1 else LowRank(*tensors)

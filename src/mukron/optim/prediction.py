@@ -5,6 +5,7 @@ From the shapes of the layers alone, by the formulas of ``communication``, which
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -40,10 +41,14 @@ class LayerLoad(NamedTuple):
         """Multiplications of whoever makes its move."""
         return work_of(self.traffic)
 
-    @property
-    def moved(self) -> Traffic:
-        """Numbers that arrive over all ranks."""
-        return traffic_of(self.traffic, self.scheme, 0)
+    def moved(self, owners: tuple[int, ...]) -> Traffic:
+        """Numbers that arrive over all ranks, of all of these layers.
+
+        Args:
+            owners: The rank of each; none where all ranks make the move.
+        """
+        of_owner = {owner: traffic_of(self.traffic, self.scheme, owner) for owner in owners or (0,)}
+        return sum((of_owner[owner] for owner in owners or (0,) * self.shape.count), Traffic())
 
 
 @dataclass(frozen=True)
@@ -58,8 +63,9 @@ class RanksPrediction:
 
     Example:
         >>> from mukron.optim.shapes import known_shapes
-        >>> plan = predict(known_shapes("llama-7b"), RankedRun(ranks=64, batch=512, positions=2048))
-        >>> plan.balance < 1.5, plan.state_of_heaviest < plan.state_of_one / 8
+        >>> network = known_shapes("llama-7b").without(["head"])
+        >>> plan = predict(network, RankedRun(ranks=64, batch=512, positions=2048))
+        >>> plan.balance < 1.1, plan.state_of_heaviest < plan.state_of_one / 8
         (True, True)
     """
 
@@ -78,13 +84,28 @@ class RanksPrediction:
         """Numbers that DistributedDataParallel or FSDP2 moves, over all ranks."""
         if self.run.sharding == PLAIN:
             return 0.0
-        return sgd_numbers(self.network.numbers, self.run.ranks, self.run.sharding == FSDP)
+        return self.sgd + (self.gathered_again if self.run.sharding == FSDP else 0.0)
+
+    @property
+    def gathered_again(self) -> float:
+        """Numbers in weights that FSDP2 gathers for backward passes of the optimizer's own, over all ranks."""
+        passes = self.run.own_passes(self.outputs) / self.run.step.factor_every
+        return passes * (self.run.ranks - 1) * (self.network.numbers - self.network.first)
+
+    @property
+    def outputs(self) -> int:
+        """Of the network: as the run says, or those of its last layer."""
+        return self.run.outputs or self.network.layers[-1].d_out
 
     @property
     def exchanged(self) -> Traffic:
         """Numbers that the optimizer moves, over all ranks."""
-        parts = [Traffic(*(load.shape.count * part for part in load.moved)) for load in self.loads]
-        return sum(parts, Traffic(0.0, self.others, 0.0))
+        return sum(self.moved, Traffic(0.0, self.others, 0.0))
+
+    @cached_property
+    def moved(self) -> list[Traffic]:
+        """The same of the layers, one entry for those that are alike."""
+        return [load.moved(owners) for load, owners in zip(self.loads, self.owners, strict=True)]
 
     @property
     def total(self) -> float:
@@ -147,15 +168,14 @@ class RanksPrediction:
         """Numbers that arrive on each rank."""
         k = self.run.ranks
         found = [(self.wrapper + self.others) / k] * k
-        for load, owners in zip(self.loads, self.owners, strict=True):
-            moved = load.moved
+        for load, owners, moved in zip(self.loads, self.owners, self.moved, strict=True):
             if load.scheme == BY_ROWS:
-                found = [number + load.shape.count * moved.total / k for number in found]
+                found = [number + moved.total / k for number in found]
                 continue
-            each = moved.moves / (k - 1)  # of the ranks that do not own it
-            found = [number + load.shape.count * each for number in found]
+            move = moved.moves / load.shape.count / (k - 1)  # to each rank that does not own it
+            found = [number + load.shape.count * move for number in found]
             for owner in owners:
-                found[owner] += moved.curvature + moved.gradients - each
+                found[owner] += (moved.curvature + moved.gradients) / load.shape.count - move
         return found
 
     @property
@@ -188,12 +208,12 @@ class RanksPrediction:
             {
                 **asdict(load.shape),
                 "scheme": load.scheme,
-                **load.moved._asdict(),
+                **moved._asdict(),
                 "multiplications": load.work,
                 "state": load.state,
                 "owners": list(owners),
             }
-            for load, owners in zip(self.loads, self.owners, strict=True)
+            for load, owners, moved in zip(self.loads, self.owners, self.moved, strict=True)
         ]
         return {
             "ranks": self.run.ranks,
@@ -209,12 +229,13 @@ class RanksPrediction:
         }
 
 
-def predict(network: NetworkShapes, run: RankedRun) -> RanksPrediction:
+def predict(network: NetworkShapes, run: RankedRun, schemes: Mapping[str, str] | None = None) -> RanksPrediction:
     """Predict what a run in several processes costs.
 
     Args:
         network: The layers of the network.
         run: The run.
+        schemes: By layer, how its curvature travels; None: as the run's ``communication`` says.
 
     Example:
         >>> from mukron.optim.shapes import NetworkShapes
@@ -223,7 +244,8 @@ def predict(network: NetworkShapes, run: RankedRun) -> RanksPrediction:
         >>> plan.total < plan.sgd
         True
     """
-    loads = tuple(_load(shape, run, run.outputs or network.layers[-1].d_out) for shape in network.layers)
+    outputs, known = run.outputs or network.layers[-1].d_out, schemes or {}
+    loads = tuple(_load(shape, run, outputs, known.get(shape.name)) for shape in network.layers)
     costs = [_cost(shape) for shape in network.layers for _ in range(shape.count)]
     owners = iter(owners_of(costs, run.ranks))
     of_layers = [tuple(next(owners) for _ in range(shape.count)) for shape in network.layers]
@@ -239,9 +261,9 @@ def _cost(shape: LayerShape) -> float:
     return cost_of_shape(shape.d_out, 1 if shape.one_hot else max(shape.d_in, 1), shape.groups)
 
 
-def _load(shape: LayerShape, run: RankedRun, outputs: int) -> LayerLoad:
+def _load(shape: LayerShape, run: RankedRun, outputs: int, known: str | None) -> LayerLoad:
     traffic = layer_traffic(shape, run, outputs)
-    scheme = scheme_of(traffic, run.communication, run.speed)
+    scheme = known or scheme_of(traffic, run.communication, run.speed)
     sizes = (shape.d_in, shape.d_out, shape.groups, shape.one_hot, shape.ties_head)
     state = run.spec.state_size(LayerSize(*sizes, run.batch, run.positions_of(shape), outputs), run.known)
     entries, numbers = run.momentum_entries, shape.numbers // shape.count

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mukron.optim.communication import sgd_numbers
+from mukron.optim.communication import Traffic, sgd_numbers
 from mukron.optim.prediction import LayerLoad, RanksPrediction
 from mukron.optim.ranked_run import DDP, FSDP, PLAIN
 from mukron.table import Table, bytes_
@@ -34,11 +34,13 @@ def prediction_tables(plan: RanksPrediction) -> tuple[Table, Table]:
 
 def _layers(plan: RanksPrediction) -> Table:
     run, network = plan.run, plan.network
-    rows = [_row(plan, load) for load in plan.loads]
+    rows = [_row(plan, load, moved) for load, moved in zip(plan.loads, plan.moved, strict=True)]
     if network.others:
         moved = plan.others if run.sharding == PLAIN else sgd_numbers(network.others, run.ranks, run.sharding == FSDP)
         ratio = moved / sgd_numbers(network.others, run.ranks, run.sharding == FSDP)
         rows.append(("others (fallback rule)", "", "", "-", _size(plan, moved), "-", f"{ratio:.2f}"))
+    if run.sharding == FSDP and plan.gathered_again:
+        rows.append(("weights, for Fisher signals", "", "", "-", _size(plan, plan.gathered_again), "-", ""))
     curvature, gradients, moves = plan.exchanged
     whole = (curvature, gradients + plan.wrapper, moves)
     rows.append(("all", "", "", *(_size(plan, part) for part in whole), f"{plan.total / plan.sgd:.2f}"))
@@ -47,24 +49,21 @@ def _layers(plan: RanksPrediction) -> Table:
     spread += "" if run.positions > 1 else f", batch {run.batch}"
     intervals = f"factors every {run.step.factor_every}, inverses every {run.step.inverse_every}"
     title = f"{run.spec.title} on {network.title}, {network.numbers:,} parameters: {spread}, {intervals}"
-    sgd = f"{_size(plan, plan.sgd)} in data-parallel SGD"
-    kaisa = (
-        f"{_size(plan, plan.kaisa)} where whole factors are all-reduced and moves broadcast, as in distributed K-FACs"
-    )
     notes = (
         "Bytes that arrive on a rank in an average step, the mean over ranks.",
-        f"In all {_size(plan, plan.total)}; {sgd}; {kaisa}.",
+        f"In all {_size(plan, plan.total)}. Data-parallel SGD: {_size(plan, plan.sgd)}.",
+        f"A K-FAC that all-reduces whole factors and broadcasts moves: {_size(plan, plan.kaisa)}.",
         AVERAGED_BY[run.sharding],
         "rows: D and H to all ranks; owner: D and H to the layer's owner; factors: sums of h h^T and of d d^T to it.",
     )
     return Table(title, columns, tuple(rows), notes)
 
 
-def _row(plan: RanksPrediction, load: LayerLoad) -> tuple[str, ...]:
+def _row(plan: RanksPrediction, load: LayerLoad, moved: Traffic) -> tuple[str, ...]:
     shape, run = load.shape, plan.run
     sgd = sgd_numbers(shape.numbers, run.ranks, run.sharding == FSDP)
     wrapper = 0.0 if run.sharding == PLAIN else sgd
-    curvature, gradients, moves = (shape.count * part for part in load.moved)
+    curvature, gradients, moves = moved
     name = shape.name if shape.count == 1 else f"{shape.name} x {shape.count}"
     sides = f"{shape.d_out} x {shape.d_in}" + (f" ({shape.groups} groups)" if shape.groups > 1 else "")
     parts = (curvature, gradients + wrapper, moves)
@@ -123,10 +122,10 @@ def _cost(plan: RanksPrediction) -> Table:
         "Memory: without activations, and without copies that last less than a step.",
     ]
     if share > 1 and heaviest.scheme != "rows":
-        notes.append(
-            f"One {heaviest.shape.name} alone is {share:.1f} times the mean work of a rank: more ranks do not make it "
-            "faster. Exclude it, or make its inverses less often."
-        )
+        notes += [
+            f"One {heaviest.shape.name} alone is {share:.1f} times the mean work of a rank: more ranks do not help.",
+            "Exclude it, or make its inverses less often.",
+        ]
     return Table(f"A step with {k} ranks, {run.sharding}", columns, rows, tuple(notes))
 
 

@@ -90,8 +90,11 @@ class RankedRun:
     @cached_property
     def step(self) -> StepOptions:
         """Options of a step: intervals and the fallback rule."""
-        names = ("factor_every", "inverse_every", "fallback", "exclude")
-        return StepOptions.of(self.spec.method, self.trust, **{name: self.known.get(name) for name in names})
+        names = {"factor_every", "inverse_every", "fallback", "exclude"} & self.known.keys()
+        given = {name: self.known[name] for name in names}
+        if "inverse_every" not in names:  # a kernel is that of its own batch
+            given["inverse_every"] = 1
+        return StepOptions.of(self.spec.method, self.trust, **given)
 
     @cached_property
     def momentum_entries(self) -> dict[str, Any]:
@@ -133,6 +136,17 @@ class RankedRun:
             signals=signals, fisher=fisher, sharing=known["sharing"], form=form, fused=bool(known.get("fused"))
         )
 
+    def own_passes(self, outputs: int) -> int:
+        """Backward passes of a step that measures curvature, beside that of the loss.
+
+        Args:
+            outputs: Of the network.
+        """
+        fisher = self.capture.fisher
+        if self.capture.jacobian or (self.capture.signals and isinstance(fisher, Exact)):
+            return outputs
+        return fisher.draws if self.capture.signals and isinstance(fisher, Drawn) else 0
+
 
 def layer_traffic(shape: LayerShape, run: RankedRun, outputs: int) -> LayerTraffic:
     """What decides how many numbers a layer of a run moves: ``schemes.traffic_for``, of a layer that is not there yet.
@@ -148,10 +162,8 @@ def layer_traffic(shape: LayerShape, run: RankedRun, outputs: int) -> LayerTraff
         ((4, 4), 1)
     """
     capture = run.capture
-    fisher = capture.fisher
     rows = run.rows(1 if capture.sharing == "reduce" else run.positions_of(shape))
-    draws = fisher.draws if isinstance(fisher, Drawn) else outputs if isinstance(fisher, Exact) else 1
-    signals = outputs if capture.jacobian else draws if capture.signals else 0
+    signals = 1 if capture.signals and capture.empirical else run.own_passes(outputs)
     by_rows, products = forms_of(shape.d_in, shape.d_out, rows, capture, run.sharding == PLAIN)
     return LayerTraffic(
         shape.d_in,
@@ -168,6 +180,7 @@ def layer_traffic(shape: LayerShape, run: RankedRun, outputs: int) -> LayerTraff
         inverse_every=run.step.inverse_every,
         averages=run.sharding == PLAIN,
         shards=_shards(shape, run.ranks) if run.sharding == FSDP else None,
+        errors=tuple(outputs * samples for samples in run.rows(1)) if capture.jacobian else (),
         biases=shape.groups * shape.d_out * shape.bias,
         element=max(4, run.element),
     )

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from mukron.curvature import Host, Watch, hosts
-from mukron.layers import BIAS, WEIGHT, MatrixLayer
+from mukron.layers import BIAS, WEIGHT, MatrixLayer, layer_of
 from mukron.optim.options import StepOptions, Trust
 from mukron.optim.places import TakenLayer, other_uses, places_of
 from mukron.optim.spec import MethodSpec
@@ -63,6 +63,7 @@ class NetworkShapes:
         title: What network it is.
         layers: Those that are preconditioned.
         others: Numbers in all other parameters, which take the fallback rule.
+        first: Numbers in the module that runs first, whose input needs no derivative.
 
     Example:
         >>> llama = KNOWN_SHAPES["llama-7b"]
@@ -73,6 +74,7 @@ class NetworkShapes:
     title: str
     layers: tuple[LayerShape, ...]
     others: int = 0
+    first: int = 0
 
     @property
     def numbers(self) -> int:
@@ -121,7 +123,7 @@ def llama(name: str, d: int, layers: int, mlp: int, vocabulary: int = 32000, key
         LayerShape("layers.*.mlp.down", d, mlp, layers),
         LayerShape("head", vocabulary, d),
     )
-    return NetworkShapes(name, matrices, others=vocabulary * d + (2 * layers + 1) * d)
+    return NetworkShapes(name, matrices, others=vocabulary * d + (2 * layers + 1) * d, first=vocabulary * d)
 
 
 KNOWN_SHAPES = {
@@ -158,8 +160,8 @@ def shapes_of(
         model: The model; it may be on the meta device.
         spec: The method's record.
         options: The method's options, as its optimizer takes them, with defaults.
-        sample: The shape of one sample of numbers, to find how many positions of it each layer sees. None: those of
-            the batch.
+        sample: The shape of one sample, to find how many positions of it each layer sees; of tokens, if the model
+            begins with an embedding. None: those of the batch.
 
     Raises:
         ValueError: The number of positions of a layer does not follow from those of the batch, and there is no sample.
@@ -178,7 +180,9 @@ def shapes_of(
     positions: Mapping[str, int] = {}
     if sample is not None:
         with counting_positions(model, places, others) as positions, torch.no_grad():
-            model(torch.empty(1, *sample, device=next(model.parameters()).device))
+            tokens = getattr(layer_of(_first_module(model)), "one_hot", False)
+            kind, device = torch.long if tokens else torch.get_default_dtype(), next(model.parameters()).device
+            model(torch.zeros(1, *sample, dtype=kind, device=device))
     for name, (layer, _) in places.items():
         if sample is None and layer.called and not (layer.plain_rows or layer.one_hot):
             raise ValueError(
@@ -191,7 +195,13 @@ def shapes_of(
     ]
     numbers = sum(entry.parameter.numel() for entry in found.values())
     rest = numbers - sum(shape.numbers for shape in shapes)
-    return NetworkShapes(type(model).__name__, tuple(alike(shapes)), rest)
+    first = sum(parameter.numel() for parameter in _first_module(model).parameters(recurse=False))
+    return NetworkShapes(type(model).__name__, tuple(alike(shapes)), rest, first)
+
+
+def _first_module(model: nn.Module) -> nn.Module:
+    """The first one that has parameters of its own."""
+    return next((module for module in model.modules() if [*module.parameters(recurse=False)]), model)
 
 
 def _shape(name: str, taken: TakenLayer, other_heads: bool, positions: int | None) -> LayerShape:

@@ -1,0 +1,134 @@
+"""What was counted, as it is stored, and the tables of it."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+
+import torch
+
+from mukron import __version__
+from mukron.bench.communication.ranks import ALL_REDUCED, AS_IT_IS, PAPERS_STEP, SGD, CountedStep
+from mukron.optim.communication import BY_TIME, WAYS
+from mukron.optim.ranked_run import DDP, PLAIN
+from mukron.params.storage import check_stamp, read_json, stamp, write_json
+from mukron.table import Table, bytes_
+
+KIND, VERSION = "communication", 1
+NAME = "communication"  # of its files
+KFAC_ROWS = (  # optimizer and who averages gradients, by table
+    (AS_IT_IS, PLAIN, "K-FAC as it is by default, which averages gradients itself (process_group=)"),
+    (PAPERS_STEP, PLAIN, "K-FAC with the paper's step (trust=None), which averages gradients itself"),
+    (AS_IT_IS, DDP, "K-FAC as it is by default, in DistributedDataParallel"),
+)
+
+
+@dataclass(frozen=True)
+class CommunicationResult:
+    """Counted steps, and where they come from.
+
+    Attributes:
+        command: The command that counts them again.
+        versions: Versions by package.
+        date: The day they were counted.
+        steps: What arrived.
+
+    Example:
+        >>> result = CommunicationResult.new("mukron bench communication", [])
+        >>> [table.rows for table in result.tables()]
+        [(), (), ()]
+    """
+
+    command: str
+    versions: dict[str, str]
+    date: str
+    steps: tuple[CountedStep, ...]
+
+    @classmethod
+    def new(cls, command: str, steps: Iterable[CountedStep]) -> CommunicationResult:
+        """Counted today, here.
+
+        Args:
+            command: The command that counts them again.
+            steps: What arrived.
+        """
+        versions = {"mukron": __version__, "torch": torch.__version__, "python": platform.python_version()}
+        return cls(command, versions, datetime.now(timezone.utc).date().isoformat(), tuple(steps))
+
+    @classmethod
+    def load(cls, path: Path) -> CommunicationResult:
+        """As ``save`` stored it.
+
+        Args:
+            path: The file.
+        """
+        data = check_stamp(read_json(path), KIND, VERSION, str(path))
+        steps = tuple(CountedStep(**step) for step in data["steps"])
+        return cls(data["command"], data["versions"], data["date"], steps)
+
+    def save(self, folder: Path) -> Path:
+        """Store it.
+
+        Args:
+            folder: Where; it is made if missing.
+
+        Returns:
+            The file.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"{NAME}.json"
+        write_json(path, stamp(KIND, VERSION, asdict(self)))
+        return path
+
+    def step(self, like: CountedStep, optimizer: str, averaged: str, communication: str) -> CountedStep | None:
+        """What was counted of another optimizer with the same ranks, width and batch.
+
+        Args:
+            like: A step with these.
+            optimizer: The optimizer.
+            averaged: Who averages gradients.
+            communication: How curvature travels.
+        """
+        wanted = (like.ranks, like.width, like.batch, optimizer, averaged, communication)
+        for step in self.steps:
+            if (step.ranks, step.width, step.batch, step.optimizer, step.averaged, step.communication) == wanted:
+                return step
+        return None
+
+    def tables(self) -> list[Table]:
+        """Bytes of SGD, and how many times that other optimizers take: a table for each kind of K-FAC."""
+        return [self._table(*kind) for kind in KFAC_ROWS]
+
+    def _table(self, optimizer: str, averaged: str, title: str) -> Table:
+        columns = ("ranks", "width", "batch", SGD, ALL_REDUCED, *WAYS, BY_TIME, "auto takes")
+        notes = (
+            "SGD: bytes that arrive on a rank in a step of DistributedDataParallel with SGD; others: times that.",
+            f"{ALL_REDUCED}: DistributedDataParallel, both factors of a layer all-reduced whole, moves broadcast;",
+            "of symmetric factors the upper triangles would do, about half of their part. All measure at every step.",
+            self._agreement(),
+        )
+        sgd = [step for step in self.steps if step.optimizer == SGD]
+        return Table(title, columns, tuple(self._row(step, optimizer, averaged) for step in sgd), notes)
+
+    def _row(self, sgd: CountedStep, optimizer: str, averaged: str) -> tuple[str, ...]:
+        steps = [self.step(sgd, ALL_REDUCED, DDP, "")]
+        steps += [self.step(sgd, optimizer, averaged, way) for way in (*WAYS, BY_TIME)]
+        ratios = ["-" if step is None else f"{step.bytes / sgd.bytes:.2f}" for step in steps]
+        taken = steps[-1].schemes if steps[-1] is not None else {}
+        chosen = ", ".join(dict.fromkeys(taken.values())) or "-"
+        return (*map(str, (sgd.ranks, sgd.width, sgd.batch)), bytes_(sgd.bytes), *ratios, chosen)
+
+    def _agreement(self) -> str:
+        """How far counts are from what was predicted, and how large headers are."""
+        off = max((abs(step.bytes / step.predicted - 1) for step in self.steps), default=0.0)
+        headers = max((step.headers for step in self.steps), default=0.0)
+        exactly = "exactly as predicted" if off < 1e-9 else f"within {off:.1%} of what was predicted"
+        return f"All counts are {exactly}. Headers, which are not in them: at most {headers / 2**10:.1f} KiB."
+
+    def where(self) -> str:
+        """When and with what it was counted."""
+        versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
+        return f"Counted on {self.date}; {versions}."

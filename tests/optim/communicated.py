@@ -1,0 +1,135 @@
+"""What ranks do that ``test_communication`` starts: steps whose bytes are counted, beside what was predicted."""
+
+from __future__ import annotations
+
+import math
+from contextlib import nullcontext
+
+import torch
+from ranks import bounds
+from torch import distributed, nn
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+
+import mukron
+from mukron.optim.communication import BY_FACTORS, BY_OWNER, WAYS, Communication
+from mukron.optim.counting import CollectiveCount
+from mukron.optim.prediction import predict
+from mukron.optim.ranked_run import DDP, FSDP, PLAIN, RankedRun
+from mukron.optim.shapes import shapes_of
+
+NUMBER, BATCH, FIRST = 4, 12, 2  # bytes; samples of all ranks; steps that check what they see
+OPTIMIZERS = {"kfac": mukron.KFAC, "foof": mukron.FOOF, "gauss-newton": mukron.GaussNewton}
+WIDE, NARROW = (40, 24), (6, 8)  # hidden sizes: more than a batch's samples, and fewer
+EVERY_2 = {"factor_every": 2, "inverse_every": 2, "refresh_warmup": 0}
+CASES = [  # method, its options, hidden sizes
+    ("kfac", {}, WIDE),
+    ("kfac", {}, NARROW),
+    ("kfac", {"trust": "none"}, WIDE),
+    ("kfac", {"trust": "none", **EVERY_2}, WIDE),
+    ("kfac", {"fisher": "empirical", "trust": "none"}, NARROW),
+    ("kfac", {"fisher": "mc:2", "memory": "window:2"}, WIDE),
+    ("kfac", {"fisher": "exact", "exclude": ["0"]}, WIDE),
+    ("kfac", {"trust": "graft:adam", "form": "matrix"}, NARROW),
+    ("foof", {"trust": "none"}, WIDE),
+    ("gauss-newton", {}, NARROW),
+]
+
+
+def network(sizes):
+    torch.manual_seed(0)
+    first, second = sizes
+    return nn.Sequential(
+        *(nn.Linear(10, first), nn.LayerNorm(first), nn.Tanh(), nn.Linear(first, second, bias=False), nn.Tanh()),
+        nn.Linear(second, 4),
+    )
+
+
+class Mixed(nn.Module):
+    """An embedding, a linear layer at every position, and a convolution in two groups."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding, self.first = nn.Embedding(7, 6), nn.Linear(6, 6)
+        self.conv, self.head = nn.Conv1d(6, 8, 2, groups=2), nn.Linear(8, 4)
+
+    def forward(self, x):
+        h = torch.tanh(self.first(self.embedding(x)))
+        return self.head(torch.tanh(self.conv(h.transpose(1, 2))).mean(-1))
+
+
+def numbers(step):
+    return torch.randn(BATCH, 10, generator=torch.Generator().manual_seed(step))
+
+
+def tokens(step):
+    return torch.randint(7, (BATCH, 5), generator=torch.Generator().manual_seed(step))
+
+
+def sharded(model):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", (distributed.get_world_size(),))
+    for layer in model:
+        if [*layer.parameters()]:
+            fully_shard(layer, mesh=mesh, reshard_after_forward=True)
+    return fully_shard(model, mesh=mesh)
+
+
+def counted(model, inputs, run, steps):
+    """Numbers that arrived in an average step over all ranks, and the optimizer."""
+    rank, size = distributed.get_rank(), distributed.get_world_size()
+    part = slice(*bounds(size, BATCH)[rank : rank + 2])
+    called = {DDP: DistributedDataParallel, FSDP: sharded, PLAIN: lambda model: model}[run.sharding](model)
+    group = {"process_group": distributed.group.WORLD} if run.sharding == PLAIN else {}
+    optimizer = OPTIMIZERS[run.method](called, communication=run.communication, **group, **run.spec.parsed(run.options))
+    count = CollectiveCount()
+    for step in range(FIRST + steps):
+        with count if step >= FIRST else nullcontext():
+            optimizer.zero_grad()
+            F.cross_entropy(called(inputs(step)[part]), (torch.arange(BATCH) % 4)[part]).backward()
+            optimizer.step()
+    assert optimizer.steps == FIRST + steps
+    found = [None] * size
+    distributed.all_gather_object(found, count.by_kind())
+    return sum(sum(of_rank.values()) for of_rank in found) / NUMBER / steps, optimizer
+
+
+def compare(model, inputs, run, sample=None):
+    plan = predict(shapes_of(model, run.spec, run.known, sample), run)
+    arrived, optimizer = counted(model, inputs, run, steps=run.step.factor_every)
+    chosen = {name: way.name for name, way in optimizer.together.schemes.items()}
+    what = f"{run.method} {run.options}, {run.sharding}, {run.communication.scheme}, {run.ranks} ranks"
+    assert chosen == {load.shape.name: load.scheme for load in plan.loads}, what
+    assert math.isclose(arrived, plan.total, rel_tol=1e-12), f"{what}: {arrived} arrived, predicted {plan.total}"
+
+
+def steps(rank, folder):
+    """What arrives in a step is what was predicted, in all ways and for whoever averages gradients."""
+    size = distributed.get_world_size()
+    for method, options, sizes in CASES:
+        for sharding in (PLAIN, DDP):
+            for scheme in WAYS:
+                way = {"communication": Communication(scheme), "sharding": sharding}
+                compare(network(sizes), numbers, RankedRun(size, BATCH, 1, method, options, **way))
+
+
+def all_layers(rank, folder):
+    """Positions, groups, and inputs that are tokens."""
+    size = distributed.get_world_size()
+    for options in ({}, {"exclude": [], "trust": "none"}):
+        for sharding in (PLAIN, DDP):
+            for scheme in WAYS:
+                way = {"communication": Communication(scheme), "sharding": sharding}
+                compare(Mixed(), tokens, RankedRun(size, BATCH, 1, "kfac", options, **way), sample=(5,))
+
+
+def spread(rank, folder):
+    """Weights that ``fully_shard`` has spread; sizes that are cut evenly, since FSDP2 pads others."""
+    size = distributed.get_world_size()
+    for method, options in (("kfac", {}), ("kfac", EVERY_2), ("foof", {"trust": "none"}), ("gauss-newton", {})):
+        for scheme in (BY_OWNER, BY_FACTORS):
+            way = {"communication": Communication(scheme), "sharding": FSDP}
+            compare(network((40, 24)), numbers, RankedRun(size, BATCH, 1, method, options, **way))

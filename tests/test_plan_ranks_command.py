@@ -1,0 +1,73 @@
+"""``mukron plan --ranks`` as a user runs it: known shapes, built-in networks, one's own; files and errors."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from torch import nn
+
+from test_plan_command import plan, refuse
+
+LLAMA = ("--ranks", 64, "--shapes", "llama-7b", "--batch", 512, "--positions", 2048)
+GPT = ("--ranks", 4, "--model", "gpt", "--batch", 64, "--positions", 32)
+
+
+def own_network(width: int, depth: int = 2) -> nn.Module:
+    return nn.Sequential(*(nn.Linear(width, width) for _ in range(depth)))
+
+
+def test_shapes_that_are_known(tmp_path):
+    output = plan(*LLAMA, "--bandwidth", 1e10, "--sharding", "plain", "--json", tmp_path / "plan.json")
+    assert "K-FAC on LLaMA 7B, 6,738,415,616 parameters: 64 ranks, batch 512 x 2048" in output
+    assert "layers.*.mlp.down x 32" in output
+    assert "A step with 64 ranks, plain" in output
+    stored = json.loads((tmp_path / "plan.json").read_text())
+    assert stored["format"] == "mukron.ranks"
+    assert len(stored["state_by_rank"]) == 64
+    assert sum(stored["numbers"]["by_rank"]) == pytest.approx(stored["numbers"]["total"])
+
+
+def test_a_slower_network_takes_longer():
+    fast, slow = (plan(*LLAMA, "--bandwidth", bandwidth).split("time of that")[1] for bandwidth in (1e12, 1e9))
+    assert fast.split()[1] == "ms"
+    assert slow.split()[1] == "s"
+
+
+def test_a_built_in_network_of_any_depth():
+    output = plan(*GPT, "--width", 4096, "--set", "depth=32", "--set", "method_options.factor_every=10")
+    assert "blocks.*.attention.query x 32" in output
+    assert "factors every 10, inverses every 10" in output
+
+
+def test_ones_own_network():
+    factory = ("--factory", "test_plan_ranks_command:own_network", "--width", 512, "--set", "depth=3")
+    output = plan("--ranks", 2, *factory, "--batch", 8, "--method", "foof", "--communication", "rows")
+    assert "FOOF on Sequential, 787,968 parameters: 2 ranks, batch 8" in output
+    assert "* x 3" in output
+
+
+def test_other_requests_are_refused():
+    assert "needs one of --model NAME" in refuse("--ranks", 2, "--batch", 8)
+    assert "need --width" in refuse(*GPT)
+    assert "--ranks needs --batch" in refuse(*LLAMA[:4])
+    assert "unknown shapes 'llama-8b'; known: llama-7b" in refuse("--ranks", 2, "--shapes", "llama-8b", "--batch", 8)
+    assert "--sample 3,32,32" in refuse("--ranks", 2, "--model", "resnet18", "--width", 1, "--batch", 8)
+    assert "kfac has no such option" in refuse(*LLAMA, "--set", "method_options.beta=1")
+    assert "--bandwidth -1: expected a positive number" in refuse(*LLAMA, "--bandwidth", -1)
+    assert "--from: of a plan from a study; leave out --ranks" in refuse(*LLAMA, "--from", "tuned")
+    assert "--batch: needs --ranks" in refuse("--width", 64, "--batch", 8)
+    assert "Missing option '--width'" in refuse()
+    assert "fixed sizes" in refuse(*LLAMA, "--width", 64)
+
+
+def test_the_page_shows_what_its_command_prints():
+    page = (Path(__file__).parent.parent / "docs" / "distributed.md").read_text()
+    commands = [shlex.split(line)[2:] for line in page.splitlines() if line.startswith("mukron plan --ranks")]
+    (shown,) = re.findall(r"<!-- plan -->\n```text\n(.*?)\n```", page, re.DOTALL)
+    assert shown == plan(*commands[0]).rstrip()
+    assert "blocks.*.mlp.up x 32" in plan(*commands[1])
+    assert len(commands) == 3  # the last one names a module of the reader's
