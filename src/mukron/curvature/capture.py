@@ -31,7 +31,7 @@ from torch.utils.weak import TensorWeakRef
 from mukron.curvature.fisher import CaptureOptions, OwnPasses, send_signals, targets
 from mukron.curvature.forms import replaces_gradient
 from mukron.curvature.jacobians import add_jacobians
-from mukron.curvature.outputs import no_classes, no_output, shows_reduction
+from mukron.curvature.outputs import class_dim_of, output_of, shows_reduction
 from mukron.curvature.passes import LayerPass, LayerStatistics, Pass, gather, precise
 from mukron.curvature.products import Watch, hosts, passes_of_product
 from mukron.curvature.ranks import Ranks, local
@@ -170,14 +170,9 @@ class Capture:
         self._fused.discard(key)  # of another use in this pass
         if key in self._heads:
             return  # the sum with an embedding's gradient is no D^T H
-        if weight is not None and weight.requires_grad and self._replaces_gradient(self.uses[key][1], inputs[0]):
+        if weight is not None and weight.requires_grad and makes_gradient(self, self.uses[key][1], inputs[0]):
             weight.requires_grad_(self.checks_uses or self.asks_reduction)
             self._fused.add(key)
-
-    def _replaces_gradient(self, layer: MatrixLayer, x: Tensor) -> bool:
-        options, N = self.options, layer.row_count(x)
-        sizes = (layer.d_in, layer.d_out, options.form, self.due)
-        return N is not None and replaces_gradient(N, *sizes, options.inputs, options.signals, options.empirical)
 
     def after_layer(self, key: str, inputs: tuple[Tensor, ...], output: Tensor | None) -> Tensor | None:
         fused = key in self._fused
@@ -224,7 +219,7 @@ class Capture:
         running, self._running = self._running, None  # layers that backward passes recompute are not measured
         if running is None or output is None:  # None: not listened to, or the forward pass failed
             return
-        if not running and not (self.due and self.options.draws and self._in_ranks()):
+        if not running and not (self.due and self.options.draws and in_ranks(self)):
             return
         f = output_of(self.options, output)
         if f.requires_grad and not len(f) and self.due and self.options.draws:
@@ -292,7 +287,7 @@ class Capture:
                     if self.options.jacobian:
                         add_jacobians(this, f, root, edges, outputs)
                     else:
-                        ranks = self._in_ranks()
+                        ranks = in_ranks(self)
                         send_signals(this, f, root, edges, outputs, class_dim, self.generator, ranks)
             for name in this.layers if self.options.inputs or self.options.fused or not this.due else ():
                 if this.checked:
@@ -304,10 +299,6 @@ class Capture:
             this.layers[name].edge = None  # whatever hears of the pass at an edge must not own that edge
             if this.wants_delta(name):
                 on_gradient(edge, partial(this.add_delta, name))
-
-    def _in_ranks(self) -> Ranks | None:
-        """The processes that train the model together; None: there is one."""
-        return self.ranks() if distributed.is_available() and distributed.is_initialized() else None
 
     def _note_gradients(self) -> None:
         """Note which gradients there are: if they are thrown away, so are the passes."""
@@ -324,10 +315,22 @@ class Capture:
         return not any(bool(local(gradient).any()) for gradient, _ in kept)  # others are not of these passes
 
 
+def in_ranks(capture: Capture) -> Ranks | None:
+    """The processes that train the model together; None: there is one."""
+    return capture.ranks() if distributed.is_available() and distributed.is_initialized() else None
+
+
+def makes_gradient(capture: Capture, layer: MatrixLayer, x: Tensor) -> bool:
+    """Whether the gradient of a layer's weight is to be D^T H, and not formed by autograd."""
+    options, N = capture.options, layer.row_count(x)
+    sizes = (layer.d_in, layer.d_out, options.form, capture.due)
+    return N is not None and replaces_gradient(N, *sizes, options.inputs, options.signals, options.empirical)
+
+
 def draw_nothing(capture: Capture, errors: Tensor) -> None:
     """Other ranks draw for their parts of a batch of which this rank has none; it keeps in step with them."""
     options = capture.options
-    if (ranks := capture._in_ranks()) is not None:
+    if (ranks := in_ranks(capture)) is not None:
         list(targets(errors.new_empty(0, 2), options.fisher, options.likelihood, -1, capture.generator, ranks))
 
 
@@ -343,23 +346,6 @@ def end_watches(watches: list[Watch], key: str | None = None) -> None:
         watch.end()
         if watch.host == key:
             break
-
-
-def output_of(options: CaptureOptions, returned: Any) -> Tensor:
-    """The network's output, in what the model returned."""
-    f = options.output(returned) if options.output is not None else returned
-    if not isinstance(f, Tensor) or f.ndim == 0:
-        raise no_output(f)
-    return f
-
-
-def class_dim_of(options: CaptureOptions, f: Tensor) -> int:
-    """Where the classes are in the output f."""
-    class_dim, categorical = options.class_dim, options.likelihood == "categorical"
-    fits = f.ndim == 2 or not categorical if class_dim is None else f.ndim > max(class_dim, 1)
-    if not fits or (categorical and f.shape[1:] == (1,)):
-        raise no_classes(options, f)
-    return -1 if class_dim is None else class_dim
 
 
 def on_gradient(edge: GradientEdge, then: Callable[[Tensor], None]) -> None:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, distributed
 
 T = TypeVar("T")
-ALIGNED = 64  # bytes, to which torch aligns memory on CPUs; GPUs take more
+ALIGNMENT = 64  # bytes, to which torch aligns memory on CPUs; GPUs take more
 
 
 def local(tensor: Tensor) -> Tensor:
@@ -50,7 +50,7 @@ class _Described(NamedTuple):
 
 def aligned(tensor: Tensor) -> Tensor:
     """The tensor where products of it round as those of a tensor of its own do: kernels depend on addresses."""
-    return tensor.clone() if tensor.data_ptr() % ALIGNED else tensor
+    return tensor.clone() if tensor.data_ptr() % ALIGNMENT else tensor
 
 
 def _is_turned(tensor: Tensor) -> bool:
