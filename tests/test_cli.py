@@ -261,6 +261,20 @@ def test_a_reader_that_has_seen_enough_is_no_error():
     assert (done.returncode, done.stderr) == (141, "")
 
 
+def test_laws_of_weight_decay_and_of_embeddings():
+    wanted = ("explain", "--model", "gpt", "--width", "128", "--base-width", "32", "--method", "muon")
+    output = run(*wanted, "--decay", "1/width", "--embedding-lr=-1/2")
+    lines = output.splitlines()
+    for name, expected in (("blocks.0-3.mlp.up.weight", ("1", "0.25")), ("tokens.weight", ("0.5", "1"))):
+        row = next(line for line in lines if line.startswith(name))
+        cells = dict(zip(re.split(r"  +", lines[2]), re.split(r"  +", row), strict=True))
+        assert (cells["lr x"], cells["decay x"]) == expected
+    assert "decay x" not in run(*wanted)
+    assert 'decay must be "constant" or "1/width" or an exponent' in refuse(*wanted, "--decay", "linear")
+    assert "embedding_lr must be an exponent" in refuse(*wanted, "--embedding-lr", "half")
+    assert "needs a network" in refuse("explain", "--decay", "1/width")
+
+
 def test_depth():
     deep = ("explain", "--model", "gpt", "--base-depth", "2", "--depth", "16", "--method", "kfac", "--trust", "none")
     output = run(*deep)

@@ -123,11 +123,11 @@ GPT_CHECKS = {  # by file: the steps, and the damping
 GPT_TITLES = {"adamw": "AdamW", "foof": "FOOF", "kfac": "K-FAC", "shampoo": "Shampoo", "soap": "SOAP", "muon": "Muon"}
 
 
-def gpt_exponents(name: str, widest: int) -> dict[str, list[float]] | None:
-    """By reading, the exponents of a stored check of a GPT up to a width; None: it does not reach that far."""
+def stored_exponents(name: str, widest: int, folder: str = "check-gpt") -> dict[str, list[float]] | None:
+    """By reading, the exponents of a stored check up to a width; None: it does not reach that far."""
     from mukron.diagnose import Check
 
-    check = Check.load(ROOT / "docs" / "figures" / "check-gpt" / f"{name}.json")
+    check = Check.load(ROOT / "docs" / "figures" / folder / f"{name}.json")
     assert check.ok
     record = check.record
     if record.widths[-1] < widest:
@@ -145,7 +145,7 @@ def test_the_exponents_of_a_gpt_are_those_of_its_checks():
     page = (ROOT / "docs" / "transformers.md").read_text()
     for name, (steps, damping) in GPT_CHECKS.items():
         for widest in (512, 2048):
-            if (exponents := gpt_exponents(name, widest)) is None:
+            if (exponents := stored_exponents(name, widest)) is None:
                 continue
             ranges = [
                 f"{min(slopes):+.2f} to {max(slopes):+.2f}" if slopes[1:] else f"{slopes[0]:+.2f}"
@@ -157,14 +157,31 @@ def test_the_exponents_of_a_gpt_are_those_of_its_checks():
 
 def test_features_of_a_gpt_change_alike_up_to_2048():
     for name in GPT_CHECKS:
-        if (exponents := gpt_exponents(name, 2048)) is not None:
+        if (exponents := stored_exponents(name, 2048)) is not None:
             assert max(abs(slope) for slope in exponents["features"] + exponents["attention"]) < 0.12
+
+
+OTHER_CHECKS = [  # network and widest layer, method, steps
+    (network, widest, method, steps)
+    for network, widest in (("mlp", 2048), ("cnn", 512))
+    for method, steps in (("muon", "default"), ("soap", "default, blocks of 64"), ("shampoo", "plain, blocks of 64"))
+]
+
+
+@pytest.mark.parametrize(("network", "widest", "method", "steps"), OTHER_CHECKS)
+def test_the_exponents_of_an_mlp_and_a_cnn_are_those_of_their_checks(network, widest, method, steps):
+    exponents = stored_exponents(f"{network}-{method}", widest, "check-mlp-cnn")
+    assert exponents is not None
+    assert max(map(abs, exponents["features"])) < 0.12
+    ranges = [f"{min(slopes):+.2f} to {max(slopes):+.2f}" for slopes in list(exponents.values())[:2]]
+    row = [network.upper(), GPT_TITLES[method], steps, f"64 to {widest}", *ranges, f"{exponents['descent'][0]:+.2f}"]
+    assert f"| {' | '.join(row)} |" in (ROOT / "docs" / "transformers.md").read_text()
 
 
 def test_what_kfac_gains_in_narrow_gpts_vanishes_with_more_damping():
     largest = []
     for name in ("kfac", "kfac-damping-4", "kfac-damping-16"):
-        exponents = gpt_exponents(name, 512)
+        exponents = stored_exponents(name, 512)
         assert exponents is not None
         largest.append(max(exponents["features"] + exponents["attention"]))
     assert largest[0] > 1.5 * largest[1] > 1.5 * 1.5 * largest[2]

@@ -5,8 +5,10 @@ from __future__ import annotations
 import warnings
 from functools import partial
 
+import ranks
 import torch
-from ranks import compared
+from ranks import OWN, SPREAD, compared
+from torch.distributed.device_mesh import init_device_mesh
 
 import mukron
 
@@ -35,15 +37,48 @@ METHODS = {
     "muon": partial(mukron.Muon, lr=0.02),
 }
 
+FUSED = {
+    "kfac": partial(mukron.KFAC, lr=0.05, memory="batch", fused=True),
+    "foof": partial(mukron.FOOF, lr=0.1, memory="batch", fused=True),
+}
+EXCHANGED = ("kfac", "foof", "gauss")  # whose curvature travels
+WAYS = ("rows", "owner", "factors")
+
 
 def every_method(rank, folder):
     for name, make in METHODS.items():
         compared(name, "mlp", make, F64, 1e-10, steps=8)
 
 
+def own_gradients(rank, folder):
+    """The step averages gradients, or has them as D^T H of all rows; curvature travels in every way."""
+    for place, (name, make) in enumerate(METHODS.items()):
+        way = {"communication": WAYS[place % 3]} if name.startswith(EXCHANGED) else {}
+        compared(f"{name}, own, {way}", "mlp", make, F64, 1e-10, steps=6, how=OWN, **way)
+        if way:
+            other = WAYS[(place + 1) % 3]
+            compared(f"{name}, {other}", "mlp", make, F64, 1e-10, steps=6, communication=other)
+    for name, make in FUSED.items():
+        compared(f"{name}, fused", "mlp", make, F64, 1e-10, steps=6, how=OWN)
+    compared("kfac, own, accumulated", "mlp", METHODS["kfac"], F64, 1e-10, steps=6, how=OWN, micro=2, unequal=True)
+    compared("kfac, own, experts", "experts", METHODS["kfac"], F64, 1e-10, steps=6, how=OWN)
+
+
+def spread_weights(rank, folder):
+    for name, make in METHODS.items():
+        compared(f"{name}, spread", "mlp", make, F64, 1e-10, steps=6, how=SPREAD)
+    for name in ("kfac", "foof", "gauss-newton", "shampoo"):
+        compared(f"{name}, spread", "small", METHODS[name], F64, 1e-10, steps=4, how=SPREAD)
+    unequal = {"micro": 2, "unequal": torch.distributed.get_world_size() == 2}  # of three one would have no sample
+    compared("kfac, spread, accumulated", "mlp", METHODS["kfac"], F64, 1e-10, steps=6, how=SPREAD, **unequal)
+    compared("kfac, spread, experts", "experts", METHODS["kfac"], F64, 1e-10, steps=6, how=SPREAD)
+
+
 def every_layer(rank, folder):
-    for name in ("kfac", "kfac, empirical", "kfac, exact", "kfac, reduce", "foof", "gauss-newton"):
+    for place, name in enumerate(("kfac", "kfac, empirical", "kfac, exact", "kfac, reduce", "foof", "gauss-newton")):
         compared(name, "small", METHODS[name], F64, 1e-10, steps=6)
+        way = WAYS[place % 3]
+        compared(f"{name}, own, {way}", "small", METHODS[name], F64, 1e-10, steps=6, how=OWN, communication=way)
 
 
 def options_of_batches(rank, folder):
@@ -52,8 +87,20 @@ def options_of_batches(rank, folder):
         compared(f"{name}, accumulated", "mlp", METHODS[name], F64, 1e-10, steps=6, micro=2)
     for name in ("kfac", "kfac, empirical", "foof"):
         compared(f"{name}, experts", "experts", METHODS[name], F64, 1e-10, steps=6)
+    for name in ("kfac", "kfac, rows", "foof", "gauss-newton"):  # activation checkpointing
+        compared(f"{name}, again", "mlp", METHODS[name], F64, 1e-10, steps=6, again=True)
 
 
 def single_precision(rank, folder):
     for name in ("kfac", "kfac, plain", "foof", "gauss-newton"):
-        compared(name, "mlp", METHODS[name], F32, 1e-5, steps=6)
+        compared(name, "mlp", METHODS[name], F32, 1e-5, steps=20)
+        compared(f"{name}, own", "mlp", METHODS[name], F32, 1e-5, steps=20, how=OWN, communication="rows")
+
+
+def two_dimensional_mesh(rank, folder):
+    """Two replicas of two parts each."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    ranks.spread = partial(ranks.spread, mesh=mesh)
+    for name in ("kfac", "foof", "shampoo", "muon"):
+        compared(f"{name}, two dimensions", "mlp", METHODS[name], F64, 1e-10, steps=6, how=SPREAD)
+    compared("kfac, two dimensions", "small", METHODS["kfac"], F64, 1e-10, steps=4, how=SPREAD)

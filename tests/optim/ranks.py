@@ -5,18 +5,19 @@
 
 from __future__ import annotations
 
-import copy
 import datetime
 import importlib
 import os
 import subprocess
 import sys
+from functools import cache, partial
 from pathlib import Path
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
 HERE = Path(__file__).parent
 
@@ -99,11 +100,39 @@ def bounds(size: int, rows: int = 12, unequal: bool = False) -> list[int]:
     return ends
 
 
-def trained(kind, make, dtype, steps, ranks=None, rank=0, unequal=False, micro=1):
-    """The weights after some steps on the joined batch, in one process or by ranks; micro-batches take turns."""
+WRAPPED, OWN, SPREAD = "wrapped", "own", "spread"  # who averages gradients: DDP, the step, or fully_shard
+
+
+def spread(model: nn.Module, mesh=None) -> nn.Module:
+    """Shard a model: each of its parts, and what is left of it."""
+    from torch.distributed.fsdp import fully_shard
+
+    for child in model.children():
+        if any(True for _ in child.parameters()) and not isinstance(child, nn.MultiheadAttention):
+            fully_shard(child, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+def whole(value: torch.Tensor) -> torch.Tensor:
+    return value.full_tensor() if hasattr(value, "full_tensor") else value.clone()
+
+
+def called_by(how: str | None, kind: str, model: nn.Module) -> nn.Module:
+    if how == SPREAD:
+        return spread(model)
+    return DistributedDataParallel(model, find_unused_parameters=kind == "experts") if how == WRAPPED else model
+
+
+def trained(kind, make, dtype, steps, ranks=None, rank=0, unequal=False, micro=1, how=WRAPPED, again=False):
+    """The weights after some steps on the joined batch, in one process or by ranks; micro-batches take turns.
+
+    again: layers are computed once more in the backward pass.
+    """
     model = made(kind, dtype)
-    called = model if ranks is None else DistributedDataParallel(model, find_unused_parameters=kind == "experts")
-    optimizer = make(called)
+    called = called_by(None if ranks is None else how, kind, model)
+    group = {"process_group": torch.distributed.group.WORLD} if ranks is not None and how == OWN else {}
+    optimizer = make(called, **group)
+    forward = partial(checkpoint, called, use_reentrant=False) if again else called
     rows = 12 // micro
     ends = [0, rows] if ranks is None else bounds(ranks, rows, unequal)
     part, parts = slice(ends[rank], ends[rank + 1]), 1 if ranks is None else ranks
@@ -112,11 +141,14 @@ def trained(kind, make, dtype, steps, ranks=None, rank=0, unequal=False, micro=1
         x, y = batch(kind, step, dtype)
         for k in range(micro):
             xs, ys = x[k * rows : (k + 1) * rows][part], y[k * rows : (k + 1) * rows][part]
-            weight = len(xs) * parts / (rows * micro)  # so that the mean over ranks is that of the joined batch
-            (F.cross_entropy(called(xs), ys) * weight).backward()
+            weight = parts / (rows * micro)  # so that the mean over ranks is that of the joined batch
+            (F.cross_entropy(forward(xs), ys, reduction="sum") * weight).backward()
         optimizer.step()
     assert optimizer.steps == steps
-    return {name: value.detach().clone() for name, value in model.state_dict().items()}
+    weights = {name: value.detach() for name, value in model.state_dict().items()}
+    return {
+        name: value.full_tensor() if hasattr(value, "full_tensor") else value.clone() for name, value in weights.items()
+    }
 
 
 def equal_everywhere(weights: dict[str, torch.Tensor], what: str) -> None:
@@ -129,7 +161,11 @@ def equal_everywhere(weights: dict[str, torch.Tensor], what: str) -> None:
 def compared(what, kind, make, dtype, tolerance, steps=20, **how) -> None:
     """Ranks end bit-identical, and where one process on the joined batch ends."""
     size, rank = torch.distributed.get_world_size(), torch.distributed.get_rank()
-    ours = trained(kind, copy.deepcopy(make), dtype, steps, size, rank, **how)
+    communication = how.pop("communication", None)
+    if os.environ.get("SAY"):
+        print(what, flush=True)
+    by_ranks = make if communication is None else partial(make, communication=communication)
+    ours = trained(kind, by_ranks, dtype, steps, size, rank, **how)
     equal_everywhere(ours, what)
     reference = reference_of(kind, make, dtype, steps, how.get("micro", 1))
     for name, value in reference.items():
@@ -137,6 +173,7 @@ def compared(what, kind, make, dtype, tolerance, steps=20, **how) -> None:
         assert off <= tolerance, f"{what}: {name} is {off:.1e} off"
 
 
+@cache
 def reference_of(kind, make, dtype, steps, micro):
     """One process on the joined batch, trained here, apart from the others: the process group is hidden from it."""
     initialized = torch.distributed.is_initialized

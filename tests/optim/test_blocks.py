@@ -258,3 +258,11 @@ def test_what_cannot_be_split(split, message):
     model = nn.ModuleDict({"attention": nn.MultiheadAttention(8, 2), "head": nn.Linear(8, 3)})
     with pytest.raises(ValueError, match=message):
         mukron.Shampoo(model, split=split)
+
+
+@pytest.mark.parametrize("split", [{"qkv": 3, "first.qkv": 6}, {"first.qkv": 6, "qkv": 3}], ids=str)
+def test_of_several_names_that_fit_the_longest_counts(split):
+    names = ("first", "second")
+    model = nn.ModuleDict({name: nn.ModuleDict({"qkv": nn.Linear(8, 24)}) for name in names})
+    optimizer = mukron.Shampoo(model, split=split)
+    assert [optimizer.layers[f"{name}.qkv"].layer.groups for name in names] == [6, 3]

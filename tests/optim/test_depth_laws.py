@@ -135,20 +135,24 @@ def test_bounds_of_a_step_are_the_same_at_every_depth(method, trust, lr):
 
 
 OF_TEXT = {
-    **{name: METHODS[name][1] for name in ("sgd", "adamw", "muon", "shampoo", "foof")},
+    **{name: METHODS[name][1] for name in ("sgd", "adamw", "muon", "soap", "shampoo", "foof")},
     "kfac": lambda model, plan: mukron.KFAC(model, plan, lr=1e-3, damping=10.0, class_dim=-1, trust=None),
+    "gauss-newton": lambda model, plan: mukron.GaussNewton(model, plan, lr=1e-4),
 }
 
 
 @pytest.mark.parametrize("method", OF_TEXT)
 def test_a_gpt(method):
+    vocabulary = 4 if method == "gauss-newton" else 32  # one backward pass per output
+
     def gpt(width: int, depth: int) -> GPT:
-        return GPT(width, depth, vocabulary=32, context=16, base_depth=BASE_DEPTH)
+        return GPT(width, depth, vocabulary=vocabulary, context=16, base_depth=BASE_DEPTH)
 
     def loss(logits, targets):
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
-    batch = TOKENS[:, :-1], TOKENS[:, 1:]
+    tokens = TOKENS % vocabulary
+    batch = tokens[:, :-1], tokens[:, 1:]
     found = check(OF_TEXT[method], (2, 4, 8, 16), gpt, batch, base_width=32, loss=loss)
     ends = {name: slope for name, slope in slopes(found.in_blocks("features")).items() if name.endswith(".out")}
     assert len(ends) == 2

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from mukron import FOOF, KFAC, GaussNewton, Shampoo, base_shapes, parametrize
+from mukron import FOOF, KFAC, SOAP, GaussNewton, Shampoo, base_shapes, parametrize
 from mukron.optim.spec import SPECS
 from mukron.trust import USUAL, Trust
 
@@ -42,6 +42,17 @@ def test_explain_shows_damping_of_the_factors_that_shampoo_has(sides):
         for block, entry in layer.blocks.items():
             shown = {name[4] for name, cell in rows[entry.name].items() if name.startswith("rho_") and cell != "-"}
             assert shown == set(optimizer.factors_of(layer, block)), entry.name
+
+
+@pytest.mark.parametrize("trust", TRUSTS)
+@pytest.mark.parametrize("method", [*METHODS, "soap"])
+def test_explain_shows_each_eps_that_the_optimizer_has(method, trust):
+    """SOAP's own; Adam's where Adam is grafted or the fallback rule; none beside RMS, which has Adam's rates alone."""
+    optimizer = {**METHODS, "soap": SOAP}[method](MODEL, PLAN, trust=trust, fallback="adamw")
+    for name, row in rows_of(PLAN.explain(method, trust=trust, fallback="adamw", whole=True)).items():
+        entry = optimizer.entries[name]
+        own = f"{entry.eps:.4g}" if method == "soap" else f"{entry.adams_eps:.4g}" if trust == "graft:adam" else "-"
+        assert row["eps x"] == (own if entry.preconditioned else f"{entry.adams_eps:.4g}"), name
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,17 @@ from ranks import in_ranks
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
 
 
+EVERY = ("every_method", "own_gradients", "every_layer", "options_of_batches", "single_precision")
+NEW_ENOUGH = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 9)  # before, fully_shard needs a GPU
+
+
 @pytest.mark.parametrize("size", [2, 3])
-@pytest.mark.parametrize("what", ["every_method", "every_layer", "options_of_batches", "single_precision"])
+@pytest.mark.parametrize("what", EVERY)
 def test_ranks_take_the_steps_of_one_process(what, size, tmp_path):
+    in_ranks(f"joined_batches:{what}", size, tmp_path)
+
+
+@pytest.mark.skipif(not NEW_ENOUGH, reason="fully_shard trains on CPUs from torch 2.9 on")
+@pytest.mark.parametrize(("what", "size"), [("spread_weights", 2), ("spread_weights", 3), ("two_dimensional_mesh", 4)])
+def test_ranks_with_parts_of_the_weights_take_the_steps_of_one_process(what, size, tmp_path):
     in_ranks(f"joined_batches:{what}", size, tmp_path)

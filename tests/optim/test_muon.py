@@ -278,6 +278,7 @@ def test_a_gradient_of_zeros_is_a_gradient():
     for parameter, old in zip(ours.parameters(), before, strict=True):
         assert (parameter - old).norm() > 0.01
     assert "no factors" in str(optimizer.plan())
+    assert "sample space" not in str(optimizer.plan())  # what is said of factors is of no use here
 
 
 def test_what_has_only_an_output_layer_is_told_so():

@@ -234,7 +234,10 @@ def test_layers_are_shared_out_and_their_state_is_whole_when_it_is_saved(tmp_pat
             hidden = [nn.Linear(INPUTS if k == 0 else 32, 32) for k in range(6)]
             return nn.Sequential(*hidden, nn.Linear(32, 3)).double()
         def make(name, model):  # of SOAP's QR rounding chooses the basis of directions without a gradient
-            return getattr(mukron, name)(model, lr=0.02, **({{"solver": "eigh"}} if name == "SOAP" else {{}}))
+            options = {{"solver": "eigh"}} if name == "SOAP" else {{}}
+            if name in ("KFAC", "FOOF", "GaussNewton"):  # rows of small layers may be cheaper sent to all
+                options["communication"] = "owner"
+            return getattr(mukron, name)(model, lr=0.02, **options)
         for name in {METHODS}:
             wrapped = DDP(wide())
             optimizer = make(name, wrapped)

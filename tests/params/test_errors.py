@@ -31,11 +31,11 @@ class Bare(nn.Module):
 
 
 def test_a_parameter_in_one_model_and_not_in_the_other():
-    with refused('"extra.weight, extra.bias" exists in this network but not in the base shapes', "same depth"):
+    with refused('"extra.weight", "extra.bias" exists in this network but not in the base shapes', "same depth"):
         parametrize(Deeper(16), base_shapes(Net, width=8))
-    with refused('"extra.weight, extra.bias" exists in the base shapes but not in this network'):
+    with refused('"extra.weight", "extra.bias" exists in the base shapes but not in this network'):
         parametrize(Net(16), base_shapes(Deeper, width=8))
-    with refused('"extra.weight, extra.bias" exists at width 16 but not at width 8'):
+    with refused('"extra.weight", "extra.bias" exists at width 16 but not at width 8'):
         base_shapes(lambda width: (Deeper if width > 8 else Net)(width), width=8)
 
 
@@ -228,6 +228,8 @@ def test_no_base_width_and_no_module():
         base_shapes(Net)
     with refused("expected a function that builds the network for a width, or a module, got 'mlp'"):
         base_shapes("mlp", width=4)
+    with refused("the factory takes no arguments, expected one for the width", "base_shapes(lambda width: "):
+        base_shapes(lambda: Net(8), width=8)
     with refused("which parameter of the factory is its width: classes, hidden?", "lambda width"):
         base_shapes(lambda classes, hidden=32: Net(hidden), width=4)
     with refused("expected the network's base shapes, mukron.base_shapes(...), got None"):
@@ -266,5 +268,5 @@ def test_a_checkpoint_with_other_base_shapes(tmp_path):
     lazy = parametrize(Net(32), base_shapes(Net, width=8), "ntk")
     with refused("the saved plan has scheme mup, this one ntk"):
         lazy.check(loaded["plan"])
-    with refused('"extra.weight, extra.bias" exists in this network but not in the saved plan'):
+    with refused('"extra.weight", "extra.bias" exists in this network but not in the saved plan'):
         parametrize(Deeper(32), base_shapes(Deeper, width=8)).check(plan)

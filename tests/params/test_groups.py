@@ -167,6 +167,7 @@ def test_embeddings_learning_rates():
     ("method", "given", "message"),
     [
         ("muon", {"scaling": "moonlight"}, "unknown scaling 'moonlight'; known: 'original', 'match_rms_adamw', 'rms_n"),
+        ("muon", {"scaling": ["original"]}, "unknown scaling ['original']; known: 'original', "),
         ("adamw", {"scaling": "original"}, "scaling='original' is for \"muon\" alone, not for AdamW"),
         ("muon", {"max_precondition_dim": 9}, 'max_precondition_dim=9 is for "soap" alone, not for Muon'),
         ("adamw", {"beside": "adamw"}, 'beside=\'adamw\': expected one of "muon", "soap", "shampoo"'),
@@ -185,6 +186,21 @@ def test_embeddings_learning_rates():
 def test_refused(method, given, message):
     _model, plan, _ = plan_of(32)
     with pytest.raises(ValueError, match=re.escape(message)):
+        plan.param_groups(method, lr=0.1, **given)
+
+
+@pytest.mark.parametrize(
+    ("method", "given", "message"),
+    [
+        (None, {}, 'method must be a name, such as "kfac", or a Method, got None'),
+        (3, {"beside": "muon"}, 'method must be a name, such as "kfac", or a Method, got 3'),
+        ("adamw", {"model": 3}, "model must be the network, a torch.nn.Module, got 3"),
+        ("adamw", {"model": [0]}, "model must be the network, a torch.nn.Module, got [0]"),
+    ],
+)
+def test_what_is_no_method_and_no_network(method, given, message):
+    _model, plan, _ = plan_of(32)
+    with pytest.raises(TypeError, match=re.escape(message)):
         plan.param_groups(method, lr=0.1, **given)
 
 
@@ -212,10 +228,10 @@ def test_one_step_of_adamw_decays_by_the_law(decay, k, r):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"decay": "width"}, 'decay must be "constant", "1/width", an exponent'),
+        ({"decay": "width"}, 'decay must be "constant" or "1/width" or an exponent'),
         ({"decay": float("nan")}, "decay must be"),
         ({"decay": None}, "decay must be"),
-        ({"embedding_lr": "half"}, "embedding_lr must be an exponent as a number"),
+        ({"embedding_lr": "half"}, "embedding_lr must be an exponent, as a number"),
     ],
 )
 def test_laws_that_do_not_exist_are_refused(given, message):

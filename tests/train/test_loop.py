@@ -17,7 +17,7 @@ from mukron.data import Dataset, Split, load
 from mukron.linalg import FactorizationError, MatrixFactor, RowsFactor
 from mukron.optim.direction import base_rate
 from mukron.train import RunConfig, RunError, build, train
-from mukron.train.loop import batches
+from mukron.train.order import batches
 
 DIGITS = load("digits")
 SMALL = RunConfig(width=64, base_width=16, batch=128, epochs=2, lr=0.002, samples=512, test_samples=100)
@@ -246,7 +246,7 @@ def test_steps_that_are_all_skipped_are_a_divergence(monkeypatch):
         result.model.fc2.register_forward_hook(lambda module, inputs, output: Broken.apply(output))
         return result
 
-    monkeypatch.setattr("mukron.train.loop.build", built)
+    monkeypatch.setattr("mukron.train.sharding.build", built)
     run = train(SMALL.replace(epochs=5), dataset=DIGITS)
     assert run.status == "diverged"
     assert "step 9: 10 steps in a row were skipped" in run.reason

@@ -34,7 +34,7 @@ for file in sorted(Path(order["task"]["folder"]).glob("*.todo")):
             time.sleep(60)
         except KeyboardInterrupt:
             sys.exit(130)
-    print("before")
+    print("before", "on", os.environ.get("CUDA_VISIBLE_DEVICES"))
     print(f"error: it says {code}, error: and more", file=sys.stderr)
     if code == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
@@ -86,6 +86,29 @@ def test_a_worker_that_is_killed_is_replaced(folder):
     assert foreman.killed == [-signal.SIGKILL, STOPPED]
     assert not list(folder.glob("*.todo"))
     assert foreman.gone == []
+
+
+class Placed(Recorded):
+    """Gives each place a GPU."""
+
+    def environment(self, place):
+        return {"CUDA_VISIBLE_DEVICES": f"gpu{place}"}
+
+
+def test_who_replaces_a_worker_takes_its_place(folder):
+    ask(folder, "kill", "kill", 0)
+    assert Placed(folder).run(never, nothing)
+    said = (folder / "log").read_text()
+    assert "on gpu0" in said
+    assert "on gpu1" not in said
+
+
+def test_each_worker_has_a_place_of_its_own(folder):
+    ask(folder, 0, 0)
+    assert Placed(folder, workers=2).run(never, nothing)
+    said = (folder / "log").read_text()
+    assert "before on gpu0" in said
+    assert "before on gpu1" in said
 
 
 def test_it_ends_when_no_worker_is_left(folder):

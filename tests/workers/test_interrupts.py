@@ -31,6 +31,13 @@ def test_the_first_press_is_a_question_and_the_second_acts(terminate):
             press()
 
 
+def test_a_patient_block_hears_the_same_signal_twice():
+    with interruptible(terminate=True, patient=True) as stopped:
+        for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT):
+            press(number)
+            assert stopped()
+
+
 def test_all_blocks_around_hear_it_and_the_second_press_acts_within_both():
     with interruptible(terminate=True) as study:
         with interruptible() as run:

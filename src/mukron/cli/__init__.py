@@ -9,13 +9,14 @@ import typer
 from mukron import __version__
 from mukron.cli.bench import bench_app
 from mukron.cli.check import check_app
-from mukron.cli.common import Command
+from mukron.cli.common import Command, errors
 from mukron.cli.data import data_app
 from mukron.cli.explain import explain
 from mukron.cli.plan import plan
 from mukron.cli.reproduce import reproduce
 from mukron.cli.train import train
 from mukron.cli.transfer import transfer, tune
+from mukron.workers.launch import local_rank, refuse_torchrun
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -42,8 +43,12 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def main(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    pass
+    command = context.invoked_subcommand
+    if command not in (None, "train"):
+        with errors(shown=local_rank() == 0):
+            refuse_torchrun(f"mukron {command}", "transfer and tune have --workers, for several processes and GPUs")

@@ -77,11 +77,12 @@ IN_PYTHON = {  # what errors of the library advise, and how it is written on the
 
 
 @contextmanager
-def errors(*, continues: bool = False) -> Iterator[None]:
+def errors(*, continues: bool = False, shown: bool = True) -> Iterator[None]:
     """Turns errors into exit codes: 2 with a one-line message for an invalid request, 3 with a traceback for a bug.
 
     Args:
         continues: Whether the same command continues where it was interrupted; then that is said.
+        shown: Whether to print the message for an invalid request. Of several processes that refuse the same, one does.
 
     Raises:
         typer.Exit: With that exit code; 130 after Ctrl-C.
@@ -92,7 +93,8 @@ def errors(*, continues: bool = False) -> Iterator[None]:
         said = str(error)
         for in_python, here in IN_PYTHON.items():
             said = re.sub(in_python, here, said)
-        Console(stderr=True, soft_wrap=True).print(f"[bold red]error:[/] {escape(said)}", highlight=False, emoji=False)
+        if shown:
+            _print_error(said)
         raise typer.Exit(WRONG_REQUEST) from None
     except KeyboardInterrupt:
         say("interrupted; the same command continues" if continues else "interrupted")
@@ -102,9 +104,16 @@ def errors(*, continues: bool = False) -> Iterator[None]:
     except BrokenPipeError:  # the reader, as in "| head", has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # discard what is left to flush
         raise typer.Exit(141) from None
+    except ConnectionError as error:  # another process of the run has ended
+        _print_error(str(error))
+        raise typer.Exit(BROKEN) from None
     except Exception:  # in the user's code or in ours; exit codes 1 and 2 have other meanings
         traceback.print_exc()
         raise typer.Exit(BROKEN) from None
+
+
+def _print_error(text: str) -> None:
+    Console(stderr=True, soft_wrap=True).print(f"[bold red]error:[/] {escape(text)}", highlight=False, emoji=False)
 
 
 def show(table: Table) -> None:

@@ -46,6 +46,16 @@ def explain(
         ),
     ] = None,
     output_exponent: Annotated[str | None, typer.Option(help='b of the output weights, or "zero".')] = None,
+    decay: Annotated[
+        str | None,
+        typer.Option(
+            help="How learning rate times weight decay scales: constant, 1/width, or k for r_in^-k.",
+            show_default="constant",
+        ),
+    ] = None,
+    embedding_lr: Annotated[
+        str | None, typer.Option(help="k: learning rates of embeddings times r_out^k.", show_default="0")
+    ] = None,
     role: Annotated[list[str] | None, typer.Option(help="A parameter's role, NAME=ROLE; may be repeated.")] = None,
     settings: Annotated[
         list[str] | None,
@@ -60,10 +70,11 @@ def explain(
     with errors():
         _know(method)
         if model is None and factory is None:
-            if width or base_width or depth or base_depth or output_exponent or role or trust or settings:
+            of_networks = (width, base_width, depth, base_depth, output_exponent, decay, embedding_lr, role, trust)
+            if any(of_networks) or settings:
                 raise ValueError(
-                    "a width, a depth, a trust, an output exponent or --set needs a network: --model NAME or --factory "
-                    "MODULE:FUNCTION"
+                    "a width, a depth, a trust, an output exponent, a decay, --embedding-lr, --role or --set needs a "
+                    "network: --model NAME or --factory MODULE:FUNCTION"
                 )
             show(comparison_table(scheme) if method == "all" else method_table(method, scheme))
             return
@@ -74,7 +85,9 @@ def explain(
         if depth is not None and base_depth is None:
             raise ValueError("--depth needs --base-depth, the depth that settings are tuned at")
         depths = None if base_depth is None else (base_depth, depth or 4 * base_depth)
-        plan = _plan(model, factory, width, base_width, depths, scheme, output_exponent, role or [], settings or [])
+        chosen = {"output_exponent": output_exponent, "decay": decay, "embedding_lr": embedding_lr}
+        laws = {name: value for name, value in chosen.items() if value is not None}
+        plan = _plan(model, factory, width, base_width, depths, scheme, laws, role or [], settings or [])
         for name in methods:
             show(plan.explain(name, trust=USUAL if trust is None else trust, whole=whole))
 
@@ -94,7 +107,7 @@ def _plan(
     base_width: float | None,
     depths: tuple[int, int] | None,
     scheme: str,
-    exponent: str | None,
+    laws: dict[str, Any],
     roles: list[str],
     settings: list[str],
 ) -> Parametrization:
@@ -120,7 +133,7 @@ def _plan(
     shapes = base_shapes(make, plain_width(base_width), depth=base_depth, roles=declared)
     factory_here = make if depth is None else at_depth(make, depth)
     network = build_without_memory(factory_here, plain_width(width or 4 * base_width))
-    return parametrize(network, shapes, scheme, output_exponent=exponent)
+    return parametrize(network, shapes, scheme, **laws)
 
 
 def with_options(make: Callable[..., Any], settings: list[str]) -> Callable[..., Any]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 import re
+import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,6 +18,7 @@ from mukron.cli.progress import BAR, TIME_LEFT, clock, shown_bar
 from mukron.imports import import_function
 from mukron.table import Table
 from mukron.workers.exits import STOPPED
+from mukron.workers.launch import launched, launched_rank, local_rank, restarted
 
 if TYPE_CHECKING:
     from mukron.train import Progress, Run, RunConfig
@@ -36,7 +38,7 @@ DEFAULTS: dict[str, Any] = {  # of RunConfig, for help texts, without loading to
         "scheme": "mup",
     },
     **{"schedule": "constant", "momentum": 0.9, "weight_decay": 0.0, "epochs": 20, "seed": 0},
-    **{"dtype": "float32", "device": "cpu"},
+    **{"dtype": "float32", "device": "cpu", "sharding": "ddp"},
 }
 
 
@@ -84,13 +86,18 @@ def train(
     ] = None,
     schedule: Annotated[str | None, _field("schedule", "constant, cosine, linear, step:60,120.")] = None,
     momentum: Annotated[float | None, _field("momentum", "Momentum, at least 0 and below 1.")] = None,
-    weight_decay: Annotated[float | None, _field("weight_decay", "Weight decay, the same at every width.")] = None,
+    weight_decay: Annotated[
+        float | None, _field("weight_decay", "Weight decay; how it follows the width is --set decay=LAW.")
+    ] = None,
     epochs: Annotated[int | None, _field("epochs", "Number of epochs.")] = None,
     batch: Annotated[int | None, typer.Option(help="Batch size (default: all samples).")] = None,
     seed: Annotated[int | None, _field("seed", "Seed of all random numbers.")] = None,
     dtype: Annotated[str | None, _field("dtype", "float32, float64, tf32 (on a GPU), or bfloat16 (autocast).")] = None,
     device: Annotated[str | None, _field("device", "cpu, cuda, cuda:1, ...")] = None,
     compiled: Annotated[bool, typer.Option("--compile", help="Run the network through torch.compile.")] = False,
+    sharding: Annotated[
+        str | None, _field("sharding", "What each process of torchrun holds: ddp, all; fsdp, a part of each weight.")
+    ] = None,
     record: Annotated[
         list[str] | None,
         typer.Option(help="What to record: features, distance, spectra, rates, words; may be repeated."),
@@ -118,9 +125,12 @@ def train(
             "schedule": schedule,
         },
         **{"momentum": momentum, "weight_decay": weight_decay, "epochs": epochs, "batch": batch, "seed": seed},
-        **{"dtype": dtype, "device": device, "compile": compiled or None, "record": record},
+        **{"dtype": dtype, "device": device, "compile": compiled or None, "record": record, "sharding": sharding},
     }
-    with errors():
+    first = launched_rank() == 0  # of the processes of torchrun: it alone prints
+    with errors(shown=local_rank() == 0):
+        from mukron.train.processes import leave_processes
+
         if factory is not None and model is not None:
             raise ValueError("give --model or --factory, not both")
         given["model"] = factory or model
@@ -134,21 +144,32 @@ def train(
         try:
             run = _run(described, folder, data_dir, tensorboard, restart)
         except KeyboardInterrupt:
-            _print_note("stopped at once; the same command continues from the last checkpoint")
+            if first:
+                _print_note("stopped at once; the same command continues from the last checkpoint")
             raise typer.Exit(STOPPED) from None
-    show(summary(run, folder))
-    if run.sample:
-        print_text(f"What it writes after the first window of the test text:\n\n{run.sample}\n")
-    if run.status == "interrupted":
-        _print_note(f"{run.reason}; the same command continues it")
+    if first:
+        show(summary(run, folder))
+        if run.sample:
+            print_text(f"What it writes after the first window of the test text:\n\n{run.sample}\n")
+        if run.status == "interrupted":
+            _print_note(f"{run.reason}; the same command continues it")
+    if launched() > 1:
+        leave_processes(EXIT_CODES[run.status])
     raise typer.Exit(EXIT_CODES[run.status])
 
 
 def _run(config: RunConfig, folder: Path, data_dir: Path | None, tensorboard: bool, restart: bool) -> Run:
     from mukron.train import train as train_
 
-    with run_progress() as progress:
-        return train_(config, folder, data_dir=data_dir, resume=not restart, progress=progress, tensorboard=tensorboard)
+    options: dict[str, Any] = {"data_dir": data_dir, "tensorboard": tensorboard}
+    options["resume"] = not restart or restarted()  # what torchrun starts again goes on
+    with ExitStack() as stack:
+        if launched_rank() == 0:
+            options["progress"] = stack.enter_context(run_progress())
+        else:
+            stack.enter_context(warnings.catch_warnings())
+            warnings.simplefilter("ignore")
+        return train_(config, folder, **options)
 
 
 def run_config_from_options(file: Path | None, given: Mapping[str, Any], settings: list[str]) -> RunConfig:
@@ -238,7 +259,8 @@ def run_name(config: RunConfig) -> str:
     """
     from mukron.train.schedules import Schedule
 
-    key = config.key() if Schedule.parse(config.schedule).knows_its_end else config.key(without=["epochs"])
+    without = [] if Schedule.parse(config.schedule).knows_its_end else ["epochs"]
+    key = config.key(without=[*without, "sharding"])  # a run goes on with another sharding too
     parts = (config.model, f"w{config.width:g}", config.method, config.scheme, key)
     return "-".join(re.sub(r"[^\w.]+", "_", part) for part in parts)
 

@@ -71,7 +71,7 @@ StorageOption = Annotated[
 NameOption = Annotated[
     str | None, typer.Option(help="The study's name in --storage (default: derived from its folder).")
 ]
-WorkersOption = Annotated[int, typer.Option(min=1, help="Number of worker processes on this machine.")]
+WorkersOption = Annotated[str, typer.Option(help="Number of processes on this machine; auto: one on each GPU, or one.")]
 KeepRunsOption = Annotated[bool, typer.Option("--keep-runs", help="Also keep every run's records and checkpoints.")]
 OneByOneOption = Annotated[bool, typer.Option("--one-by-one", help="Do not train many narrow networks at once.")]
 DataDirOption = Annotated[Path | None, typer.Option(help="Where data sets are kept.")]
@@ -117,7 +117,7 @@ def transfer(
     out: Annotated[Path | None, typer.Option(help="The study's folder (default: studies/...).")] = None,
     storage: StorageOption = None,
     name: NameOption = None,
-    workers: WorkersOption = 1,
+    workers: WorkersOption = "auto",
     keep_runs: KeepRunsOption = False,
     one_by_one: OneByOneOption = False,
     report: ReportOption = True,
@@ -202,7 +202,7 @@ def tune(
     out: Annotated[Path, typer.Option(help="The folder that 'mukron plan' reads.")] = Path("tuned"),
     storage: StorageOption = None,
     name: NameOption = None,
-    workers: WorkersOption = 1,
+    workers: WorkersOption = "auto",
     keep_runs: KeepRunsOption = False,
     report: ReportOption = True,
     data_dir: DataDirOption = None,
@@ -309,7 +309,7 @@ def _axes(
     return lrs, dampings
 
 
-def _run(study: TransferStudy, workers: int) -> StudyRecord:
+def _run(study: TransferStudy, workers: str) -> StudyRecord:
     command = shlex.join(["mukron", *map(_without_password, sys.argv[1:])])
     try:
         with study_progress() as progress:

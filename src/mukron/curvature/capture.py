@@ -36,7 +36,7 @@ from mukron.curvature.passes import LayerPass, LayerStatistics, Pass, gather, pr
 from mukron.curvature.products import Watch, hosts, passes_of_product
 from mukron.curvature.ranks import Ranks, local
 from mukron.curvature.scale import add_scale, classes_at
-from mukron.curvature.spread import weights_kept
+from mukron.curvature.spread import refuse_empty, weights_kept
 from mukron.curvature.uses import Joined, add_probe
 from mukron.layers import MatrixLayer
 from mukron.stages import stage
@@ -222,11 +222,16 @@ class Capture:
 
     def after_forward(self, key: str, inputs: Any, output: Any) -> None:
         running, self._running = self._running, None  # layers that backward passes recompute are not measured
-        if not running or output is None:  # None: the forward pass failed
+        if running is None or output is None:  # None: not listened to, or the forward pass failed
+            return
+        if not running and not (self.due and self.options.draws and self._in_ranks()):
             return
         f = output_of(self.options, output)
         if f.requires_grad and not len(f) and self.due and self.options.draws:
+            refuse_empty(self.model)
             on_gradient(get_gradient_edge(f), partial(draw_nothing, self))
+        if not running:
+            return
         if not f.requires_grad or not len(f):  # an empty batch shows nothing
             return
         for layer in running.values():
@@ -287,7 +292,7 @@ class Capture:
                     if self.options.jacobian:
                         add_jacobians(this, f, root, edges, outputs)
                     else:
-                        ranks = self.ranks() if distributed.is_available() and distributed.is_initialized() else None
+                        ranks = self._in_ranks()
                         send_signals(this, f, root, edges, outputs, class_dim, self.generator, ranks)
             for name in this.layers if self.options.inputs or self.options.fused or not this.due else ():
                 if this.checked:
@@ -299,6 +304,10 @@ class Capture:
             this.layers[name].edge = None  # whatever hears of the pass at an edge must not own that edge
             if this.wants_delta(name):
                 on_gradient(edge, partial(this.add_delta, name))
+
+    def _in_ranks(self) -> Ranks | None:
+        """The processes that train the model together; None: there is one."""
+        return self.ranks() if distributed.is_available() and distributed.is_initialized() else None
 
     def _note_gradients(self) -> None:
         """Note which gradients there are: if they are thrown away, so are the passes."""
@@ -318,7 +327,7 @@ class Capture:
 def draw_nothing(capture: Capture, errors: Tensor) -> None:
     """Other ranks draw for their parts of a batch of which this rank has none; it keeps in step with them."""
     options = capture.options
-    if (ranks := capture.ranks()) is not None:
+    if (ranks := capture._in_ranks()) is not None:
         list(targets(errors.new_empty(0, 2), options.fisher, options.likelihood, -1, capture.generator, ranks))
 
 

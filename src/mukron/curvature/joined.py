@@ -16,7 +16,7 @@ from torch import Tensor
 from mukron.curvature.accumulator import Accumulator
 from mukron.curvature.forms import AUTO
 from mukron.curvature.passes import Kinds, LayerStatistics, Pass, of_layers
-from mukron.curvature.ranks import Ranks
+from mukron.curvature.ranks import Ranks, aligned
 from mukron.curvature.records import PassRecord
 from mukron.curvature.stacking import Stacking, merged
 from mukron.curvature.uses import along
@@ -102,7 +102,8 @@ def joined(delivery: Delivery, ranks: Ranks) -> tuple[Joint, list[Mapping[str, T
             changed = _Changed(share, delivery.empirical, name in delivery.unformed, owner == EVERY_RANK)
             scaled = changed.statistics(part)
             for rank in range(ranks.size) if owner == EVERY_RANK else (owner,):
-                to_ranks[rank].setdefault(name, {})[kind] = scaled if rank == ranks.rank else _packed(scaled)
+                stays = rank == ranks.rank and owner != EVERY_RANK
+                to_ranks[rank].setdefault(name, {})[kind] = scaled if stays else _packed(scaled)
     sent = ranks.delivered(
         [
             _Sent(delivery.samples, delivery.uses, records, ran, products, of_rank, delivery.gradients.get(rank, {}))
@@ -159,7 +160,7 @@ class _Changed:
         share: Of a rank's loss in that mean.
         empirical: Signals are such derivatives.
         unformed: The gradient is D^T H, whatever autograd formed.
-        alike: Rows lie in memory alike on the rank that has them and where they arrive: all compute the same.
+        alike: Tensors lie in memory alike on the rank that has them and where they arrive: all compute the same bits.
     """
 
     share: float
@@ -188,7 +189,7 @@ class _Changed:
         key = (X.data_ptr(), X.shape, X.stride(), share)
         if key not in self.made:
             scaled = X if share == 1 else X * share
-            self.made[key] = scaled.contiguous() if self.alike else scaled
+            self.made[key] = aligned(scaled.contiguous()) if self.alike else scaled
         return self.made[key]
 
 

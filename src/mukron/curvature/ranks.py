@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, distributed
 
 T = TypeVar("T")
+ALIGNED = 64  # bytes, to which torch aligns memory on CPUs; GPUs take more
 
 
 def local(tensor: Tensor) -> Tensor:
@@ -41,9 +42,15 @@ class _Described(NamedTuple):
         return cls(tensor.shape, tensor.dtype, _is_turned(tensor))
 
     def restored(self, numbers: Tensor) -> Tensor:
+        numbers = aligned(numbers)
         if not self.turned:
             return numbers.reshape(self.shape)
         return numbers.reshape(*self.shape[:-2], self.shape[-1], self.shape[-2]).mT
+
+
+def aligned(tensor: Tensor) -> Tensor:
+    """The tensor where products of it round as those of a tensor of its own do: kernels depend on addresses."""
+    return tensor.clone() if tensor.data_ptr() % ALIGNED else tensor
 
 
 def _is_turned(tensor: Tensor) -> bool:
@@ -60,6 +67,8 @@ class Ranks:
 
     def __init__(self, group: Any, device: torch.device) -> None:
         self.group, self.device = group, device
+        # Gloo has no exchange of tensors on GPUs
+        self.wire = torch.device("cpu") if distributed.get_backend(group) == "gloo" else device
         self.size, self.rank = distributed.get_world_size(group), distributed.get_rank(group)
 
     def objects(self, own: T) -> list[T]:
@@ -78,9 +87,10 @@ class Ranks:
 
     def gathered(self, own: Tensor) -> list[Tensor]:
         """Every rank's tensor; all have one shape."""
-        parts = [torch.empty_like(own) for _ in range(self.size)]
-        distributed.all_gather(parts, own.contiguous(), group=self.group)
-        return parts
+        sent = own.contiguous().to(self.wire)
+        parts = [torch.empty_like(sent) for _ in range(self.size)]
+        distributed.all_gather(parts, sent, group=self.group)
+        return [part.to(own.device) for part in parts]
 
     def share(self, numbers: int) -> tuple[int, int]:
         """Where this rank's part of a joint draw begins, and how many numbers all ranks draw.
@@ -115,17 +125,18 @@ class Ranks:
         """Flat tensors to every rank, and as many numbers from each; what stays here is not copied."""
         kind = torch.uint8 if dtype == torch.bool else dtype
         parts = [[] if rank == self.rank else list(of) for rank, of in enumerate(ours)]
-        inputs = torch.cat([torch.zeros(0, dtype=kind, device=self.device), *(t.to(kind) for of in parts for t in of)])
+        flat = [torch.zeros(0, dtype=kind, device=self.device), *(t.to(kind) for of in parts for t in of)]
+        inputs = torch.cat(flat).to(self.wire)
         expected = [0 if rank == self.rank else length for rank, length in enumerate(lengths)]
-        outputs = torch.empty(sum(expected), dtype=kind, device=self.device)
+        outputs = torch.empty(sum(expected), dtype=kind, device=self.wire)
         split = [sum(t.numel() for t in of) for of in parts]
         distributed.all_to_all_single(outputs, inputs, expected, split, group=self.group)
-        return list(torch.split(outputs.to(dtype), expected))
+        return list(torch.split(outputs.to(self.device, dtype), expected))
 
     def sending(
         self, parts: Sequence[Tensor], shapes: Sequence[Sequence[int]], dtype: torch.dtype, owner: int
     ) -> tuple[Tensor, Any]:
-        """Begin to send one rank's tensors to all: a flat buffer of them, and what to wait for.
+        """Begin to send one rank's tensors to all: a flat buffer of them on its way, and what to wait for.
 
         Args:
             parts: The tensors, on the rank that has them.
@@ -134,9 +145,9 @@ class Ranks:
             owner: The rank that has them.
         """
         if owner == self.rank:
-            buffer = torch.cat([part.reshape(-1) for part in parts])
+            buffer = torch.cat([part.reshape(-1) for part in parts]).to(self.wire)
         else:
-            buffer = torch.empty(sum(torch.Size(s).numel() for s in shapes), dtype=dtype, device=self.device)
+            buffer = torch.empty(sum(torch.Size(s).numel() for s in shapes), dtype=dtype, device=self.wire)
         source = distributed.get_global_rank(self.group, owner)
         return buffer, distributed.broadcast(buffer, source, group=self.group, async_op=True)
 

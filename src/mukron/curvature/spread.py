@@ -25,6 +25,15 @@ def weights_kept(model: nn.Module) -> Iterator[None]:
             module.unshard()
 
 
+def refuse_empty(model: nn.Module) -> None:
+    """Refuse a batch without samples: other ranks gather weights in passes of which this one has none."""
+    if _spread_modules(model):
+        raise RuntimeError(
+            "this process has no sample of the batch, and fully_shard has spread the model: the Fisher signals of the "
+            'other processes need its part of the weights. Give each process a sample, or choose fisher="empirical"'
+        )
+
+
 def _spread_modules(model: nn.Module) -> list[Any]:
     kind: type | None = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", None)
     return [] if kind is None else [module for module in model.modules() if isinstance(module, kind)]

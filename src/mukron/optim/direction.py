@@ -39,7 +39,7 @@ OUT_SIDE, IN_SIDE = ("B", "L"), ("A", "R", "K")  # factors of the layer's output
 def directions(optimizer: SecondOrder, step: Transaction) -> dict[str, Move]:
     """What to subtract from every parameter that has a gradient, by name, before its learning rate."""
     moves: dict[str, Move] = {}
-    gains: list[Tensor] = []  # eta^2 s <move, gradient>, s the parametrization's multiplier of the learning rate
+    gains: list[Tensor] = []  # eta^2 s <move, gradient>, s the multiplier of the learning rate; a chosen part is eta's
     options, started = optimizer.options, optimizer.steps >= optimizer.options.start
     found: list[tuple[LayerEntry, str, Move, Move, Move]] = []
     for alike in _places(optimizer, step):
@@ -54,7 +54,8 @@ def directions(optimizer: SecondOrder, step: Transaction) -> dict[str, Move]:
         if isinstance(options.trust, KLClip):
             move = dense(move)
             if optimizer.exchange is None or optimizer.exchange.counts(layer.name):
-                gains.append(base_rate(entry) ** 2 * entry.scale * (move * dense(G)).sum().double())
+                eta = base_rate(entry)
+                gains.append(eta**2 * entry.scale * entry.chosen * (move * dense(G)).sum().double())
         if isinstance(move, LowRank) and not entry.group["nesterov"] and _takes_products(entry, move):
             moves[entry.name] = move
             continue
@@ -198,7 +199,8 @@ def _within_spectral_norm(step: Transaction, trust: Spectral, places: Sequence[P
         largest, vectors = spectral_norm(move, _joined(last))
         for entry, vector in zip(entries, vectors.chunk(len(places)), strict=True):
             step.stage(entry.parameter, power_vector=vector)
-    excess = (largest * (entries[0].scale / (trust.size * (d_out / d_in) ** 0.5))).clamp_min(NO_MOVE)
+    scale = entries[0].scale / entries[0].chosen  # what was chosen counts after the bound, as the learning rate does
+    excess = (largest * (scale / (trust.size * (d_out / d_in) ** 0.5))).clamp_min(NO_MOVE)
     first = _joined([_first_excess(step, layer, block) for layer, block in places])
     if first is None:
         for entry, part in zip(entries, excess.amax((-1, -2)).chunk(len(places)), strict=True):

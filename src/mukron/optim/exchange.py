@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from mukron.curvature import EVERY_RANK, MATRIX, ROWS, Delivery, Joint, Pass, Ranks, by_kind, joined
+from mukron.curvature import EVERY_RANK, MATRIX, ROWS, Delivery, Joint, Kinds, Pass, Ranks, by_kind, joined
 from mukron.layers import WEIGHT
 from mukron.linalg import LowRank
-from mukron.optim.communication import BY_FACTORS, BY_OWNER, BY_ROWS, owners_of, scheme_of
+from mukron.optim.communication import BY_FACTORS, BY_OWNER, BY_ROWS, LayerTraffic, owners_of, scheme_of
 from mukron.optim.direction import announce, dense, directions
 from mukron.optim.gradients import Averaged, Given, Sharded
 from mukron.optim.options import KLClip
@@ -127,6 +127,7 @@ class Owners:
     Attributes:
         owner: The rank of each layer, or ``EVERY_RANK``.
         schemes: By layer, how its curvature travels (``optim.communication``); None until a batch has been seen.
+        traffic: By layer, what the cost model knows of it since then.
     """
 
     def __init__(self, optimizer: SecondOrder, ranks: Ranks) -> None:
@@ -139,9 +140,11 @@ class Owners:
         before = [None if (rank := (known or {}).get(name)) == EVERY_RANK else rank for name in names]
         self.owner = dict(zip(names, owners_of(costs, ranks.size, before), strict=True))
         self.schemes: dict[str, Way] | None = None
+        self.traffic: dict[str, LayerTraffic] = {}
         self._words: list[_Word] = []
         if not optimizer.capture_options.measures:
             self._settle(dict.fromkeys(names, Way(BY_OWNER)))
+            self.traffic = {name: traffic_for(self, of, [1] * self.size) for name, of in optimizer.layers.items()}
         elif names and all(self._may_use(optimizer.together.schemes.get(name)) for name in names):
             self._settle({name: optimizer.together.schemes[name] for name in names})
 
@@ -160,17 +163,14 @@ class Owners:
     def gather(self, passes: Sequence[Pass]) -> Joint:
         """What the passes of all ranks have brought; nothing travels in a step that uses none of it."""
         capture, options = self.optimizer.capture, self.optimizer.capture_options
-        if self.schemes is None:
-            self._choose(passes)
         measured = options.measures and bool(capture.due or capture.double or capture.options.fused)
-        looks = options.measures and (capture.checks_uses or capture.asks_reduction)
-        kinds, samples, uses = by_kind(list(passes)) if measured or looks else ({}, {}, {})
+        looks = measured or (options.measures and (capture.checks_uses or capture.asks_reduction))
+        seen, kinds, samples, uses = self._looked_at(passes) if looks else ([], {}, {}, {})
         sent, unformed = self.gradients.sent(kinds if measured else {})
-        joint = Joint({}, passes, lambda layer: None)
-        received: Sequence[Mapping[str, Tensor]] = []
-        if measured or looks or type(self.gradients) is not Given:
-            gathered = passes if measured or looks else [], kinds, samples, uses
-            delivery = Delivery(*gathered, self.owner, options.empirical, measured, unformed, options.form, sent)
+        joint, received = Joint({}, passes, lambda layer: None), list[Mapping[str, Tensor]]()
+        if looks or type(self.gradients) is not Given:
+            how = options.empirical, measured, unformed, options.form
+            delivery = Delivery(seen, kinds, samples, uses, self.owner, *how, sent)
             joint, received = joined(delivery, self.ranks)
         return replace(joint, gradients=self.gradients.taken(received, unformed), moving=self.gradients.moving())
 
@@ -178,14 +178,29 @@ class Owners:
         """G v of the joined batch, for the weights of some layers."""
         return self.gradients.probed(layers)
 
-    def _choose(self, passes: Sequence[Pass]) -> None:
+    def _looked_at(self, passes: Sequence[Pass]) -> tuple[Sequence[Pass], Kinds, dict[str, int], dict[str, Any]]:
+        """The passes and what they measured. Where that fails on one rank it does on all: none waits for another."""
+        kinds, samples, uses, failed, rows = Kinds(), dict[str, int](), dict[str, Any](), None, rows_of(passes)
+        try:
+            kinds, samples, uses = by_kind(list(passes))
+        except Exception as error:
+            failed = error
+        others = self.ranks.objects((rows, "" if failed is None else f"{type(failed).__name__}: {failed}"))
+        if failed is not None:
+            raise failed
+        _raise_of_others([error for _, error in others])
+        if not self.traffic and any(rows for rows, _ in others):
+            self._choose([rows for rows, _ in others])
+        return passes, kinds, samples, uses
+
+    def _choose(self, rows: Sequence[Mapping[str, int]]) -> None:
         """Choose each layer's scheme once, by the first batch of all ranks."""
-        rows = self.ranks.objects(rows_of(passes))
-        options, layers = self.optimizer.options.communication, self.optimizer.layers
-        if not any(rows):
-            return  # nothing was measured yet
+        layers = self.optimizer.layers.items()
+        self.traffic = {name: traffic_for(self, layer, [of.get(name, 0) for of in rows]) for name, layer in layers}
+        if self.schemes is not None:
+            return
+        options, traffic = self.optimizer.options.communication, self.traffic
         speed = measured_speed(self.ranks, options)
-        traffic = {name: traffic_for(self, layer, [of.get(name, 0) for of in rows]) for name, layer in layers.items()}
         chosen = {name: scheme_of(of, options, speed) for name, of in traffic.items()}
         schemes = {name: Way(of, traffic[name].products and of != BY_FACTORS) for name, of in chosen.items()}
         known = {
@@ -230,9 +245,7 @@ class Owners:
         self._words = self.ranks.objects(word)
         if failed is not None:
             raise failed
-        for rank, other in enumerate(self._words):
-            if other.error:
-                raise RuntimeError(f"rank {rank} could not take this step, so none does: {other.error}")
+        _raise_of_others([other.error for other in self._words])
         step.waiting = any(other.waiting for other in self._words)
         verdicts = [other.counts for other in self._words]
         return moves, False if False in verdicts else None if None in verdicts else True
@@ -264,7 +277,8 @@ class Owners:
                 waits.append((names, other.sizes, shapes, *ranks.sending(parts, shapes, dtype, rank)))
         for names, sizes, shapes, buffer, work in waits:
             work.wait()
-            pieces = iter(torch.split(buffer, [torch.Size(shape).numel() for shape in shapes]))
+            arrived = buffer.to(ranks.device)
+            pieces = iter(torch.split(arrived, [torch.Size(shape).numel() for shape in shapes]))
             for name in names:
                 tensors = [next(pieces).reshape(shape) for shape in sizes[name][0]]
                 shared[name] = tensors[0] if len(tensors) == 1 else LowRank(*tensors)
@@ -317,6 +331,13 @@ class Owners:
                     state = self.optimizer.state.get(entry.parameter, {})
                     for key in [key for key in state if key not in EVERYWHERE]:
                         del state[key]
+
+
+def _raise_of_others(errors: Sequence[str]) -> None:
+    """errors: by rank, in words."""
+    for rank, error in enumerate(errors):
+        if error:
+            raise RuntimeError(f"rank {rank} could not take this step, so none does: {error}")
 
 
 def _sent(step: Transaction, name: str, move: Move) -> Move:

@@ -162,7 +162,8 @@ def _matrices_of(
 
 def _cut(layer: MatrixLayer, options: StepOptions, name: str) -> MatrixLayer:
     """A layer in the parts that it stacks, and in blocks."""
-    parts = next((parts for key, parts in options.split.items() if _is_named(name, key)), 1)
+    key = max((key for key in options.split if _is_named(name, key)), key=len, default=None)  # the most specific name
+    parts = 1 if key is None else options.split[key]
     if parts > 1 and (layer.one_hot or not layer.called):
         what = "an embedding" if layer.one_hot else f"taken as {layer.groups} matrices already"
         raise ValueError(f'split: "{name}" is {what}, and cannot be split')

@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from mukron.curvature import EVERY_RANK
 from mukron.damping import Rescaled, Rule
+from mukron.optim.communication import sgd_numbers, traffic_of
 from mukron.optim.direction import IN_SIDE
-from mukron.table import Table
+from mukron.optim.exchange import Owners
+from mukron.table import Table, bytes_
 from mukron.theory import SP
 from mukron.trust import law_of
 
@@ -17,8 +20,9 @@ if TYPE_CHECKING:
     from mukron.optim.optimizer import SecondOrder
     from mukron.optim.table import LayerEntry
 
-PLAN_COLUMNS = ("layer", "out x in", "form", "rank", "memory", "work")
-RANK = PLAN_COLUMNS.index("rank")
+PLAN_COLUMNS = ("layer", "out x in", "form", "rank", "memory", "work", "owner", "arrives")
+RANK, WORK = PLAN_COLUMNS.index("rank"), PLAN_COLUMNS.index("work")
+FORM_NOTE = "matrix: d x d, made of all rows; sample space: N rows, no d x d matrix; work: multiplications to apply it"
 RANK_NOTE = "rank: the effective rank (tr M)^2 / tr M^2, about how many directions carry a factor's trace"
 REGIME_NOTE = (
     "where ranks do not grow with the width, damping must grow like the trace (Rescaled); where they grow like the "
@@ -39,16 +43,13 @@ def plan_table(optimizer: SecondOrder) -> Table:
     """Factor sizes, form, memory and work of every layer; blocks with factors of their own are named."""
     rows = [row for layer in optimizer.layers.values() for row in _rows(optimizer, layer)]
     others = [name for name, entry in optimizer.entries.items() if not entry.preconditioned]
-    notes = [
-        "matrix: d x d, made of all rows; sample space: N rows, no d x d matrix; work: multiplications to apply it",
-        law_of(optimizer.options.trust, optimizer.method),
-        *_rules(optimizer),
-        *optimizer.notes(),
-    ]
-    ranked = any(row[RANK] for row in rows)
+    notes = [FORM_NOTE] if any(row[WORK] for row in rows) else []
+    ranked, together = any(row[RANK] for row in rows), isinstance(optimizer.exchange, Owners)
     if ranked:
         relative = any(isinstance(Rule.of_group(group), Rescaled) for group in optimizer.param_groups)
-        notes[1:1] = [RANK_NOTE, *([REGIME_NOTE] if relative else [])]
+        notes += [RANK_NOTE, *([REGIME_NOTE] if relative else [])]
+    notes += [law_of(optimizer.options.trust, optimizer.method), *_rules(optimizer), *optimizer.notes()]
+    notes += _of_ranks(optimizer)
     if others:
         notes.append(f"by the fallback rule ({optimizer.options.fallback.name}): {', '.join(others)}")
     for number, group in enumerate(optimizer.param_groups):
@@ -58,7 +59,8 @@ def plan_table(optimizer: SecondOrder) -> Table:
             notes.append(f"adaptive damping{which}: {Rule.of_group(group).rho:.4g} now{ratio}")
     rescued = sum(optimizer.rescues.values())
     title = f"{type(optimizer).__name__}: {optimizer.skipped} steps skipped, {rescued} factorizations rescued"
-    kept = [place for place in range(len(PLAN_COLUMNS)) if ranked or place != RANK]
+    left_out = {*([] if ranked else ["rank"]), *([] if together else ["owner", "arrives"])}
+    kept = [place for place, column in enumerate(PLAN_COLUMNS) if column not in left_out]
     columns = tuple(PLAN_COLUMNS[place] for place in kept)
     return Table(title, columns, tuple(tuple(row[place] for place in kept) for row in rows), tuple(notes))
 
@@ -91,14 +93,51 @@ def _rules(optimizer: SecondOrder) -> list[str]:
     return [f"damping {rule.text()}: {'; '.join(words[rule])}" for rule in rules]
 
 
+def _of_ranks(optimizer: SecondOrder) -> list[str]:
+    """What arrives in a step, beside data-parallel SGD."""
+    exchange = optimizer.exchange
+    if not isinstance(exchange, Owners) or not exchange.traffic:
+        return []
+    ours, k = sum(_arrives(exchange, name) for name in exchange.traffic), exchange.size
+    numbers = [(entry.parameter.numel(), entry.parameter.element_size()) for entry in optimizer.entries.values()]
+    sgd = sum(sgd_numbers(n, k, bool(exchange.shards)) * size for n, size in numbers) / k
+    others = 0.0 if not exchange.gradients.averages else sum(
+        2 * (k - 1) * entry.parameter.numel() * entry.parameter.element_size() / k
+        for entry in optimizer.entries.values()
+        if not entry.preconditioned
+    )  # fmt: skip
+    beside = "in place of the" if exchange.gradients.averages else "beside the"
+    return [
+        "owner: the rank that has a layer's curvature; arrives: bytes in an average step, per rank; "
+        "rows, owner, factors: how curvature travels",
+        f"in all {bytes_(ours + others)} arrive per step and rank, {beside} {bytes_(sgd)} of data-parallel SGD",
+    ]
+
+
+def _arrives(exchange: Owners, layer: str) -> float:
+    """Bytes per step and rank."""
+    traffic, schemes = exchange.traffic[layer], exchange.schemes or {}
+    owner = max(exchange.owner[layer], 0)
+    return traffic_of(traffic, schemes[layer].name, owner).total * traffic.element / exchange.size
+
+
+def _owner_cells(optimizer: SecondOrder, layer: str) -> tuple[str, str]:
+    exchange = optimizer.exchange
+    if not isinstance(exchange, Owners) or layer not in exchange.traffic or exchange.schemes is None:
+        return "", ""
+    owner = "all" if exchange.owner[layer] == EVERY_RANK else str(exchange.owner[layer])
+    return owner, f"{bytes_(_arrives(exchange, layer))}, {exchange.schemes[layer].name}"
+
+
 def _rows(optimizer: SecondOrder, entry: LayerEntry) -> list[tuple[str, ...]]:
     """One row a block that has factors of its own."""
-    layer = entry.layer
+    layer, owner = entry.layer, _owner_cells(optimizer, entry.name)
     operators = optimizer.state.get(entry.anchor, {}).get("operators", {})
     groups = "" if layer.groups == 1 else f" ({layer.groups} groups)"
     if not operators:
         form = "after the first step" if optimizer.by_block or optimizer.method.damped else "no factors"
-        return [(entry.name, f"{layer.d_out} x {layer.d_in}{groups}", form, "", "", "")]
+        form = "on its owner" if owner[0] not in ("", "all") and optimizer.steps and form != "no factors" else form
+        return [(entry.name, f"{layer.d_out} x {layer.d_in}{groups}", form, "", "", "", *owner)]
     rows: list[tuple[str, ...]] = []
     for block, sides in operators.items():
         d_in = layer.d_in if block == "weight" else 1
@@ -112,6 +151,7 @@ def _rows(optimizer: SecondOrder, entry: LayerEntry) -> list[tuple[str, ...]]:
             _ranks(optimizer, entry, block),
             f"{size / 2**20:.3g} MiB",
             f"{work / 1e6:.3g} M",
+            *(owner if not rows else ("", "")),
         )
         rows.append((name, f"{layer.d_out} x {d_in}{groups}", *cells))
     return rows

@@ -102,7 +102,7 @@ class ReductionRatio:
             if entry.group["weight_decay"] and not entry.group["decoupled"]:
                 slope = slope - entry.group["weight_decay"] * _dot(weight, V)
             curvature = _dot(dense(G) * _shortened(layer, block, dense(U), V), V)
-            parts.append(entry.scale * (-eta * slope + eta**2 / 2 * curvature))
+            parts.append(entry.scale * (-eta * slope + eta**2 * entry.chosen / 2 * curvature))
             of_move = weight if isinstance(move, LowRank) else entry.parameter
             updates.append(Update(of_move, move, step.rates[entry.name]))
         return updates, float(torch.stack(parts).sum())

@@ -327,9 +327,8 @@ def _share_of_signal(step: Transaction, layer: LayerEntry) -> Tensor | float:
     both = [dense(raw) for raw in found if raw is not None]
     if len(both) < 2:
         return 1.0
-    alike = len(both[0]) == len(both[1])  # blocks of one weight may share a bias
-    sides, inputs = (1, 2) if alike else (0, 1, 2), both[0].numel() / both[1].numel()
-    G, g = (torch.linalg.vector_norm(x, dim=sides, keepdim=True, dtype=torch.float64) for x in both)
+    inputs, rows = both[0].numel() / both[1].numel(), len(both[1])  # blocks of the same outputs share a part of a bias
+    G, g = (torch.linalg.vector_norm(x.reshape(rows, -1, 1), dim=1, keepdim=True, dtype=torch.float64) for x in both)
     least = max(LEAST_SIGNAL, torch.finfo(both[1].dtype).eps) * G / inputs**0.5
     share: Tensor = (g / least).where(least > 0, 1.0).clamp_max(1.0).to(both[1].dtype)
     return share

@@ -35,6 +35,7 @@ class ParameterEntry:
         parameter: The parameter itself.
         group: Its parameter group, as torch holds it.
         scale: The parametrization's multiplier of its learning rate.
+        chosen: The part of that which was chosen for embeddings; bounds of a step leave it out.
         decay: That of learning rate times weight decay.
         eps: That of the eps of its method, if it has one.
         adams_eps: That of Adam's eps, where Adam is the fallback rule or is grafted.
@@ -51,6 +52,7 @@ class ParameterEntry:
     preconditioned: bool
     natural: float = math.inf
     layer: str = ""
+    chosen: float = 1.0
     decay: float = 1.0
     eps: float = 1.0
     adams_eps: float = 1.0
@@ -111,10 +113,10 @@ def build_tables(
         own = of_law.get(rules[0] if name in taken else rules[1], UNSCALED)
         if name in in_blocks and rules[0] == method:
             own = replace(own, lr=own.lr * in_blocks[name])
-        natural = naturals.get(name, math.inf) / own.lr if own.lr > 0 else math.inf
+        natural = naturals.get(name, math.inf) * own.chosen / own.lr if own.lr > 0 else math.inf
         eps = [of_law.get(law, UNSCALED).eps for law in (method, "adamw")]
         eps[0] *= in_blocks.get(name, 1.0)
-        settings = {"decay": own.decay, "eps": eps[0], "adams_eps": eps[1]}
+        settings = {"chosen": own.chosen, "decay": own.decay, "eps": eps[0], "adams_eps": eps[1]}
         of_layer = layer_names.get(name, "")
         entries[name] = ParameterEntry(name, parameter, group, own.lr, name in taken, natural, of_layer, **settings)
     _refuse_coupled_decay(groups, plan)

@@ -350,5 +350,5 @@ def exponent_of(name: str, value: float | Fraction | str, named: Iterable[str] =
     try:
         return Fraction(str(value))
     except (ValueError, ZeroDivisionError):
-        expected = ", ".join([*(f'"{text}"' for text in named), "an exponent as a number or exact text (1/2)"])
+        expected = " or ".join([*(f'"{text}"' for text in named), 'an exponent, as a number or as exact text ("1/2")'])
         raise ParametrizationError(f"{name} must be {expected}; got {value!r}") from None

@@ -40,9 +40,13 @@ def plain_width(width: float) -> float:
 def build(factory: Factory, width: float) -> nn.Module:
     """The factory's network at that width."""
     parameters = _parameters(factory)
-    if "width" in parameters:
+    if parameters == []:
+        raise ParametrizationError(
+            "the factory takes no arguments, expected one for the width: base_shapes(lambda width: ..., width=...)"
+        )
+    if parameters is not None and "width" in parameters:
         model = factory(width=width)
-    elif len(parameters) > 1:
+    elif parameters is not None and len(parameters) > 1:
         names = ", ".join(parameters)
         raise ParametrizationError(
             f"which parameter of the factory is its width: {names}? Say so: base_shapes(lambda width: ..., width=...)"
@@ -66,7 +70,7 @@ def at_depth(factory: Factory, depth: int) -> Factory:
         factory: Takes the depth as ``depth``, and the width as ``width`` or as its only other parameter.
         depth: The depth.
     """
-    parameters = _parameters(factory)
+    parameters = _parameters(factory) or []
     if parameters and "depth" not in parameters and not _takes_any(factory):
         raise ParametrizationError(
             f"depth={depth}: the factory has no parameter called depth, only {', '.join(parameters)}; "
@@ -85,11 +89,12 @@ def at_depth(factory: Factory, depth: int) -> Factory:
     return network
 
 
-def _parameters(factory: Factory) -> list[str]:
+def _parameters(factory: Factory) -> list[str] | None:
+    """The names of the factory's arguments; None: Python does not know them, as of some functions in C."""
     try:
         return list(inspect.signature(factory).parameters)
     except (TypeError, ValueError):
-        return []
+        return None
 
 
 def _takes_any(factory: Factory) -> bool:

@@ -16,6 +16,7 @@ from torch import nn
 from mukron.layers import Shape
 from mukron.params.errors import ParametrizationError
 from mukron.params.inventory import Found, clean_name, unwrap
+from mukron.params.resolve import listed
 
 OWN_CONTAINER = (
     "Depth may only add numbered entries at the end of a container. Put the blocks into an nn.ModuleList or "
@@ -101,13 +102,13 @@ def find_stacks(
     gone = [name for name in base if name not in deeper]
     if gone:
         raise ParametrizationError(
-            f"parameter {_listed(gone)} exists at depth {depth} but not at depth {deep}. {OWN_CONTAINER}"
+            f"parameter {listed(gone)} exists at depth {depth} but not at depth {deep}. {OWN_CONTAINER}"
         )
     reshaped = [name for name in base if base[name].shape != deeper[name].shape]
     if reshaped:
         here, there = (list(network[reshaped[0]].shape) for network in (base, deeper))
         raise ParametrizationError(
-            f"parameter {_listed(reshaped)} has the shape {here} at depth {depth} and {there} at depth {deep}. "
+            f"parameter {listed(reshaped)} has the shape {here} at depth {depth} and {there} at depth {deep}. "
             f"{OWN_CONTAINER}"
         )
     added = [name for name in deeper if name not in base]
@@ -206,7 +207,7 @@ def _stack(container: str, base: Mapping[str, Found], deeper: Mapping[str, Found
     unclear = [_joined(container, number) for number in sorted(before) if number not in (*blocks, *others)]
     if unclear or not blocks:
         raise ParametrizationError(
-            f'depth adds entries to the container "{container}", but its {_listed(unclear or [container])} at depth '
+            f'depth adds entries to the container "{container}", but its {listed(unclear or [container])} at depth '
             f"{depth} does not have the parameters of the added ones, so it is not clear whether it is a residual "
             "block. Put the blocks into a container of their own, with nothing else in it"
         )
@@ -252,8 +253,3 @@ def _joined(*parts: str | int) -> str:
 def _prefixes(name: str) -> Iterator[str]:
     segments = name.split(".")
     return (".".join(segments[: length + 1]) for length in range(len(segments)))
-
-
-def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return ", ".join(f'"{name}"' for name in names[:3]) + more

@@ -10,7 +10,17 @@ from mukron.layers import Shape
 from mukron.params.merging import ParameterRow, merged
 from mukron.table import Table
 from mukron.theory import SP, Method, Power, Role, Scheme, get_method, method_title
-from mukron.trust import FALLBACKS, StepRule, Trust, law_of, step_rule, takes_trust, usual_exclude, usual_fallback
+from mukron.trust import (
+    FALLBACKS,
+    Graft,
+    StepRule,
+    Trust,
+    law_of,
+    step_rule,
+    takes_trust,
+    usual_exclude,
+    usual_fallback,
+)
 
 if TYPE_CHECKING:
     from mukron.params.parameter_plan import ParameterPlan
@@ -34,19 +44,22 @@ def explanation(
     scales = {law: plan.scales(law) for law in (method, bound, others)}
     factors = [factor.name for factor in method.damped]
     fallen = {name for name in plan.parameters if preconditions and plan.falls_back(name, left, method)}
-    has_eps = any((others if name in fallen else bound).has_eps for name in plan.parameters)
+    grafted = bound if isinstance(trust, Graft) else method  # RMS takes Adam's rates, and has no eps
+    with_eps = method if method.has_eps else grafted
+    has_eps = any((others if name in fallen else with_eps).has_eps for name in plan.parameters)
     deep = any(entry.growth.L is not None for entry in plan.parameters.values())
     rows = []
     for name, entry in plan.parameters.items():
         falls_back, row = name in fallen, others if name in fallen else bound
         damped = () if falls_back else method.damped if len(entry.shape) > 1 else method.damped_in_vectors
+        guarded = others if falls_back else with_eps
         scale, rho = scales[row][name], {factor.name: scales[method][name].damping[factor.name] for factor in damped}
         cells = (
             *(str(entry.role), _sizes(entry.shape), _sizes(entry.base_shape)),
             *(_short(float(ratio)) for ratio in (entry.growth.r_in, entry.growth.r_out)),
             *([] if not deep else ["-" if entry.growth.L is None else _short(float(entry.growth.L))]),
             _short(scale.lr),
-            *((_short(scale.eps) if row.has_eps else "-",) if has_eps else ()),
+            *((_short(scales[guarded][name].eps) if guarded.has_eps else "-",) if has_eps else ()),
             *(_short(rho[x]) if x in rho else "-" for x in factors),
             *((_short(scale.decay),) if plan.decay else ()),
             (f"not preconditioned, {method_title(rule.name)}'s row: " if falls_back else "")

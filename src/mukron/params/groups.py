@@ -76,6 +76,7 @@ class GroupRequest:
     max_precondition_dim: int | None
 
     def __post_init__(self) -> None:
+        get_method(self.method)  # refuses what is none, before anything else
         for argument, value in (("lr", self.lr), ("weight_decay", self.weight_decay)):
             if isinstance(value, bool) or not isinstance(value, Real):
                 raise TypeError(f"{argument} must be a number, got {value!r:.80}")

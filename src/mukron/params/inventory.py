@@ -54,6 +54,8 @@ class Found:
 
 def unwrap(model: nn.Module) -> nn.Module:
     """The model the user wrote, without DataParallel, DistributedDataParallel, AveragedModel or torch.compile."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be the network, a torch.nn.Module, got {model!r:.80}")
     while True:
         if isinstance(model, WRAPPERS):
             model = model.module
@@ -67,9 +69,10 @@ def unwrap(model: nn.Module) -> nn.Module:
 def inventory(model: nn.Module) -> dict[str, Found]:
     """Every parameter once, under the name the user's own model gives it."""
     reshard(model)  # a parameter that was gathered for a forward pass is not the one that is trained
+    own = unwrap(model)
     refuse_sharded(model)
     found: dict[int, tuple[str, Found]] = {}
-    for module_name, module in unwrap(model).named_modules():
+    for module_name, module in own.named_modules():
         for local, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
             name = clean_name(f"{module_name}.{local}" if module_name else local)
             if isinstance(parameter, UninitializedParameter):

@@ -36,6 +36,7 @@ class Scales:
         damping: Multiplies the damping of each factor, by its name: {"A": ..., "B": ...} for K-FAC.
         eps: Multiplies the method's eps, as Adam has one; 1 if it has none.
         decay: Multiplies learning rate times weight decay, the part of a weight that a step takes off.
+        chosen: The part of ``lr`` that was chosen for embeddings and is not the method's own law.
 
     Example:
         >>> Scales(lr=1.0, damping={"A": 4.0, "B": 0.25}).damping["A"]
@@ -46,6 +47,7 @@ class Scales:
     damping: Mapping[str, float]
     eps: float = 1.0
     decay: float = 1.0
+    chosen: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -101,12 +103,10 @@ class Parametrization:
         for name, plan in self.parameters.items():
             own, growth = rows[not plan.suits(method)][plan.role], plan.growth
             chosen = Power(fan_out=self.embedding_lr) if plan.embedding and self.scheme != SP else Power()
-            scales[name] = Scales(
-                lr=growth.factor(chosen + -own.c),
-                damping={factor: growth.factor(-d) for factor, d in own.d.items()},
-                eps=1.0 if own.eps is None else growth.factor(-own.eps),
-                decay=growth.factor(Power(fan_in=-self.decay if self.scheme != SP else Fraction(0))),
-            )
+            decays = Power(fan_in=-self.decay if self.scheme != SP else Fraction(0))
+            damping = {factor: growth.factor(-d) for factor, d in own.d.items()}
+            lr, eps = growth.factor(chosen + -own.c), 1.0 if own.eps is None else growth.factor(-own.eps)
+            scales[name] = Scales(lr, damping, eps, decay=growth.factor(decays), chosen=growth.factor(chosen))
         return scales
 
     def param_groups(

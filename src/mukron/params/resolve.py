@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -48,13 +48,18 @@ def check_names(base: Iterable[str], here: Iterable[str], where_here: str, where
     for names, others, where in ((base, here, where_base), (here, base, where_here)):
         missing = [name for name in names if name not in set(others)]
         if missing:
-            more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
             other = where_here if where == where_base else where_base
             raise ParametrizationError(
-                f'parameter "{", ".join(missing[:3])}"{more} exists {where} but not {other}; '
+                f"parameter {listed(missing)} exists {where} but not {other}; "
                 "both must be the same network at two widths (same options, and the same depth unless the base shapes "
                 "were made with depth=, as in base_shapes(factory, width=64, depth=4))"
             )
+
+
+def listed(names: Sequence[str]) -> str:
+    """The first three names in quotes, and how many more there are."""
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(f'"{name}"' for name in names[:3]) + more
 
 
 def resolve(name: str, base: Sizes, wider: Sizes, here: Sizes, declared: Role | None, owner: str) -> Growth:

@@ -59,5 +59,5 @@ def check_scaling(argument: str, name: str, known: Sequence[str] | dict[str, Cal
     Raises:
         ValueError: There is no such name.
     """
-    if name not in known:
+    if not isinstance(name, str) or name not in known:
         raise ValueError(f"unknown {argument} {name!r}; known: {', '.join(map(repr, known))}")

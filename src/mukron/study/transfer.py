@@ -16,9 +16,10 @@ from mukron.study.points import Result
 from mukron.study.progress import StudyProgress, progress_of
 from mukron.study.record import StudyRecord
 from mukron.study.store import ENDED, NOT_COMPARED, Store, sqlite_at, stored_at
-from mukron.study.work import POLL_INTERVAL, Job, StudyForeman, work
+from mukron.study.work import POLL_INTERVAL, Job, StudyForeman, work, workers_for
 from mukron.train.records import FINISHED
 from mukron.workers.interrupts import interruptible
+from mukron.workers.launch import refuse_torchrun
 from mukron.workers.machine import describe_machine
 from mukron.workers.progress import Reporter
 
@@ -112,12 +113,13 @@ class TransferStudy:
         return self._job(since=len(self.store.entries()))
 
     def run(
-        self, workers: int = 1, progress: Callable[[StudyProgress], None] | None = None, command: str = ""
+        self, workers: int | str = 1, progress: Callable[[StudyProgress], None] | None = None, command: str = ""
     ) -> StudyRecord:
         """Train the points that are not trained yet. Ctrl-C stops after the current steps; results so far are kept.
 
         Args:
-            workers: Processes on this machine, which share its cores. One worker is this process.
+            workers: Processes on this machine, which share its cores. One worker is this process. "auto": one on each
+                GPU if the run's device is "cuda", which each sees as its only one; otherwise one.
             progress: Called at intervals with the study's progress.
             command: The command that ran the study, for its record.
 
@@ -129,8 +131,8 @@ class TransferStudy:
             RuntimeError: A worker failed with an error.
             KeyboardInterrupt: The study was stopped. Run it again to continue.
         """
-        if workers < 1:
-            raise StudyError(f"workers: at least 1, got {workers}")
+        refuse_torchrun("a study", "its workers are started by workers= (--workers)")
+        workers = workers_for(workers, self.design.config.device)
         if workers > 1 and self.dataset is not None:
             raise StudyError("workers: other processes do not have this data set; give it as data='module:function'")
         self._check_metric()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,9 +23,11 @@ from mukron.train import Progress, Run, StackProgress, dataset_of, stack_size, t
 from mukron.train.records import INTERRUPTED, EpochRow
 from mukron.workers.foreman import Foreman
 from mukron.workers.interrupts import Stopped
+from mukron.workers.machine import gpus
 from mukron.workers.worker import Tick, WorkerTask, serve
 
 POLL_INTERVAL = 0.5  # seconds between two reads of the storage
+ONE_A_GPU = "auto"  # workers: one on each GPU
 QUICK = 1.0  # seconds; shorter epochs are not all reported to Optuna
 
 
@@ -227,6 +229,30 @@ def _given_up_on_error(store: Store, *claims: ClaimedPoint) -> Iterator[None]:
 # Several workers.
 
 
+def workers_for(workers: int | str, device: str) -> int:
+    """Return the number of worker processes of a study.
+
+    Args:
+        workers: The number; "auto" for one on each GPU if the device is "cuda", and one otherwise.
+        device: The device of the study's runs.
+
+    Raises:
+        StudyError: It is neither a number from 1 nor "auto".
+    """
+    if workers == ONE_A_GPU:
+        return max(1, len(_gpus_for(device)))
+    if isinstance(workers, bool) or not (isinstance(workers, int) or workers.isdecimal()) or int(workers) < 1:
+        raise StudyError(
+            f"workers={workers!r}: expected a number of processes, at least 1, or {ONE_A_GPU!r}, one a GPU"
+        )
+    return int(workers)
+
+
+def _gpus_for(device: str) -> list[str]:
+    """The GPUs to spread workers over: none if the device is a certain GPU, or no GPU."""
+    return gpus() if device == "cuda" else []
+
+
 class StudyForeman(Foreman):
     """Runs a job in several processes.
 
@@ -239,7 +265,12 @@ class StudyForeman(Foreman):
 
     def __init__(self, job: Job, store: Store, workers: int, log: Path) -> None:
         super().__init__("mukron.study", replace(job, workers=workers).to_dict(), workers, log)
+        self.gpus = _gpus_for(job.design.config.device)
         self.store, self.idle_deaths = store, 0
+
+    def environment(self, place: int) -> Mapping[str, str]:
+        """The worker's GPU, which it sees as its only one; more workers than GPUs share them in turn."""
+        return {"CUDA_VISIBLE_DEVICES": self.gpus[place % len(self.gpus)]} if self.gpus else {}
 
     def replaces(self, process_id: int, code: int) -> bool:
         had_points = self.store.give_up_of(process_id)

@@ -319,6 +319,7 @@ def get_method(method: Method | str) -> Method:
 
     Raises:
         ValueError: There is no method of this name, or what follows its colon is not what it should be.
+        TypeError: It is no name.
 
     Example:
         >>> from mukron.theory import get_method
@@ -329,6 +330,8 @@ def get_method(method: Method | str) -> Method:
     """
     if isinstance(method, Method):
         return method
+    if not isinstance(method, str):
+        raise TypeError(f'method must be a name, such as "kfac", or a Method, got {method!r:.80}')
     name, _, exponents = method.strip().lower().partition(":")
     name = ALIASES.get(name, name)
     family = FAMILIES.get(name)

@@ -34,6 +34,7 @@ from mukron.train.errors import RunError
 from mukron.train.factories import base_width_of, factory_of, network_options
 from mukron.train.losses import Loss, loss_of
 from mukron.train.outputs import check_output, class_dim, given_class_dim, output_of
+from mukron.train.processes import local_device
 from mukron.train.surroundings import compiled_anew
 
 USUAL_WINDOWS = 32  # of a text in a batch
@@ -227,7 +228,7 @@ def device_of(config: RunConfig) -> torch.device:
         >>> device_of(RunConfig())
         device(type='cpu')
     """
-    device = torch.device(config.device)
+    device = local_device(config.device)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise RunError(f"device={config.device!r}: torch finds {torch.cuda.device_count()} GPUs here; choose cpu")
     try:

@@ -31,6 +31,7 @@ LATER = {
     "decay": "constant",
     "embedding_lr": "0",
     "base_depth": None,
+    "sharding": "ddp",
 }  # fields that came later: left out of JSON where they have this value, so that keys stay
 SAID_BY_FIELDS = {"likelihood": "loss", "betas": "momentum"}  # optimizers' arguments, and the fields they follow from
 OPTIONS_NOW = {"kl_clip": "trust=kl:KAPPA", "graft": "trust=graft:adam or trust=graft:sgd"}  # former options, and now
@@ -82,6 +83,7 @@ class RunConfig:
             autocast).
         device: A device of torch.
         compile: Compile the network.
+        sharding: What each of several processes holds: "ddp", the whole network; "fsdp", a part of each weight.
         record: What is measured on the way: "features", "distance", "spectra", "rates", "words".
         record_every: Epochs between two measurements.
         evaluate_every: Epochs between two evaluations on the test samples; the last epoch is always evaluated.
@@ -125,6 +127,7 @@ class RunConfig:
     dtype: str = "float32"
     device: str = "cpu"
     compile: bool = False
+    sharding: str = "ddp"
     record: tuple[str, ...] = ()
     record_every: int = 1
     evaluate_every: int = 1

@@ -19,6 +19,10 @@ class RunError(ValueError):
     """
 
 
+class LostProcessError(ConnectionError):
+    """Another process of the run has ended or does not answer; the message says how to go on."""
+
+
 @contextmanager
 def writing(path: str | os.PathLike[str]) -> Iterator[None]:
     """Reports a failed write as ``RunError``: a full disk, missing permission, a file in place of a folder.

@@ -11,18 +11,20 @@ from mukron.train.build import Built
 from mukron.train.config import RunConfig
 from mukron.train.losses import counted
 from mukron.train.outputs import hits
+from mukron.train.processes import ONE_PROCESS, Processes
 from mukron.train.records import EpochRow
 
 EVALUATED = 1024  # targets, such as 16 windows of 64 tokens, in one forward pass of an evaluation
 
 
 @torch.no_grad()
-def evaluate(built: Built, dataset: Dataset) -> tuple[float, float | None]:
+def evaluate(built: Built, dataset: Dataset, processes: Processes = ONE_PROCESS) -> tuple[float, float | None]:
     """Return loss and accuracy on the test samples. Samples whose targets are all ignored do not count.
 
     Args:
         built: The network and its loss; it is in training mode afterwards.
         dataset: The data, with test samples.
+        processes: Those that share the samples. All of them must call this, and get the same.
 
     Returns:
         The mean loss over all targets, and the accuracy; None if the network's output has none.
@@ -38,18 +40,24 @@ def evaluate(built: Built, dataset: Dataset) -> tuple[float, float | None]:
     test, model = dataset.test, built.model
     loss, seen = 0.0, 0
     correct: int | None = 0
-    part = max(1, EVALUATED // dataset.positions)
+    at_once = max(1, EVALUATED // dataset.positions) * processes.size
     model.eval()
-    for inputs, y in zip(torch.split(test.inputs, part), torch.split(test.targets, part), strict=True):
+    for inputs, targets in zip(torch.split(test.inputs, at_once), torch.split(test.targets, at_once), strict=True):
+        part = processes.part(len(targets))
+        y = targets[part]
         number = counted(y)
+        if not number and processes.size == 1:
+            continue
+        x = inputs[part] if len(y) else inputs[:1]  # a sharded network runs on all ranks or on none
+        output = built.outputs(dataset.prepare(x, built.config.weights_dtype))
         if not number:
             continue
-        output = built.outputs(dataset.prepare(inputs, built.config.weights_dtype))
         loss += built.loss(output, y).item() * number
         correct = total(correct, hits(output, y, built.config, dataset))
         seen += number
     model.train()
-    return loss / seen, None if correct is None else correct / seen
+    losses, count, right = processes.totals([loss, seen, correct or 0])
+    return losses / count, None if correct is None else right / count
 
 
 def total(correct: int | None, more: int | None) -> int | None:

@@ -31,6 +31,7 @@ DTYPES = {  # of the weights
     "tf32": torch.float32,
     "bfloat16": torch.float32,
 }
+SHARDINGS = ("ddp", "fsdp")
 RECORDS = ("features", "distance", "spectra", "rates", "words")
 
 
@@ -150,6 +151,7 @@ READERS: dict[str, Reader] = {
     "dtype": read.one_of(DTYPES),
     "device": _device,
     "compile": read.flag,
+    "sharding": read.one_of(SHARDINGS),
     "record": read.names(read.one_of(RECORDS)),
     "record_every": read.whole(1),
     "evaluate_every": read.whole(1),

@@ -14,7 +14,6 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,49 +22,33 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
 from mukron.data import Dataset, augmentation
-from mukron.linalg import FactorizationError
 from mukron.optim.guards import PATIENCE
-from mukron.train.build import batch_of, build, dataset_of, device_of
+from mukron.train.build import batch_of, dataset_of, device_of
+from mukron.train.checkpoints import LoopState, checkpoint_of, restore, same_checkpoint
 from mukron.train.config import RunConfig
+from mukron.train.divergence import DivergedError, failed_factorization, trouble_with
 from mukron.train.errors import RunError
 from mukron.train.evaluation import columns, evaluate, total
 from mukron.train.losses import counted
 from mukron.train.observers import Moment, Observer, Progress, observed
+from mukron.train.order import batches
 from mukron.train.outputs import hits
 from mukron.train.probes import PROBES, Probe, Spectra
+from mukron.train.processes import Processes, check_batch, joined_processes
 from mukron.train.randomness import (
     AUGMENTATION,
-    ORDER,
     own_random_numbers,
-    random_states,
-    restore_random_states,
     seed_for,
 )
 from mukron.train.records import DIVERGED, FINISHED, INTERRUPTED, EpochRow, Run, RunFolder, finite
 from mukron.train.samples import written_sample
 from mukron.train.schedules import Schedule
-from mukron.train.surroundings import precision, repeatable, tensorboard_writer
+from mukron.train.sharding import build_in, joined
+from mukron.train.surroundings import precision, repeatable, tensorboard_writer, write_events
 from mukron.train.word_probe import WordProbe
 from mukron.workers.interrupts import interruptible
 
 PROBED = 64  # samples that probes measure on
-TOO_LARGE = 1e4  # a run diverged if its loss exceeds this multiple of the first loss, or of 1 if that is smaller
-
-
-@dataclass
-class LoopState:
-    """Everything that the loop keeps besides the network, the optimizer and the random streams."""
-
-    epoch: int = 0  # epochs completed
-    batch: int = 0  # batches completed in the current epoch
-    step: int = 0
-    loss: float = 0.0  # this and the next two are sums over the current epoch
-    correct: int | None = 0  # None: shapes do not show it
-    seen: int = 0
-    first_loss: float | None = None
-    skipped_in_a_row: int = 0
-    seconds: float = 0.0
-    rows: list[EpochRow] = field(default_factory=list)
 
 
 def train(
@@ -86,6 +69,9 @@ def train(
     In a folder the run is recorded, and continues where it was stopped or killed. The last samples of an epoch that do
     not fill a batch are left out; every epoch has another order. Ctrl-C ends the run after the current step, with
     status "interrupted". Global random streams are left as they were.
+
+    Where torchrun has started several processes, or the caller has made a process group, all of them train this run
+    together: each takes a part of every batch, and all return the same. Rank 0 writes the files.
 
     Args:
         config: The run.
@@ -118,49 +104,57 @@ def train(
     if checkpoint_every < 1:
         raise RunError(f"checkpoint_every counts epochs: at least 1, got {checkpoint_every}")
     files = None if folder is None else RunFolder(folder)
+    with joined_processes(config) as processes:
+        run = _train(
+            config,
+            files,
+            processes,
+            lambda: dataset_of(config, dataset, data_dir),
+            lambda data: Loop(config, data, files, observe, progress, checkpoint_every, data_dir, sample, processes),
+            resume,
+            tensorboard,
+        )
+        processes.collect()
+    return run
+
+
+def _train(
+    config: RunConfig,
+    files: RunFolder | None,
+    processes: Processes,
+    load: Callable[[], Dataset],
+    make: Callable[[Dataset], Loop],
+    resume: bool,
+    tensorboard: bool,
+) -> Run:
     with ExitStack() as stack:
+        if files is not None and (run := _begin(files, config, processes, resume, stack)) is not None:
+            return run
+        data = processes.in_turn(load)
+        with processes.together():
+            stack.enter_context(own_random_numbers(device_of(config)))
+            stack.enter_context(repeatable())
+            stack.enter_context(precision(config.dtype))
+            loop = make(data)
+        loop.join()
         if files is not None:
-            stack.enter_context(files.locked())
-            if resume and (run := files.ended(config)) is not None:
-                return run
-        data = dataset_of(config, dataset, data_dir)
-        stack.enter_context(own_random_numbers(device_of(config)))
-        stack.enter_context(repeatable())
-        stack.enter_context(precision(config.dtype))
-        loop = Loop(config, data, files, observe, progress, checkpoint_every, data_dir, sample)
-        if files is not None:
-            if resume:
-                loop.load(files.saved())
-            else:
-                files.forget()
-            files.begin(config, loop.state.rows)
-        if tensorboard and files is not None:
-            loop.writer = stack.enter_context(tensorboard_writer(files.tensorboard, loop.state.step))
-        return loop.run(stack.enter_context(interruptible()))
+            loop.load(same_checkpoint(files, processes) if resume else None)
+            processes.of_first(lambda: files.begin(config, loop.state.rows, forget=not resume))
+            with processes.together():
+                if tensorboard and processes.first:
+                    loop.writer = stack.enter_context(tensorboard_writer(files.tensorboard, loop.state.step))
+        several = processes.size > 1
+        return loop.run(stack.enter_context(interruptible(terminate=several, patient=several)))
 
 
-def batches(samples: int, batch: int, seed: int, epoch: int) -> list[Tensor]:
-    """Return the sample indices of an epoch's batches, shuffled by seed and epoch; an incomplete batch is dropped."""
-    if samples == batch:
-        return [torch.arange(samples)]
-    generator = torch.Generator().manual_seed(seed_for(seed, ORDER, epoch))
-    order = torch.randperm(samples, generator=generator)
-    return list(torch.split(order, batch)[: samples // batch])
+def _begin(files: RunFolder, config: RunConfig, processes: Processes, resume: bool, stack: ExitStack) -> Run | None:
+    """Lock the folder, and return the run that has ended there, if there is one."""
 
+    def lock() -> Run | None:
+        stack.enter_context(files.locked())
+        return files.ended(config) if resume else None
 
-def trouble_with(loss: float | None, first: float | None, what: str) -> str:
-    """Return why a run with this loss counts as diverged, given its first loss; "" if it does not."""
-    if loss is None or not math.isfinite(loss):
-        if first is None:
-            return f"the {what} is not finite before anything is learned; check the data"
-        return f"the {what} is not finite; lower the learning rate or raise the damping"
-    if first is not None and loss > TOO_LARGE * max(first, 1.0):
-        return f"the {what} is {loss:.3g}, and was {first:.3g} at first; lower the learning rate"
-    return ""
-
-
-class DivergedError(Exception):
-    """The run has diverged; the message says why."""
+    return processes.of_first(lock)
 
 
 class Loop:
@@ -176,26 +170,36 @@ class Loop:
         checkpoint_every: int,
         data_dir: str | Path | None,
         sample: bool,
+        processes: Processes,
     ) -> None:
         self.config, self.dataset, self.files = config, dataset, files
         self.observe, self.progress, self.checkpoint_every = observe, progress, checkpoint_every
         self.device, self.writer, self.sample = device_of(config), None, sample
+        self.processes, self.asked_to_stop = processes, False
         self.batch = batch_of(config, dataset)
+        check_batch(self.batch, processes)
         self.steps_per_epoch = len(dataset.train) // self.batch
-        self.built = build(config, dataset)
+        self.built = build_in(processes, config, dataset)
         self.rates = [group["lr"] for group in self.built.optimizer.param_groups]
         self.schedule = Schedule.parse(config.schedule)
         self.built.try_out(self._prepared(dataset.train.inputs[:PROBED]), dataset)
         self.probes = self._probes(data_dir)  # before a checkpoint is loaded: they compare with the initial weights
         self.state = LoopState()
 
+    def join(self) -> None:
+        """Let processes average gradients. All of them must call this."""
+        self.built = joined(self.built, self.processes)
+
     def _probes(self, data_dir: str | Path | None) -> dict[str, Probe]:
         model, optimizer = self.built.model, self.built.optimizer
         x = self._prepared(self.dataset.train.inputs[:PROBED])
-        return {
+        probes: dict[str, Probe] = {
             name: WordProbe(model, self.dataset, data_dir) if name == "words" else PROBES[name](model, optimizer, x)
             for name in self.config.record
         }
+        if isinstance(spectra := probes.get("spectra"), Spectra):
+            spectra.of_all = self.processes.of_all
+        return probes
 
     def _prepared(self, inputs: Tensor, augment: Callable[[Tensor], Tensor] | None = None) -> Tensor:
         return self.dataset.prepare(inputs, self.config.weights_dtype, augment)
@@ -206,8 +210,9 @@ class Loop:
         self.started, self.steps_before, self.seconds_before = time.perf_counter(), self.state.step, self.state.seconds
         status, reason = FINISHED, ""
         try:
-            while self.state.epoch < self.config.epochs and not interrupted():
-                self._epoch(interrupted)
+            self.interrupted = interrupted
+            while self.state.epoch < self.config.epochs and not self._stops():
+                self._epoch()
             if self.state.epoch < self.config.epochs:
                 status, reason = INTERRUPTED, f"interrupted at step {self.state.step}"
         except DivergedError as error:
@@ -218,11 +223,18 @@ class Loop:
         writes = self.sample and status == FINISHED and self.dataset.tokens
         sample = written_sample(self.built, self.dataset) if writes else ""
         run = Run(self.config, status, list(self.state.rows), reason, self.state.seconds, sample=sample)
+        return self.processes.of_first(lambda: self._ended(run))
+
+    def _ended(self, run: Run) -> Run:
         if self.files is not None:
             self.files.end(run)
         return run
 
-    def _epoch(self, interrupted: Callable[[], bool]) -> None:
+    def _stops(self) -> bool:
+        """Whether Ctrl-C was pressed; where several processes train, as of the last step that they took together."""
+        return self.asked_to_stop if self.processes.size > 1 else self.interrupted()
+
+    def _epoch(self) -> None:
         """Train the remaining batches of an epoch and record its row; return early on Ctrl-C."""
         state = self.state
         self.built.model.train()
@@ -230,14 +242,12 @@ class Loop:
             self._step(samples.to(self.device))
             state.batch += 1
             self._report()
-            if interrupted() and state.batch < self.steps_per_epoch:
+            if self._stops() and state.batch < self.steps_per_epoch:
                 return
-        row = self._row()
+        own = self._row()
+        row = self.processes.of_first(lambda: self._recorded(own))
         state.rows.append(row)
         state.epoch, state.batch, state.loss, state.correct, state.seen = state.epoch + 1, 0, 0.0, 0, 0
-        if self.files is not None:
-            self.files.append(row)
-            self._write_events(row)
         self._report(row)
         if "test_loss" in row:
             self._check(row["test_loss"], "test loss")
@@ -247,16 +257,17 @@ class Loop:
     def _step(self, samples: Tensor) -> None:
         config, state, optimizer, train = self.config, self.state, self.built.optimizer, self.dataset.train
         augment = augmentation(config.augment, seed_for(config.seed, AUGMENTATION, state.step), self.dataset.mean)
-        x, y = self._prepared(train.inputs[samples], augment), train.targets[samples]
-        number = counted(y)
+        targets, part = train.targets[samples], self.processes.part(len(samples))
+        number = counted(targets)
         if not number:  # nothing to learn from: all targets are ignored
             state.step += 1
             return
+        x, y = self._part(samples, part, augment), targets[part]
         self._set_rates()
         optimizer.zero_grad()
+        self.processes.draw_apart(config.seed, state.step)
         output = self.built.outputs(x)
-        loss = self.built.loss(output, y)
-        value = loss.item()
+        loss, value, correct = self._loss(output, y, number)
         self._check(value, "loss")
         torch.autograd.backward(loss)
         if config.clip_norm is not None:
@@ -265,7 +276,30 @@ class Loop:
         state.step += 1
         state.seen += number
         state.loss += value * number
-        state.correct = total(state.correct, hits(output, y, config, self.dataset))
+        state.correct = total(state.correct, correct)
+
+    def _part(self, samples: Tensor, part: slice, augment: Callable[[Tensor], Tensor] | None) -> Tensor:
+        """The inputs of this process's part of a batch; augmentations draw for all of it, as one process does."""
+        inputs = self.dataset.train.inputs
+        if augment is None:
+            return self._prepared(inputs[samples[part]])
+        return self._prepared(inputs[samples], augment)[part]
+
+    def _loss(self, output: Tensor, y: Tensor, number: int) -> tuple[Tensor, float, int | None]:
+        """What to differentiate; and of the joined batch, with so many targets, the mean loss and the hits.
+
+        Gradients are averaged over processes, so a mean loss over a part counts by its share times their number.
+        """
+        correct, processes = hits(output, y, self.config, self.dataset), self.processes
+        if processes.size == 1:
+            loss = self.built.loss(output, y)
+            return loss, loss.item(), correct
+        own = counted(y)
+        loss = self.built.loss(output, y) if own else output.sum() * 0
+        said = [loss.item() * own, correct or 0, self.interrupted()]
+        losses, found, asked = processes.totals(said)
+        self.asked_to_stop = asked > 0
+        return loss * (own / number * processes.size), losses / number, None if correct is None else int(found)
 
     def _factor(self, step: int) -> float:
         return self.schedule.factor(step, self.steps_per_epoch, self.config.epochs, self.config.warmup)
@@ -283,8 +317,8 @@ class Loop:
         try:
             optimizer.step()
         except RuntimeError as error:
-            if isinstance(error.__cause__, FactorizationError):
-                raise DivergedError(str(error)) from error
+            if reason := failed_factorization(error, self.processes):
+                raise DivergedError(reason) from error
             raise
         skipped = getattr(optimizer, "skipped", 0) > before
         state.skipped_in_a_row = state.skipped_in_a_row + 1 if skipped else 0
@@ -309,7 +343,7 @@ class Loop:
         }
         with own_random_numbers(self.device):  # recording does not change the random numbers of training
             if len(self.dataset.test) and (epoch % config.evaluate_every == 0 or epoch == config.epochs):
-                row |= columns(config, self.dataset, "test", *evaluate(self.built, self.dataset))
+                row |= columns(config, self.dataset, "test", *evaluate(self.built, self.dataset, self.processes))
             if epoch % config.record_every == 0 or epoch == config.epochs:
                 for probe in self.probes.values():
                     row.update(probe.read())
@@ -320,6 +354,12 @@ class Loop:
         if self.dataset.tokens:
             row["tokens"] = state.step * self.batch * math.prod(self.dataset.input_shape)
         return finite({**row, "seconds": state.seconds})
+
+    def _recorded(self, row: EpochRow) -> EpochRow:
+        if self.files is not None:
+            self.files.append(row)
+            write_events(self.writer, row)
+        return row
 
     def _means(self) -> tuple[float, float | None]:
         """Loss and accuracy of the epoch so far."""
@@ -343,43 +383,15 @@ class Loop:
         loss, accuracy = (math.nan if number is None else number for number in (loss, accuracy))
         self.progress(Progress(epoch, self.config.epochs, state.step, steps, loss, accuracy, left, row))
 
-    def _write_events(self, row: EpochRow) -> None:
-        if self.writer is not None:
-            for name, value in row.items():
-                if name not in ("epoch", "step") and value is not None:
-                    self.writer.add_scalar(name, value, row["step"])
-            self.writer.flush()
-
     # Checkpoints.
 
     def _save(self) -> None:
         assert self.files is not None
         self._tick()
-        with own_random_numbers(self.device):
-            probes = {name: probe.state() for name, probe in self.probes.items() if isinstance(probe, Spectra)}
-        checkpoint = {
-            "model": self.built.model.state_dict(),
-            "optimizer": self.built.optimizer.state_dict(),
-            "probes": probes,
-            "random": random_states(self.device),
-            "state": asdict(self.state),
-        }
-        self.files.save(checkpoint, self.state.rows)
+        checkpoint, files = checkpoint_of(self), self.files
+        self.processes.of_first(lambda: files.save(checkpoint, self.state.rows))
 
     def load(self, checkpoint: Mapping[str, Any] | None) -> None:
         """Restore the state of a checkpoint; None leaves the initial state."""
-        if checkpoint is None:
-            return
-        try:
-            self.built.model.load_state_dict(checkpoint["model"])
-            self.built.optimizer.load_state_dict(checkpoint["optimizer"])
-            for name, probe in self.probes.items():
-                if isinstance(probe, Spectra):
-                    probe.load(checkpoint["probes"][name])
-            restore_random_states(checkpoint["random"], self.device)
-            self.state = LoopState(**checkpoint["state"])
-        except (KeyError, TypeError, ValueError, RuntimeError) as error:
-            raise RunError(
-                f"the checkpoint does not fit what {self.config.model!r} builds now: {' '.join(str(error).split())}; "
-                "delete it to train this run from its beginning"
-            ) from error
+        if checkpoint is not None:
+            restore(self, checkpoint)

@@ -243,6 +243,7 @@ class Spectra:
     def __init__(self, model: nn.Module, optimizer: Optimizer | None, x: Any) -> None:
         self.seen: dict[str, tuple[Factor, Tensor]] = {}
         self.loaded: dict[str, float] = {}
+        self.of_all: Callable[[dict[str, float]], list[dict[str, float]]] = lambda own: [own]  # of several processes
         if isinstance(optimizer, SecondOrder):
             optimizer.watch(self._record_factors)
 
@@ -264,13 +265,13 @@ class Spectra:
 
     @torch.no_grad()
     def read(self) -> dict[str, float]:
-        """Returns the numbers by layer and factor."""
-        numbers = dict(self.loaded)
+        """Returns the numbers by layer and factor. All processes must call this: each has its own layers."""
+        numbers: dict[str, float] = {}
         for name, (factor, rho) in self.seen.items():
             numbers[f"largest/{name}"] = largest_eigenvalue(factor)
             numbers[f"mean/{name}"] = float((factor.trace() / factor.d).mean())
             numbers[f"damping/{name}"] = float(rho.mean())
-        return numbers
+        return {**self.loaded, **{name: number for rank in self.of_all(numbers) for name, number in rank.items()}}
 
 
 class Rates:

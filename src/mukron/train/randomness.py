@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-ORDER, AUGMENTATION = 1, 2  # purposes of a seed
+ORDER, AUGMENTATION, OWN_DRAWS = 1, 2, 3  # purposes of a seed
 
 
 def seed_for(seed: int, purpose: int, number: int) -> int:
@@ -18,7 +18,7 @@ def seed_for(seed: int, purpose: int, number: int) -> int:
 
     Args:
         seed: The run's seed.
-        purpose: ``ORDER`` of the samples or ``AUGMENTATION``.
+        purpose: ``ORDER`` of the samples, ``AUGMENTATION``, or ``OWN_DRAWS`` of one of several processes.
         number: The epoch or step.
 
     Returns:

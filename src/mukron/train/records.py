@@ -20,7 +20,7 @@ import os
 import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from mukron import __version__
 from mukron.params.storage import Data, check_stamp, damaged, read_json, stamp, write_json
 from mukron.train.config import RunConfig
 from mukron.train.errors import RunError, writing
+from mukron.train.folder_lock import locked_folder
 from mukron.train.schedules import Schedule
 
 RUN_KIND, RUN_VERSION = "run", 1
@@ -174,39 +175,9 @@ class RunFolder:
         self.metrics, self.table = self.path / "metrics.jsonl", self.path / "metrics.csv"
         self.checkpoint, self.tensorboard = self.path / "checkpoint.pt", self.path / "tensorboard"
 
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Creates the folder and locks it for this process; the lock ends with the process.
-
-        Raises:
-            RunError: If another process holds the lock, or the folder cannot be created.
-        """
-        with writing(self.path):
-            created = not self.path.exists()
-            if self.path.is_file():
-                raise RunError(f"{self.path}: is a file; a run needs a folder")
-            self.path.mkdir(parents=True, exist_ok=True)
-        try:
-            import fcntl
-        except ImportError:  # not a Unix
-            yield
-            return
-        with writing(self.path):
-            handle = os.open(self.path, os.O_RDONLY)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(handle)
-            raise RunError(f"{self.path}: another process is training there; wait for it or choose a folder") from None
-        except OSError:  # a file system without locks
-            pass
-        try:
-            yield
-        finally:
-            os.close(handle)
-            if created:
-                with suppress(OSError):
-                    self.path.rmdir()  # a run that could not begin leaves no empty folder
+    def locked(self) -> AbstractContextManager[None]:
+        """Creates the folder and locks it for this process; the lock ends with the process."""
+        return locked_folder(self.path)
 
     def ended(self, config: RunConfig) -> Run | None:
         """Returns the stored run if it has ended.
@@ -252,13 +223,17 @@ class RunFolder:
             )
         return Run(config, status, rows, reason, seconds, stored=True, sample=sample)
 
-    def begin(self, config: RunConfig, rows: Sequence[EpochRow]) -> None:
+    def begin(self, config: RunConfig, rows: Sequence[EpochRow], forget: bool = False) -> None:
         """Writes the configuration, and the metrics up to the checkpoint that the run continues from.
 
         Args:
             config: The configuration.
             rows: The epochs up to the checkpoint; later ones are trained again.
+            forget: Delete the checkpoint first, so that the run starts from its beginning.
         """
+        if forget:
+            with writing(self.checkpoint):
+                self.checkpoint.unlink(missing_ok=True)
         if not rows:
             shutil.rmtree(self.tensorboard, ignore_errors=True)
         with writing(self.result):
@@ -266,11 +241,6 @@ class RunFolder:
         with writing(self.config):
             config.save(self.config)
         _write_atomically(self.metrics, lambda file: file.write("".join(map(_line, rows)).encode()))
-
-    def forget(self) -> None:
-        """Deletes the checkpoint, so that the run starts from its beginning."""
-        with writing(self.checkpoint):
-            self.checkpoint.unlink(missing_ok=True)
 
     def append(self, row: EpochRow) -> None:
         """Appends the numbers of an epoch to metrics.jsonl."""
@@ -338,6 +308,7 @@ def _readable(path: Path) -> Iterator[None]:
 def _refuse_another(path: Path, stored: RunConfig, config: RunConfig) -> None:
     """Refuses another configuration, except more epochs if the schedule of the first ones stays the same."""
     differences = stored.differences(config)
+    differences.pop("sharding", None)  # says where weights are, not what they become
     if set(differences) == {"epochs"} and config.epochs > stored.epochs:
         schedule = Schedule.parse(config.schedule)
         if not schedule.knows_its_end:

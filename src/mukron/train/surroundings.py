@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -55,6 +55,16 @@ def tensorboard_writer(folder: Path, step: int) -> Iterator[Any]:
         yield writer
     finally:
         writer.close()
+
+
+def write_events(writer: Any, row: Mapping[str, Any]) -> None:
+    """An epoch's numbers for TensorBoard, if there is a writer."""
+    if writer is None:
+        return
+    for name, value in row.items():
+        if name not in ("epoch", "step") and value is not None:
+            writer.add_scalar(name, value, row["step"])
+    writer.flush()
 
 
 def compiled_anew(model: nn.Module) -> Callable[[Tensor], Any]:

@@ -54,6 +54,7 @@ class Foreman(ABC):
     def __init__(self, module: str, task: Mapping[str, Any], workers: int, log: Path) -> None:
         self.module, self.task, self.workers, self.log = module, task, workers, log
         self.processes: list[Process] = []
+        self._places: dict[int, int] = {}  # of workers, by process
         self._failures: set[int] = set()  # exit codes
 
     @abstractmethod
@@ -71,6 +72,14 @@ class Foreman(ABC):
         Args:
             process_id: The worker's process.
         """
+
+    def environment(self, place: int) -> Mapping[str, str]:
+        """Environment variables of a worker, beside those of the foreman.
+
+        Args:
+            place: A number below ``workers``; who replaces a worker takes its place.
+        """
+        return {}
 
     def refusal(self, text: str) -> Exception:
         """The error to raise where a worker found that the request is wrong.
@@ -99,8 +108,8 @@ class Foreman(ABC):
             file = Path(folder) / "task.json"
             file.write_text(json.dumps(self._order()))
             try:
-                for _ in range(self.workers):
-                    self._hire(file)
+                for place in range(self.workers):
+                    self._hire(file, place)
                 while self.processes and not self._failures and not stopped():
                     self._look(file)
                     tick()
@@ -115,23 +124,29 @@ class Foreman(ABC):
         threads = max(1, cores() // self.workers)
         return {"task": dict(self.task), "path": sys.path, "foreman": os.getpid(), "threads": threads}
 
-    def _hire(self, file: Path) -> None:
+    def _hire(self, file: Path, place: int) -> None:
         command = [sys.executable, "-m", self.module, str(file)]
         with self.log.open("ab") as log:  # a new session, so that the terminal sends Ctrl-C to the foreman alone
             process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                env={**os.environ, **self.environment(place)},
             )
         self.processes.append(process)
+        self._places[process.pid] = place
 
     def _look(self, file: Path) -> None:
         """Part with workers that have ended, and replace those that were killed."""
         for process in [process for process in self.processes if process.poll() is not None]:
             self.processes.remove(process)
-            code = process.returncode
+            code, place = process.returncode, self._places.pop(process.pid)
             if code in (WRONG_REQUEST, BROKEN):
                 self._failures.add(code)
             elif code != DONE and self.replaces(process.pid, code):
-                self._hire(file)
+                self._hire(file, place)
 
     def _dismiss(self) -> list[int]:
         """As Ctrl-C would: a worker ends its step and gives back what it has claimed. Returns their exit codes."""

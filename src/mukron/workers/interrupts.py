@@ -12,7 +12,7 @@ Stopped = Callable[[], bool]  # whether the work was asked to stop
 
 
 @contextmanager
-def interruptible(*, terminate: bool = False) -> Iterator[Stopped]:
+def interruptible(*, terminate: bool = False, patient: bool = False) -> Iterator[Stopped]:
     """Turn Ctrl-C into a question that the work asks between two steps, so that no step is cut in two.
 
     A second Ctrl-C acts as it did before. Blocks may be nested: the handler that was there before is called too, so a
@@ -22,6 +22,7 @@ def interruptible(*, terminate: bool = False) -> Iterator[Stopped]:
     Args:
         terminate: Listen to SIGTERM too, and to SIGINT even where it is ignored. A shell without job control starts
             background processes with SIGINT ignored, and their workers inherit that.
+        patient: A second signal changes nothing. torchrun and schedulers send the same one twice, and kill in the end.
 
     Yields:
         A function that returns whether Ctrl-C was pressed.
@@ -41,6 +42,8 @@ def interruptible(*, terminate: bool = False) -> Iterator[Stopped]:
     def press(number: int, frame: Any) -> None:
         nonlocal pressed
         pressed = True
+        if patient:
+            return
         signal.signal(signal.SIGINT, signal.default_int_handler if ignored else before)
         if callable(before) and before is not signal.default_int_handler:
             before(number, frame)

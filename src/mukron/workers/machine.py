@@ -23,6 +23,21 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def gpus() -> list[str]:
+    """Return the GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them for a process that gets one alone.
+
+    Returns:
+        A name for each.
+
+    Example:
+        >>> len(gpus()) == torch.cuda.device_count()
+        True
+    """
+    count = torch.cuda.device_count()
+    visible = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    return visible[:count] if len(visible) >= count else [str(number) for number in range(count)]
+
+
 def describe_machine(device: str) -> dict[str, str]:
     """Return the machine and the versions of its software, in words.
 

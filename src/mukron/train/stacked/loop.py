@@ -14,10 +14,12 @@ from torch import Tensor
 from mukron.data import Dataset
 from mukron.train.build import batch_of, dataset_of, device_of
 from mukron.train.config import RunConfig
+from mukron.train.divergence import trouble_with
 from mukron.train.errors import RunError
 from mukron.train.evaluation import EVALUATED
-from mukron.train.loop import batches, train, trouble_with
+from mukron.train.loop import train
 from mukron.train.observers import Progress
+from mukron.train.order import batches
 from mukron.train.randomness import own_random_numbers
 from mukron.train.records import DIVERGED, FINISHED, INTERRUPTED, EpochRow, Run, finite
 from mukron.train.schedules import Schedule
@@ -25,6 +27,7 @@ from mukron.train.stacked.choice import stackable
 from mukron.train.stacked.network import Stack
 from mukron.train.surroundings import precision, repeatable
 from mukron.workers.interrupts import interruptible
+from mukron.workers.launch import refuse_torchrun
 
 PER_RUN = ("lr", "damping", "scheme", "output_exponent", "seed")  # of a run; all else is the stack's
 ALONE = "alone"  # the status of a run that left its stack
@@ -96,6 +99,7 @@ def train_stack(
             raise RunError(
                 f"runs of one stack share all but {', '.join(PER_RUN)}; these differ in {', '.join(different)}"
             )
+    refuse_torchrun("a stack of runs", "one process trains all of them")
     with ExitStack() as stack:
         data = dataset_of(first, dataset, data_dir)
         stack.enter_context(own_random_numbers(device_of(first)))
