@@ -106,14 +106,33 @@ def compare(model, inputs, run, sample=None):
     assert math.isclose(arrived, plan.total, rel_tol=1e-12), f"{what}: {arrived} arrived, predicted {plan.total}"
 
 
+def held(value):
+    """Numbers in tensors and operators."""
+    if isinstance(value, dict):
+        return sum(map(held, value.values()))
+    return value.numel() if isinstance(value, torch.Tensor) else getattr(value, "memory", 0) // NUMBER
+
+
+def owned(sizes):
+    """Each rank holds the factors, inverses and averages that were predicted for it."""
+    run = RankedRun(distributed.get_world_size(), BATCH, communication=Communication(BY_OWNER), sharding=DDP)
+    plan = predict(shapes_of(network(sizes), run.spec, run.known), run)
+    _, optimizer = counted(network(sizes), numbers, run, steps=1)
+    kept = ("memory", "operators", "gradient_average")
+    found = sum(held(state[name]) for state in optimizer.state.values() for name in kept if name in state)
+    assert found == plan.state[distributed.get_rank()], f"{sizes}: {found}, predicted {plan.state}"
+
+
 def steps(rank, folder):
     """What arrives in a step is what was predicted, in all ways and for whoever averages gradients."""
     size = distributed.get_world_size()
     for method, options, sizes in CASES:
         for sharding in (PLAIN, DDP):
-            for scheme in WAYS:
+            for scheme in WAYS if sharding == PLAIN else (BY_OWNER,):
                 way = {"communication": Communication(scheme), "sharding": sharding}
                 compare(network(sizes), numbers, RankedRun(size, BATCH, 1, method, options, **way))
+    for sizes in (WIDE, NARROW):
+        owned(sizes)
 
 
 def all_layers(rank, folder):
@@ -121,7 +140,7 @@ def all_layers(rank, folder):
     size = distributed.get_world_size()
     for options in ({}, {"exclude": [], "trust": "none"}):
         for sharding in (PLAIN, DDP):
-            for scheme in WAYS:
+            for scheme in WAYS if sharding == PLAIN else (BY_OWNER,):
                 way = {"communication": Communication(scheme), "sharding": sharding}
                 compare(Mixed(), tokens, RankedRun(size, BATCH, 1, "kfac", options, **way), sample=(5,))
 

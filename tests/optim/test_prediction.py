@@ -12,7 +12,7 @@ from mukron.models import GPT, ResNet18
 from mukron.optim.communication import BY_FACTORS, BY_ROWS, Communication, sgd_numbers
 from mukron.optim.prediction import predict
 from mukron.optim.prediction_tables import prediction_tables
-from mukron.optim.ranked_run import DDP, FSDP, PLAIN, SHARDINGS, RankedRun
+from mukron.optim.ranked_run import DDP, FSDP, PLAIN, RANKED_SHARDINGS, RankedRun
 from mukron.optim.shapes import LayerShape, NetworkShapes, alike, known_shapes, shapes_of
 from mukron.optim.spec import spec_of
 
@@ -81,7 +81,7 @@ def test_rows_keep_all_factors_on_every_rank():
     assert plan.exchanged.moves == 0
 
 
-@pytest.mark.parametrize("sharding", SHARDINGS)
+@pytest.mark.parametrize("sharding", RANKED_SHARDINGS)
 def test_what_arrives_on_ranks_adds_up(sharding):
     plan = predict(LLAMA, run(sharding=sharding))
     assert sum(plan.arrivals) == pytest.approx(plan.total)
@@ -136,7 +136,7 @@ def test_excluded_layers_take_the_fallback_rule():
         LLAMA.without(("tail",))
 
 
-@pytest.mark.parametrize("sharding", SHARDINGS)
+@pytest.mark.parametrize("sharding", RANKED_SHARDINGS)
 def test_tables_fit_the_page_and_say_what_was_computed(sharding):
     plan = predict(LLAMA, run(sharding=sharding, options={"factor_every": 10}))
     layers, cost = prediction_tables(plan)

@@ -19,7 +19,7 @@ from mukron.optim.shapes import LayerShape
 from mukron.optim.spec import MethodSpec, spec_of
 
 PLAIN, DDP, FSDP = "plain", "ddp", "fsdp"
-AVERAGED_BY = (DDP, FSDP, PLAIN)
+RANKED_SHARDINGS = (DDP, FSDP, PLAIN)
 
 
 @dataclass(frozen=True)
@@ -64,8 +64,8 @@ class RankedRun:
             raise ValueError(f"batch={self.batch}: {self.ranks} ranks need a sample each; it counts those of all ranks")
         if self.positions < 1:
             raise ValueError(f"positions={self.positions}: give at least 1")
-        if self.sharding not in AVERAGED_BY:
-            raise ValueError(f"unknown sharding {self.sharding!r}; known: {', '.join(AVERAGED_BY)}")
+        if self.sharding not in RANKED_SHARDINGS:
+            raise ValueError(f"unknown sharding {self.sharding!r}; known: {', '.join(RANKED_SHARDINGS)}")
         if not {"inputs", "jacobian"} & {*self.spec.captures}:
             raise ValueError(
                 f"method={self.method!r} measures no curvature, so that its ranks exchange gradients alone, as in "
