@@ -28,7 +28,7 @@ from mukron.optim.communication import BY_FACTORS, BY_OWNER, BY_ROWS, LayerTraff
 from mukron.optim.direction import announce, dense, directions
 from mukron.optim.gradients import Averaged, Given, Sharded
 from mukron.optim.options import KLClip
-from mukron.optim.schemes import cost_of, measured_speed, rows_of, traffic_for
+from mukron.optim.schemes import Seen, cost_of, measured_speed, seen_in, traffic_for
 from mukron.optim.shards import shards_of, spread_state
 from mukron.optim.update import Move
 
@@ -144,7 +144,8 @@ class Owners:
         self._words: list[_Word] = []
         if not optimizer.capture_options.measures:
             self._settle(dict.fromkeys(names, Way(BY_OWNER)))
-            self.traffic = {name: traffic_for(self, of, [1] * self.size) for name, of in optimizer.layers.items()}
+            nothing = [Seen({})] * self.size
+            self.traffic = {name: traffic_for(self, layer, nothing) for name, layer in optimizer.layers.items()}
         elif names and all(self._may_use(optimizer.together.schemes.get(name)) for name in names):
             self._settle({name: optimizer.together.schemes[name] for name in names})
 
@@ -180,23 +181,23 @@ class Owners:
 
     def _looked_at(self, passes: Sequence[Pass]) -> tuple[Sequence[Pass], Kinds, dict[str, int], dict[str, Any]]:
         """The passes and what they measured. Where that fails on one rank it does on all: none waits for another."""
-        kinds, samples, uses, failed, rows = Kinds(), dict[str, int](), dict[str, Any](), None, rows_of(passes)
+        kinds, samples, uses, failed, seen = Kinds(), dict[str, int](), dict[str, Any](), None, seen_in(passes)
         try:
             kinds, samples, uses = by_kind(list(passes))
         except Exception as error:
             failed = error
-        others = self.ranks.objects((rows, "" if failed is None else f"{type(failed).__name__}: {failed}"))
+        others = self.ranks.objects((seen, "" if failed is None else f"{type(failed).__name__}: {failed}"))
         if failed is not None:
             raise failed
         _raise_of_others([error for _, error in others])
-        if not self.traffic and any(rows for rows, _ in others):
-            self._choose([rows for rows, _ in others])
+        if not self.traffic and any(of.rows for of, _ in others):
+            self._choose([of for of, _ in others])
         return passes, kinds, samples, uses
 
-    def _choose(self, rows: Sequence[Mapping[str, int]]) -> None:
+    def _choose(self, seen: Sequence[Seen]) -> None:
         """Choose each layer's scheme once, by the first batch of all ranks."""
         layers = self.optimizer.layers.items()
-        self.traffic = {name: traffic_for(self, layer, [of.get(name, 0) for of in rows]) for name, layer in layers}
+        self.traffic = {name: traffic_for(self, layer, seen) for name, layer in layers}
         if self.schemes is not None:
             return
         options, traffic = self.optimizer.options.communication, self.traffic

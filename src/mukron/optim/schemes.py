@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import distributed
@@ -36,8 +36,22 @@ def cost_of_shape(d_out: float, d_in: float, groups: int) -> float:
     return groups * (d_out**3 + d_in**3 + d_out * d_in * (d_out + d_in))
 
 
-def rows_of(passes: Sequence[Pass]) -> dict[str, int]:
-    """Samples times positions of this rank, by layer; maps that a weight stacks have rows of their own."""
+class Seen(NamedTuple):
+    """What this rank has of a batch.
+
+    Attributes:
+        rows: Samples times positions, by layer; maps that a weight stacks have rows of their own.
+        samples: Of the batch.
+        outputs: Numbers of the network's output for a sample.
+    """
+
+    rows: dict[str, int]
+    samples: int = 0
+    outputs: int = 1
+
+
+def seen_in(passes: Sequence[Pass]) -> Seen:
+    """What the passes show, before anything is made of them."""
     total: dict[str, int] = {}
     for one in passes:
         of_maps: dict[str, dict[int, int]] = {}
@@ -46,7 +60,8 @@ def rows_of(passes: Sequence[Pass]) -> dict[str, int]:
             known[use.kind] = known.get(use.kind, 0) + (use.count or one.samples)
         for name, counts in of_maps.items():
             total[name] = total.get(name, 0) + max(counts.values())
-    return total
+    outputs = [one.errors.shape[1] for one in passes if one.errors is not None]
+    return Seen(total, sum(one.samples for one in passes), max(outputs, default=1))
 
 
 def forms_of(d_in: int, d_out: int, rows: Sequence[int], capture: CaptureOptions, averages: bool) -> tuple[bool, bool]:
@@ -72,16 +87,17 @@ def stays_low_rank(momentum: Mapping[str, Any], trust: Trust | None) -> bool:
     return not (averaged or momentum["nesterov"]) and (trust is None or isinstance(trust, Spectral))
 
 
-def traffic_for(exchange: Owners, entry: LayerEntry, rows: Sequence[int]) -> LayerTraffic:
+def traffic_for(exchange: Owners, entry: LayerEntry, seen: Sequence[Seen]) -> LayerTraffic:
     """What the cost model asks of a layer.
 
-    rows: of the first batch, by rank.
+    seen: of the first batch, by rank.
     """
+    rows, outputs = [of.rows.get(entry.name, 0) for of in seen], max(of.outputs for of in seen)
     optimizer, layer = exchange.optimizer, entry.layer
     options, capture = optimizer.options, optimizer.capture_options
     d_in, d_out, fisher = layer.d_in, layer.d_out, capture.fisher
-    draws = fisher.draws if isinstance(fisher, Drawn) else d_out if isinstance(fisher, Exact) else 1
-    signals = draws if capture.signals or capture.jacobian else 0
+    draws = fisher.draws if isinstance(fisher, Drawn) else outputs if isinstance(fisher, Exact) else 1
+    signals = outputs if capture.jacobian else draws if capture.signals else 0
     averages, tied = exchange.gradients.averages, any(not other.one_hot for other in entry.others.values())
     by_rows, products = forms_of(d_in, d_out, rows, capture, averages)
     weight, shards = entry.blocks.get(WEIGHT), None
@@ -98,6 +114,7 @@ def traffic_for(exchange: Owners, entry: LayerEntry, rows: Sequence[int]) -> Lay
         products=products and optimizer.uses_products and not (layer.one_hot or weight is None),
         own_signals=capture.empirical,
         low_rank=stays_low_rank(optimizer.param_groups[0], options.trust),
+        errors=tuple(outputs * of.samples for of in seen) if capture.jacobian else (),
         by_rows=by_rows and not layer.one_hot,
         factor_every=options.factor_every,
         inverse_every=options.inverse_every,
@@ -112,7 +129,7 @@ def measured_speed(ranks: Ranks, communication: Communication) -> Speed:
     """How fast numbers arrive and are multiplied here, to a power of two; the same on every rank."""
     if communication.scheme != BY_TIME:
         return Speed()
-    message = torch.zeros(MESSAGE, device=ranks.device)
+    message = torch.zeros(MESSAGE, device=ranks.wire)
     source = distributed.get_global_rank(ranks.group, 0)
     matrix = torch.ones(SIDE, SIDE, device=ranks.device)
     sent = _seconds(lambda: distributed.broadcast(message, source, group=ranks.group), ranks.device)
