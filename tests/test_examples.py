@@ -12,6 +12,7 @@ import pytest
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 LONG = {"digits.py", "feature_learning.py"}  # run smaller, below and in tests/diagnose/test_first_order_exponents.py
+IN_RANKS = {"ddp.py", "fsdp.py", "resume.py"}  # in test_examples_in_ranks.py
 
 
 def run(path: Path) -> str:
@@ -23,7 +24,7 @@ def run(path: Path) -> str:
     return result.stdout
 
 
-OTHERS = sorted(path for path in EXAMPLES.glob("*.py") if path.name not in {*LONG, "quickstart.py"})
+OTHERS = sorted(path for path in EXAMPLES.glob("*.py") if path.name not in {*LONG, *IN_RANKS, "quickstart.py"})
 
 
 @pytest.mark.parametrize("path", OTHERS, ids=lambda path: path.name)
