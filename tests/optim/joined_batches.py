@@ -104,3 +104,15 @@ def two_dimensional_mesh(rank, folder):
     for name in ("kfac", "foof", "shampoo", "muon"):
         compared(f"{name}, two dimensions", "mlp", METHODS[name], F64, 1e-10, steps=6, how=SPREAD)
     compared("kfac, two dimensions", "small", METHODS["kfac"], F64, 1e-10, steps=4, how=SPREAD)
+
+
+def on_one_gpu(rank, folder):
+    """All ranks on the same GPU, over Gloo: NCCL wants a GPU for each."""
+    for name, make in METHODS.items():
+        compared(f"{name}, GPU", "mlp", make, F64, 1e-10, steps=6, device="cuda")
+        way = {"communication": WAYS[len(name) % 3]} if name.startswith(EXCHANGED) else {}
+        compared(f"{name}, GPU, own", "mlp", make, F64, 1e-10, steps=6, device="cuda", how=OWN, **way)
+    for name in ("kfac", "kfac, empirical", "foof", "shampoo", "gauss-newton"):
+        compared(f"{name}, GPU", "small", METHODS[name], F64, 1e-10, steps=4, device="cuda")
+    for name in ("kfac", "foof"):
+        compared(f"{name}, GPU, single", "mlp", METHODS[name], F32, 1e-4, steps=6, device="cuda")

@@ -114,7 +114,7 @@ def spread(model: nn.Module, mesh=None) -> nn.Module:
 
 
 def whole(value: torch.Tensor) -> torch.Tensor:
-    return value.full_tensor() if hasattr(value, "full_tensor") else value.clone()
+    return (value.full_tensor() if hasattr(value, "full_tensor") else value).cpu().clone()
 
 
 def called_by(how: str | None, kind: str, model: nn.Module) -> nn.Module:
@@ -123,12 +123,14 @@ def called_by(how: str | None, kind: str, model: nn.Module) -> nn.Module:
     return DistributedDataParallel(model, find_unused_parameters=kind == "experts") if how == WRAPPED else model
 
 
-def trained(kind, make, dtype, steps, ranks=None, rank=0, unequal=False, micro=1, how=WRAPPED, again=False):
+def trained(
+    kind, make, dtype, steps, ranks=None, rank=0, unequal=False, micro=1, how=WRAPPED, again=False, device="cpu"
+):
     """The weights after some steps on the joined batch, in one process or by ranks; micro-batches take turns.
 
     again: layers are computed once more in the backward pass.
     """
-    model = made(kind, dtype)
+    model = made(kind, dtype).to(device)
     called = called_by(None if ranks is None else how, kind, model)
     group = {"process_group": torch.distributed.group.WORLD} if ranks is not None and how == OWN else {}
     optimizer = make(called, **group)
@@ -138,7 +140,7 @@ def trained(kind, make, dtype, steps, ranks=None, rank=0, unequal=False, micro=1
     part, parts = slice(ends[rank], ends[rank + 1]), 1 if ranks is None else ranks
     for step in range(steps):
         optimizer.zero_grad()
-        x, y = batch(kind, step, dtype)
+        x, y = (part.to(device) for part in batch(kind, step, dtype))
         for k in range(micro):
             xs, ys = x[k * rows : (k + 1) * rows][part], y[k * rows : (k + 1) * rows][part]
             weight = parts / (rows * micro)  # so that the mean over ranks is that of the joined batch
@@ -167,19 +169,19 @@ def compared(what, kind, make, dtype, tolerance, steps=20, **how) -> None:
     by_ranks = make if communication is None else partial(make, communication=communication)
     ours = trained(kind, by_ranks, dtype, steps, size, rank, **how)
     equal_everywhere(ours, what)
-    reference = reference_of(kind, make, dtype, steps, how.get("micro", 1))
+    reference = reference_of(kind, make, dtype, steps, how.get("micro", 1), how.get("device", "cpu"))
     for name, value in reference.items():
         off = float((ours[name] - value).norm() / value.norm())
         assert off <= tolerance, f"{what}: {name} is {off:.1e} off"
 
 
 @cache
-def reference_of(kind, make, dtype, steps, micro):
+def reference_of(kind, make, dtype, steps, micro, device):
     """One process on the joined batch, trained here, apart from the others: the process group is hidden from it."""
     initialized = torch.distributed.is_initialized
     torch.distributed.is_initialized = lambda: False
     try:
-        return trained(kind, make, dtype, steps, micro=micro)
+        return trained(kind, make, dtype, steps, micro=micro, device=device)
     finally:
         torch.distributed.is_initialized = initialized
 

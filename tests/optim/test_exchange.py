@@ -29,6 +29,9 @@ class Alone:
     def counts(self, layer):
         return True
 
+    def everywhere(self, layer):
+        return False
+
     def probed(self, layers):
         return probed(layers)
 

@@ -23,3 +23,8 @@ def test_ranks_take_the_steps_of_one_process(what, size, tmp_path):
 @pytest.mark.parametrize(("what", "size"), [("spread_weights", 2), ("spread_weights", 3), ("two_dimensional_mesh", 4)])
 def test_ranks_with_parts_of_the_weights_take_the_steps_of_one_process(what, size, tmp_path):
     in_ranks(f"joined_batches:{what}", size, tmp_path)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_ranks_on_one_gpu_take_the_steps_of_one_process(tmp_path):
+    in_ranks("joined_batches:on_one_gpu", 2, tmp_path)

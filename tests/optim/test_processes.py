@@ -421,22 +421,93 @@ def test_one_rank_whose_loss_is_not_finite_skips_the_step_on_both(tmp_path):
     )
 
 
-def test_sharded_parameters_are_refused_by_name(tmp_path):
+def test_models_that_are_sharded_too_late_or_twice_are_refused(tmp_path):
     in_two_processes(
         """
         from torch.distributed.fsdp import fully_shard
         from torch.distributed.device_mesh import init_device_mesh
         together()
-        shapes = mukron.base_shapes(lambda width: Net(width), 4)
         model = network()
         early = mukron.Muon(model, lr=0.02)
         fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
-        with pytest.raises(ValueError, match="spread over processes by fully_shard"):
+        with pytest.raises(RuntimeError, match="shard the model first, then make the optimizer"):
             early.step()
-        plan = mukron.parametrize(model, shapes)
-        for arguments in ((model,), (model, plan)):
-            with pytest.raises(ValueError, match="spread over processes by fully_shard"):
-                mukron.Muon(*arguments, lr=0.02)
+        world = torch.distributed.group.WORLD
+        for called, how in ((model, "fully_shard"), (DDP(network()), "DistributedDataParallel")):
+            with pytest.raises(RuntimeError, match=f"but {how} averages those of this one already"):
+                mukron.KFAC(called, lr=0.02, process_group=world)
+        with pytest.raises(RuntimeError, match="leave decoupled=True"):
+            mukron.Shampoo(model, lr=0.02, weight_decay=0.1, decoupled=False)
+        with pytest.raises(TypeError, match="process_group must be a group of torch.distributed, got 2"):
+            mukron.KFAC(network(), lr=0.02, process_group=2)
+        with pytest.raises(ValueError, match="unknown communication 'ring'"):
+            mukron.KFAC(network(), lr=0.02, communication="ring")
+        """,
+        tmp_path,
+    )
+
+
+def test_a_rank_that_dies_ends_the_others(tmp_path):
+    """They get an error from the exchange at once, in each of the three ways to train."""
+    in_two_processes(
+        """
+        import time
+        together()
+        model = network()
+        optimizer = mukron.KFAC(model, lr=0.05, process_group=torch.distributed.group.WORLD)
+        train(model, optimizer, 2, half)
+        if rank:
+            print("reached the end", flush=True)
+            os._exit(0)
+        time.sleep(1)
+        begin = time.monotonic()
+        with pytest.raises(RuntimeError):
+            train(model, optimizer, 1, half)
+        assert time.monotonic() - begin < 60
+        """,
+        tmp_path,
+    )
+
+
+def test_one_rank_that_fails_or_has_no_number_is_heard_of_in_each_way(tmp_path):
+    """A loss that is not finite, and an input that was changed in place: on one rank alone."""
+    in_two_processes(
+        """
+        from torch.distributed.fsdp import fully_shard
+        from torch.distributed.device_mesh import init_device_mesh
+        together()
+        new = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 9)
+        for how in ("own", "sharded") if new else ("own",):
+            for make in (mukron.KFAC, mukron.Shampoo):
+                model = network()
+                if how == "sharded":
+                    fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+                group = {"process_group": torch.distributed.group.WORLD} if how == "own" else {}
+                optimizer = make(model, lr=0.05, **group)
+                train(model, optimizer, 2, half)
+                before = [p.detach().clone() for p in model.parameters()]
+                x, y = batch(9)
+                optimizer.zero_grad()
+                (F.cross_entropy(model(x[half]), y[half]) * (float("nan") if rank else 1.0)).backward()
+                optimizer.step()
+                assert optimizer.skipped == 1, (how, make)
+                assert all(bool((a == b).all()) for a, b in zip(before, model.parameters(), strict=True))
+                train(model, optimizer, 1, half)
+                assert optimizer.steps == 3
+        model = network()
+        optimizer = mukron.KFAC(model, lr=0.05, process_group=torch.distributed.group.WORLD)
+        train(model, optimizer, 1, half)
+        import mukron.optim.exchange as exchange
+        plain = exchange.by_kind
+        def fails(passes):
+            raise ValueError("made to fail")
+        exchange.by_kind = fails if rank else plain
+        match = "made to fail" if rank else "rank 1 could not take this step, so none does: ValueError: made to fail"
+        with pytest.raises(ValueError if rank else RuntimeError, match=match):
+            train(model, optimizer, 1, half)
+        exchange.by_kind = plain
+        train(model, optimizer, 1, half)
+        assert optimizer.steps == 2
         """,
         tmp_path,
     )

@@ -47,15 +47,15 @@ def directions(optimizer: SecondOrder, step: Transaction) -> dict[str, Move]:
             given = [(layer, block, *both) for layer, block in alike if (both := _gradient(step, layer, block))]
             made = _preconditioned(step, given) if started else [G for *_, G in given]
             found += [(*each, direction) for each, direction in zip(given, made, strict=True)]
-    for (layer, block, raw, G, direction), bounded_move in zip(found, all_bounded(step, found), strict=True):
-        entry, move = layer.blocks[block], bounded_move
+    for (layer, block, raw, G, direction), move in zip(found, all_bounded(step, found), strict=True):
+        entry = layer.blocks[block]
         if step.applied is not None and started:
             step.applied[layer.name, block] = raw, G, direction
         if isinstance(options.trust, KLClip):
-            move = dense(move)
+            move = dense(move)  # noqa: PLW2901
             if optimizer.exchange is None or optimizer.exchange.counts(layer.name):
-                eta = base_rate(entry)
-                gains.append(eta**2 * entry.scale * entry.chosen * (move * dense(G)).sum().double())
+                rate = base_rate(entry) ** 2 * entry.scale * entry.chosen
+                gains.append(rate * (move * dense(G)).sum().double())
         if isinstance(move, LowRank) and not entry.group["nesterov"] and _takes_products(entry, move):
             moves[entry.name] = move
             continue
@@ -65,9 +65,8 @@ def directions(optimizer: SecondOrder, step: Transaction) -> dict[str, Move]:
     for entry in optimizer.entries.values():
         if not entry.preconditioned and (gradient := plain_gradient(step, entry)) is not None:
             announce(step, entry)
-            averaged = gradient
-            if momentum_on_gradient(entry) and not isinstance(options.fallback, AdamStep):
-                averaged = _averaged(step, entry, gradient)
+            averages = momentum_on_gradient(entry) and not isinstance(options.fallback, AdamStep)
+            averaged = _averaged(step, entry, gradient) if averages else gradient
             moves[entry.name] = _by_rule(step, options.fallback, entry, gradient, averaged)
     return moves
 
@@ -153,6 +152,8 @@ def _kind_of_bound(step: Transaction, layer: LayerEntry, block: str, move: Move)
         return None
     entry = layer.blocks[block]
     known = "power_vector" in step.state_of(entry.parameter), _first_excess(step, layer, block) is not None
+    ranks = step.optimizer.exchange  # which have other moves beside those that all of them compute
+    known += (ranks is not None and ranks.everywhere(layer.name),)  # type: ignore[assignment]
     return (*move.shape, move.dtype, move.device, entry.scale, layer.layer.tf32, *known)
 
 

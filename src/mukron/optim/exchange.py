@@ -24,6 +24,7 @@ from torch import Tensor
 from mukron.curvature import EVERY_RANK, MATRIX, ROWS, Delivery, Joint, Kinds, Pass, Ranks, by_kind, joined
 from mukron.layers import WEIGHT
 from mukron.linalg import LowRank
+from mukron.optim.again import measure_again
 from mukron.optim.communication import BY_FACTORS, BY_OWNER, BY_ROWS, LayerTraffic, owners_of, scheme_of
 from mukron.optim.direction import announce, dense, directions
 from mukron.optim.gradients import Averaged, Given, Sharded
@@ -86,6 +87,9 @@ class Exchange(Protocol):
     def owns(self, layer: str) -> bool:
         """Whether this rank computes the move of a layer."""
 
+    def everywhere(self, layer: str) -> bool:
+        """Whether every rank computes the move of a layer."""
+
     def counts(self, layer: str) -> bool:
         """Whether a sum over ranks takes this rank's number for a layer."""
 
@@ -114,6 +118,7 @@ class _Word:
 
     counts: bool | None = None
     error: str = ""
+    rescue: bool = False
     waiting: bool = False
     double: dict[str, bool] = field(default_factory=dict)
     sizes: dict[str, tuple[tuple[tuple[int, ...], ...], torch.dtype]] = field(default_factory=dict)  # of its moves
@@ -156,6 +161,10 @@ class Owners:
     def owns(self, layer: str) -> bool:
         """Whether this rank computes the move of a layer."""
         return self.owner[layer] in (self.ranks.rank, EVERY_RANK)
+
+    def everywhere(self, layer: str) -> bool:
+        """Whether every rank computes the move of a layer."""
+        return self.owner[layer] == EVERY_RANK
 
     def counts(self, layer: str) -> bool:
         """Whether a sum over ranks takes this rank's number for a layer."""
@@ -241,7 +250,7 @@ class Owners:
         if failed is not None:
             word.error = f"{type(failed).__name__}: {failed}"
         own = {name: move for name, move in moves.items() if self._travels(name)}
-        word.waiting, word.double = step.waiting, _double(step)
+        word.waiting, word.double, word.rescue = step.waiting, _double(step), step.rescue
         word.sizes = {name: _size(_sent(step, name, move)) for name, move in own.items()} if word.counts else {}
         self._words = self.ranks.objects(word)
         if failed is not None:
@@ -249,6 +258,9 @@ class Owners:
         _raise_of_others([other.error for other in self._words])
         step.waiting = any(other.waiting for other in self._words)
         verdicts = [other.counts for other in self._words]
+        if False not in verdicts and None in verdicts and not step.rescue and any(o.rescue for o in self._words):
+            step.rescue = True  # all ranks look at inverses in the same way: some are made by all of them
+            measure_again(step)
         return moves, False if False in verdicts else None if None in verdicts else True
 
     def _travels(self, name: str) -> bool:

@@ -204,14 +204,25 @@ class Transaction:
     # Factors and damping -> operators.
 
     def prepare(self) -> None:
-        """Operators of all blocks that want new ones."""
-        optimizer = self.optimizer
-        self.operators_failed = False
-        wanted, blocks = list(self.factors), list(self.factors.values())
+        """Operators of all blocks that want new ones; those that all ranks make are made by themselves.
+
+        Inverses that are made at once may round in another way than one alone, and ranks have other layers beside.
+        """
+        self.operators_failed, self._inverted = False, []
+        exchange, everywhere = self.optimizer.exchange, list[tuple[str, str]]()
+        if exchange is not None:
+            everywhere = [(name, block) for name, block in self.factors if exchange.everywhere(name)]
+        for wanted in (everywhere, [place for place in self.factors if place not in everywhere]):
+            if wanted:
+                self._prepare(wanted)
+
+    def _prepare(self, wanted: Sequence[tuple[str, str]]) -> None:
+        optimizer, blocks = self.optimizer, [self.factors[place] for place in wanted]
         damping, conditions = at_least_rounding(blocks)
         damped = [(factors, rho) for (factors, _), rho in zip(blocks, damping, strict=True)]
         powers = [optimizer.powers[len(factors)] for factors, _ in damped]
-        prepared, self._inverted = prepare(damped, powers, optimizer.options.solver, self.rescue)
+        prepared, inverted = prepare(damped, powers, optimizer.options.solver, self.rescue)
+        self._inverted += inverted
         for (name, block), result, condition in zip(wanted, prepared, conditions, strict=True):
             staged = self._staged[optimizer.layers[name].anchor]["operators"]
             if not isinstance(result, FactorizationError):
