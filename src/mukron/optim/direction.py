@@ -54,8 +54,8 @@ def directions(optimizer: SecondOrder, step: Transaction) -> dict[str, Move]:
         if isinstance(options.trust, KLClip):
             move = dense(move)  # noqa: PLW2901
             if optimizer.exchange is None or optimizer.exchange.counts(layer.name):
-                rate = base_rate(entry) ** 2 * entry.scale * entry.chosen
-                gains.append(rate * (move * dense(G)).sum().double())
+                gain = (move * dense(G)).sum().double()
+                gains.append(base_rate(entry) ** 2 * entry.scale * entry.chosen * gain)
         if isinstance(move, LowRank) and not entry.group["nesterov"] and _takes_products(entry, move):
             moves[entry.name] = move
             continue
@@ -66,8 +66,8 @@ def directions(optimizer: SecondOrder, step: Transaction) -> dict[str, Move]:
         if not entry.preconditioned and (gradient := plain_gradient(step, entry)) is not None:
             announce(step, entry)
             averages = momentum_on_gradient(entry) and not isinstance(options.fallback, AdamStep)
-            averaged = _averaged(step, entry, gradient) if averages else gradient
-            moves[entry.name] = _by_rule(step, options.fallback, entry, gradient, averaged)
+            G = _averaged(step, entry, gradient) if averages else gradient
+            moves[entry.name] = _by_rule(step, options.fallback, entry, gradient, G)
     return moves
 
 
@@ -153,8 +153,8 @@ def _kind_of_bound(step: Transaction, layer: LayerEntry, block: str, move: Move)
     entry = layer.blocks[block]
     known = "power_vector" in step.state_of(entry.parameter), _first_excess(step, layer, block) is not None
     ranks = step.optimizer.exchange  # which have other moves beside those that all of them compute
-    known += (ranks is not None and ranks.everywhere(layer.name),)  # type: ignore[assignment]
-    return (*move.shape, move.dtype, move.device, entry.scale, layer.layer.tf32, *known)
+    alike = *move.shape, move.dtype, move.device, entry.scale, layer.layer.tf32, *known
+    return *alike, ranks is not None and ranks.everywhere(layer.name)
 
 
 def bounded(step: Transaction, layer: LayerEntry, block: str, raw: Move, G: Move, move: Move) -> Move:
@@ -365,8 +365,7 @@ def _averaged(step: Transaction, entry: ParameterEntry, G: Tensor) -> Tensor:
     step.stage(entry.parameter, gradient_average=m, gradient_weight=weight)
     if entry.group["nesterov"]:
         m, weight = m.lerp(G, 1 - beta), (1 - beta) + beta * weight
-    average: Tensor = m / weight
-    return average
+    return torch.div(m, weight)
 
 
 def dense(G: Move) -> Tensor:
