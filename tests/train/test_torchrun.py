@@ -61,6 +61,7 @@ CASES = {  # 51 samples do not split evenly
     "batch_norm": BASE.replace(model="norm_net:Net", output="logits", method="kfac"),
     "diverging": BASE.replace(method="sgd", lr=1e6),
     "fsdp": BASE.replace(method="adamw", lr=0.003, sharding="fsdp", clip_norm=0.5),
+    "fsdp_kfac": BASE.replace(method="kfac", lr=0.1, sharding="fsdp"),
     "kfac": BASE.replace(method="kfac", lr=0.1, record=["features", "spectra", "rates"]),
     "sgd": BASE.replace(method="sgd", lr=0.1, schedule="linear"),
     "shampoo": BASE.replace(method="shampoo", lr=0.05, augment=["crop"]),
@@ -113,7 +114,7 @@ def test_two_processes_give_the_numbers_of_one(two, name, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["kfac", "fsdp"])
+@pytest.mark.parametrize("name", ["kfac", "fsdp", "fsdp_kfac"])
 def test_one_process_continues_what_two_have_begun(two, name, tmp_path):
     config = CASES[name].replace(epochs=3, sharding="ddp")
     shutil.copytree(two / name, tmp_path / name)

@@ -34,38 +34,46 @@ class Communication:
 
     Attributes:
         scheme: "rows", "owner" or "factors", for all layers; "auto": for each the one that takes the least time.
-        bandwidth: Bytes a second that a rank receives; None: measured when the ranks first meet. For "auto".
+        bandwidth: Bytes a second that a rank receives, for "auto"; None: 50e9.
+        measured: Bandwidth and the speed of multiplications are measured when the ranks first meet, for "auto".
 
     Example:
         >>> Communication.of("auto:50e9")
-        Communication(scheme='auto', bandwidth=50000000000.0)
+        Communication(scheme='auto', bandwidth=50000000000.0, measured=False)
     """
 
     scheme: str = BY_TIME
     bandwidth: float | None = None
+    measured: bool = False
 
     def __post_init__(self) -> None:
         if self.scheme not in (BY_TIME, *WAYS):
             known = ", ".join(map(repr, (BY_TIME, *WAYS)))
-            raise ValueError(f"unknown communication {self.scheme!r}; known: {known}, and auto:BYTES_PER_SECOND")
+            more = "auto:BYTES_PER_SECOND and auto:measured"
+            raise ValueError(f"unknown communication {self.scheme!r}; known: {known}, {more}")
+        if self.measured and (self.scheme != BY_TIME or self.bandwidth is not None):
+            raise ValueError(f'"measured" is for "auto" alone, and in place of a bandwidth; got {self!r}')
         if self.bandwidth is not None and not (self.scheme == BY_TIME and self.bandwidth > 0):
             raise ValueError(f'a bandwidth must be positive, and is for "auto" alone; got {self.bandwidth!r}')
 
     @staticmethod
     def of(communication: Communication | str) -> Communication:
-        """Make it from text: "auto", "auto:50e9", "rows", "owner" or "factors".
+        """Make it from text: "auto", "auto:50e9", "auto:measured", "rows", "owner" or "factors".
 
         Args:
             communication: The text, or a value, which is returned as it is.
         """
         if isinstance(communication, Communication):
             return communication
-        scheme, _, number = str(communication).partition(":")
+        scheme, _, number = str(communication).strip().lower().partition(":")
+        if number == "measured":
+            return Communication(scheme, measured=True)
         try:
             bandwidth = float(number) if number else None
         except ValueError as error:
-            raise ValueError(f'expected "auto:BYTES_PER_SECOND", got communication={communication!r}') from error
-        return Communication(scheme.strip().lower(), bandwidth)
+            expected = '"auto:BYTES_PER_SECOND" or "auto:measured"'
+            raise ValueError(f"expected {expected}, got communication={communication!r}") from error
+        return Communication(scheme, bandwidth)
 
 
 class Speed(NamedTuple):

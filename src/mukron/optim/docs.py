@@ -70,7 +70,8 @@ ARGUMENTS = {
     "averages their gradients. None: somebody else does, such as DistributedDataParallel or ``fully_shard``, or there "
     "is one process.",
     "communication": 'How processes exchange the curvature of a layer: "rows", "owner" or "factors"; "auto": for each '
-    'layer the fastest of them, by the measured bandwidth or that of "auto:BYTES_PER_SECOND" (docs/distributed.md).',
+    'layer the fastest of them, by the bandwidth that "auto:BYTES_PER_SECOND" says or "auto:measured" finds '
+    "(docs/distributed.md).",
     "params": "Parameters or parameter groups to train, as torch's optimizers take them. None: all of the model's.",
 }
 

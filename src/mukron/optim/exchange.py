@@ -29,7 +29,7 @@ from mukron.optim.communication import BY_FACTORS, BY_OWNER, BY_ROWS, LayerTraff
 from mukron.optim.direction import announce, dense, directions
 from mukron.optim.gradients import Averaged, Given, Sharded
 from mukron.optim.options import KLClip
-from mukron.optim.schemes import Seen, cost_of, measured_speed, seen_in, traffic_for
+from mukron.optim.schemes import Seen, cost_of, seen_in, speed_of, traffic_for
 from mukron.optim.shards import shards_of, spread_state
 from mukron.optim.update import Move
 
@@ -210,7 +210,7 @@ class Owners:
         if self.schemes is not None:
             return
         options, traffic = self.optimizer.options.communication, self.traffic
-        speed = measured_speed(self.ranks, options)
+        speed = speed_of(self.ranks, options)
         chosen = {name: scheme_of(of, options, speed) for name, of in traffic.items()}
         schemes = {name: Way(of, traffic[name].products and of != BY_FACTORS) for name, of in chosen.items()}
         known = {
@@ -224,10 +224,7 @@ class Owners:
         self.owner |= {name: EVERY_RANK for name, (scheme, _) in schemes.items() if scheme == BY_ROWS}
         optimizer.together.owned = Owned(self.size, self.ranks.rank, self.owner)
         self.forget_others()
-        if optimizer.capture_options.measures:
-            forms = {name: MATRIX if scheme == BY_FACTORS else ROWS for name, (scheme, _) in schemes.items()}
-            optimizer.capture.forms = forms
-            optimizer.capture.products = frozenset(name for name, (_, products) in schemes.items() if products)
+        hold_as_exchanged(optimizer)
 
     def agree(self, step: Transaction, made: bool) -> tuple[Moves, bool | None]:
         """The decision of all ranks. A rank that fails tells the others, which fail too instead of waiting for it."""
@@ -344,6 +341,14 @@ class Owners:
                     state = self.optimizer.state.get(entry.parameter, {})
                     for key in [key for key in state if key not in EVERYWHERE]:
                         del state[key]
+
+
+def hold_as_exchanged(optimizer: SecondOrder) -> None:
+    """Let the coming passes hold statistics in the forms in which they travel, once these are chosen."""
+    if optimizer.capture_options.measures:
+        ways = {name: way for name, way in optimizer.together.schemes.items() if name in optimizer.layers}
+        optimizer.capture.forms = {name: MATRIX if way.name == BY_FACTORS else ROWS for name, way in ways.items()}
+        optimizer.capture.products = frozenset(name for name, way in ways.items() if way.products)
 
 
 def _raise_of_others(errors: Sequence[str]) -> None:

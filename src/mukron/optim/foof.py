@@ -9,12 +9,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from mukron.damping import Adaptive, Rule
-from mukron.linalg import Solver
-from mukron.memory import Memory
 from mukron.optim import docs, sizes
-from mukron.optim.communication import Communication
 from mukron.optim.kfac import KFAC, OF_THE_FISHER
-from mukron.optim.options import Momentum, StepRule, Trust
+from mukron.optim.options import Communication, Memory, Momentum, Solver, StepRule, Trust
 from mukron.optim.run_options import without
 from mukron.optim.spec import register, with_momentum
 from mukron.params import Parametrization

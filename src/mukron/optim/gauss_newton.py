@@ -19,7 +19,7 @@ from mukron.optim.docs import describe
 from mukron.optim.momentum import HeavyBall, Momentum
 from mukron.optim.optimizer import SecondOrder
 from mukron.optim.options import StepOptions, StepRule, Trust
-from mukron.optim.run_options import EVERY_LAYER
+from mukron.optim.run_options import EVERY_LAYER, EXCHANGE
 from mukron.optim.spec import MethodSpec, register
 from mukron.optim.table import LayerEntry
 from mukron.optim.transaction import Blocks, Transaction
@@ -37,7 +37,7 @@ from mukron.theory import METHODS
         lr_range=(-7, 1),
         plain_lr_range=(-13, -6),
         bounded_lr=0.02,
-        options=EVERY_LAYER,
+        options=(*EVERY_LAYER, EXCHANGE),
         damping=Rescaled(1.0),
         captures=("jacobian",),
         state_size=sizes.kernel_size,

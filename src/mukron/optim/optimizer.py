@@ -24,7 +24,7 @@ from mukron.damping import Adaptive, Rule
 from mukron.linalg import Factor
 from mukron.optim.direction import apply, base_rate, directions
 from mukron.optim.docs import describe, refuse_unknown
-from mukron.optim.exchange import Exchange, Together
+from mukron.optim.exchange import Exchange, Together, hold_as_exchanged
 from mukron.optim.groups import completed_group
 from mukron.optim.guards import (
     check_arguments,
@@ -330,6 +330,8 @@ def _listen(optimizer: SecondOrder) -> None:
     optimizer._capture.class_dim = optimizer.found_class_dim
     optimizer._capture.ranks = partial(ranks_of, optimizer.model, optimizer.together.group)
     optimizer.exchange = None
+    if ranks_of(optimizer.model, optimizer.together.group) is not None:
+        hold_as_exchanged(optimizer)
     optimizer._capture.due, optimizer._capture.double = wants(optimizer)
     reserve(optimizer)
 

@@ -13,6 +13,7 @@ from typing import Any
 from mukron import readers as read
 from mukron.curvature import FORMS, LIKELIHOODS, Fisher
 from mukron.memory import Auto, Batch, Memory, Window, parse_memory
+from mukron.optim.communication import Communication
 from mukron.optim.options import FALLBACKS, Spectral, Trust
 from mukron.readers import Parser, Reader
 
@@ -113,6 +114,12 @@ INTERVALS = (
         stacks=(0,),
     ),
 )
+EXCHANGE = Option.typed(
+    "communication",
+    Communication.of,
+    "how processes exchange curvature: rows, owner, factors, auto, auto:BYTES_PER_SECOND or auto:measured",
+    (Communication(),),
+)
 KRONECKER = (  # of methods that divide by A and B
     Option.typed(
         "memory",
@@ -139,6 +146,7 @@ KRONECKER = (  # of methods that divide by A and B
         stacks=("auto",),
     ),
     FUSED,
+    EXCHANGE,
 )
 FISHER = (
     Option(

@@ -12,7 +12,7 @@ from torch import distributed
 
 from mukron.curvature import ROWS, CaptureOptions, Drawn, Exact, Pass, Ranks, as_rows, keeps_halves
 from mukron.layers import BIAS, WEIGHT
-from mukron.optim.communication import BY_TIME, Communication, LayerTraffic, Speed
+from mukron.optim.communication import Communication, LayerTraffic, Speed
 from mukron.optim.options import Spectral, Trust
 from mukron.optim.table import LayerEntry
 
@@ -125,10 +125,10 @@ def traffic_for(exchange: Owners, entry: LayerEntry, seen: Sequence[Seen]) -> La
     )
 
 
-def measured_speed(ranks: Ranks, communication: Communication) -> Speed:
-    """How fast numbers arrive and are multiplied here, to a power of two; the same on every rank."""
-    if communication.scheme != BY_TIME:
-        return Speed()
+def speed_of(ranks: Ranks, communication: Communication) -> Speed:
+    """How fast numbers arrive and are multiplied; as measured here, to a power of two, the same on every rank."""
+    if not communication.measured:
+        return Speed() if communication.bandwidth is None else Speed(communication.bandwidth)
     message = torch.zeros(MESSAGE, device=ranks.wire)
     source = distributed.get_global_rank(ranks.group, 0)
     matrix = torch.ones(SIDE, SIDE, device=ranks.device)
@@ -136,7 +136,7 @@ def measured_speed(ranks: Ranks, communication: Communication) -> Speed:
     multiplied = _seconds(lambda: matrix @ matrix, ranks.device)
     found = ranks.objects((message.numel() * message.element_size() / sent, SIDE**3 / multiplied))
     bandwidth, multiplications = (2.0 ** round(math.log2(min(of))) for of in zip(*found, strict=True))
-    return Speed(communication.bandwidth or bandwidth, multiplications)
+    return Speed(bandwidth, multiplications)
 
 
 def _seconds(call: Callable[[], object], device: torch.device) -> float:
