@@ -64,6 +64,7 @@ def test_every_method_learns_features_at_every_width(name):
         assert all(abs(slope) < 0.12 for slope in found), (step, found)
 
 
+@pytest.mark.filterwarnings("ignore:damping heuristic.* does not follow the width")
 def test_the_heuristic_damping_of_kfac_starves_the_input_layer():
     for step, found in slopes(KFAC, {"lr": 0.01, "damping": Heuristic(1e-3)}).items():
         assert found[0] < -0.5, (step, found)

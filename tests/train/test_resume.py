@@ -16,6 +16,7 @@ import torch
 
 import mukron
 from mukron.data import load
+from mukron.optim.saving import opened
 from mukron.train import Run, RunConfig, RunError, build, train
 
 DIGITS = load("digits")
@@ -120,6 +121,8 @@ def saved(folder: Path) -> dict:
     checkpoint["state"].pop("seconds")
     for row in checkpoint["state"]["rows"]:
         row.pop("seconds")
+    for values in checkpoint["optimizer"]["state"].values():
+        values |= {name: opened(values[name]) for name in ("kept", "mukron") if name in values}
     return checkpoint
 
 

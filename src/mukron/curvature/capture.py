@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -30,8 +30,9 @@ from torch.utils.weak import TensorWeakRef
 
 from mukron.curvature.fisher import CaptureOptions, OwnPasses, send_signals, targets
 from mukron.curvature.forms import replaces_gradient
+from mukron.curvature.hooks import hooked
 from mukron.curvature.jacobians import add_jacobians
-from mukron.curvature.outputs import class_dim_of, output_of, shows_reduction
+from mukron.curvature.outputs import no_classes, no_output, shows_reduction
 from mukron.curvature.passes import LayerPass, LayerStatistics, Pass, gather, precise
 from mukron.curvature.products import Watch, hosts, passes_of_product
 from mukron.curvature.ranks import Ranks, local
@@ -103,7 +104,7 @@ class Capture:
         if not layers:
             return  # a method that measures nothing leaves the model alone
         self.hosts = {host.name: host for host in hosts(model, self.uses)}
-        self.close = weakref.finalize(self, remove, _hooked(self), self._watches)
+        self.close = weakref.finalize(self, remove, hooked(self, Hook), self._watches)
 
     # What the step asks for.
 
@@ -212,7 +213,7 @@ class Capture:
         key = f"{key} ({uses + 1})" if uses else key  # the positions of all uses of a weight count alike
         if x.numel():  # without samples (an expert that got none) it is as if the layer had not run
             this.edge = get_gradient_edge(output) if output.requires_grad else None
-            this.version, this.made, this.count = x._version, x.grad_fn is not None, this.layer.row_count(x)
+            this.version, this.made = x._version, x.grad_fn is not None
             self._running[key] = this
 
     def after_forward(self, key: str, inputs: Any, output: Any) -> None:
@@ -251,7 +252,7 @@ class Capture:
         """The derivative of the user's loss has arrived at the model's output."""
         if this.over:
             return
-        errors = errors.detach()
+        errors, ranks = errors.detach(), in_ranks(self)
         outputs = [name for name, layer in this.layers.items() if layer.is_output]
         again = this.errors is not None  # one more backward pass through the same forward pass
         if self._discarded():
@@ -283,11 +284,11 @@ class Capture:
                 if f._version != version:
                     raise RuntimeError("the model's output was changed in place before its backward pass; use a copy")
                 root = GradientEdge(torch._C._current_autograd_node(), number)
-                with stage("mukron::fisher"), weights_kept(self.model):  # first: a backward pass takes much memory
+                kept = nullcontext() if ranks is None else weights_kept(self.model)
+                with stage("mukron::fisher"), kept:  # first: a backward pass takes much memory
                     if self.options.jacobian:
                         add_jacobians(this, f, root, edges, outputs)
                     else:
-                        ranks = in_ranks(self)
                         send_signals(this, f, root, edges, outputs, class_dim, self.generator, ranks)
             for name in this.layers if self.options.inputs or self.options.fused or not this.due else ():
                 if this.checked:
@@ -348,6 +349,23 @@ def end_watches(watches: list[Watch], key: str | None = None) -> None:
             break
 
 
+def output_of(options: CaptureOptions, returned: Any) -> Tensor:
+    """The network's output, in what the model returned."""
+    f = options.output(returned) if options.output is not None else returned
+    if not isinstance(f, Tensor) or f.ndim == 0:
+        raise no_output(f)
+    return f
+
+
+def class_dim_of(options: CaptureOptions, f: Tensor) -> int:
+    """Where the classes are in the output f."""
+    class_dim, categorical = options.class_dim, options.likelihood == "categorical"
+    fits = f.ndim == 2 or not categorical if class_dim is None else f.ndim > max(class_dim, 1)
+    if not fits or (categorical and f.shape[1:] == (1,)):
+        raise no_classes(options, f)
+    return -1 if class_dim is None else class_dim
+
+
 def on_gradient(edge: GradientEdge, then: Callable[[Tensor], None]) -> None:
     """Call ``then`` with the derivative that arrives at that edge in the user's backward passes."""
     number = edge.output_nr  # the edge itself would keep its own graph alive
@@ -358,26 +376,6 @@ def on_gradient(edge: GradientEdge, then: Callable[[Tensor], None]) -> None:
             then(gradient)
 
     edge.node.register_prehook(arrived)
-
-
-def _hooked(capture: Capture) -> list[Any]:
-    """Put the hooks of a capture on its model; what they are removed by."""
-    model, options = capture.model, capture.options
-    handles = [model.register_forward_pre_hook(Hook(capture, "before_forward", ""))]
-    inside = {host.module for host in capture.hosts.values()}
-    for name, host in capture.hosts.items() if options.measures else ():
-        capture.modules[name] = host.module
-        handles.append(host.module.register_forward_pre_hook(Hook(capture, "before_host", name)))
-        handles.append(host.module.register_forward_hook(Hook(capture, "after_host", name), always_call=True))
-    for name, (_, layer) in capture.uses.items():
-        if layer.module in inside:
-            continue
-        if options.fused and layer.called:
-            handles.append(layer.module.register_forward_pre_hook(Hook(capture, "before_layer", name)))
-        after = Hook(capture, "after_layer", name)
-        handles.append(layer.module.register_forward_hook(after, always_call=options.fused))
-    handles.append(model.register_forward_hook(Hook(capture, "after_forward", ""), always_call=True))
-    return handles
 
 
 def remove(handles: list[Any], watches: list[Watch]) -> None:

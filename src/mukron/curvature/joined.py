@@ -13,9 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mukron.curvature.accumulator import Accumulator
 from mukron.curvature.forms import AUTO
-from mukron.curvature.passes import Kinds, LayerStatistics, Pass, of_layers
+from mukron.curvature.passes import Accumulator, Kinds, LayerStatistics, Pass, of_layers
 from mukron.curvature.ranks import Ranks, aligned
 from mukron.curvature.records import PassRecord
 from mukron.curvature.stacking import Stacking, merged
@@ -141,7 +140,8 @@ def _merged(sent: Sequence[_Sent], form: str) -> Kinds:
         for statistics in of.values():
             for sums in (statistics.A, statistics.B):
                 if isinstance(sums, Accumulator):
-                    sums.settle(form)
+                    sums.form = form
+                    sums.settle()
     return everywhere
 
 
@@ -194,15 +194,31 @@ class _Changed:
 
 
 def _packed(statistics: LayerStatistics) -> LayerStatistics:
-    A, B = statistics.A, statistics.B
-    A = A.packed() if isinstance(A, Accumulator) else A
-    return replace(statistics, A=A, B=None if B is None else B.packed())
+    """For a message: of a matrix the upper triangle, which says all of it."""
+    return replace(statistics, A=_packed_sums(statistics.A), B=_packed_sums(statistics.B))
+
+
+def _packed_sums(sums: Any) -> Any:
+    if not isinstance(sums, Accumulator) or sums.matrix is None:
+        return sums
+    small = sums.empty()
+    small.rows, small.count, small.matrix = sums.rows, sums.count, sums.matrix[:, _upper(sums.matrix)]
+    return small
 
 
 def _unpacked(statistics: LayerStatistics) -> LayerStatistics:
-    A, B = statistics.A, statistics.B
-    A = A.unpacked() if isinstance(A, Accumulator) else A
-    return replace(statistics, A=A, B=None if B is None else B.unpacked())
+    """What ``_packed`` was made of."""
+    for sums in (statistics.A, statistics.B):
+        if isinstance(sums, Accumulator) and sums.matrix is not None and sums.matrix.ndim == 2:
+            M = sums.matrix.new_zeros(len(sums.matrix), sums.d, sums.d)
+            M[:, _upper(M)] = sums.matrix
+            sums.matrix = M + M.triu(1).mT
+    return statistics
+
+
+def _upper(M: Tensor) -> Tensor:
+    """Which entries of a matrix are on its diagonal or above."""
+    return torch.ones(M.shape[-2:], dtype=torch.bool, device=M.device).triu()
 
 
 def _scaled_record(record: PassRecord, share: float) -> PassRecord:

@@ -40,20 +40,3 @@ def no_classes(options: CaptureOptions, f: Tensor) -> ValueError:
 def shows_reduction(f: Tensor, class_dim: int) -> bool:
     """Whether a mean over samples, a mean over positions and a sum of this output's losses differ."""
     return len(f) > 1 and (f.ndim < 3 or f.numel() > len(f) * f.shape[class_dim])
-
-
-def output_of(options: CaptureOptions, returned: Any) -> Tensor:
-    """The network's output, in what the model returned."""
-    f = options.output(returned) if options.output is not None else returned
-    if not isinstance(f, Tensor) or f.ndim == 0:
-        raise no_output(f)
-    return f
-
-
-def class_dim_of(options: CaptureOptions, f: Tensor) -> int:
-    """Where the classes are in the output f."""
-    class_dim, categorical = options.class_dim, options.likelihood == "categorical"
-    fits = f.ndim == 2 or not categorical if class_dim is None else f.ndim > max(class_dim, 1)
-    if not fits or (categorical and f.shape[1:] == (1,)):
-        raise no_classes(options, f)
-    return -1 if class_dim is None else class_dim

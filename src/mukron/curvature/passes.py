@@ -3,9 +3,8 @@
     H  inputs as rows [groups, N, d_in]     D  the loss's derivatives as rows [groups, N, d_out]
     A  = s sum of h h^T / samples            B  = mean of delta delta^T over rows, delta the Fisher signals
 
-s is the scale of the user's loss, 1 for a mean over samples (``curvature.scale``).
-
-A position whose loss does not depend on the output (padding, an ignored target) counts in neither.
+s is the scale of the user's loss, 1 for a mean over samples (``curvature.scale``). A position whose loss does not
+depend on the output (padding, an ignored target) counts in neither.
 """
 
 from __future__ import annotations
@@ -18,18 +17,80 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from mukron.curvature.accumulator import Accumulator
 from mukron.curvature.fisher import CaptureOptions
-from mukron.curvature.forms import MATRIX, ROWS, keeps_halves, rows_wait
+from mukron.curvature.forms import AUTO, MATRIX, ROWS, as_rows, keeps_halves, rows_wait
 from mukron.curvature.frequencies import Frequencies, add_indices
 from mukron.curvature.ignored import Ignored
 from mukron.curvature.records import Recorded
 from mukron.curvature.stacking import TIED_HEAD, Halves, Jacobian, Stacking, merged, of_all_kinds, summed
 from mukron.layers import MatrixLayer
-from mukron.linalg import LowRank, products_of
+from mukron.linalg import Factor, LowRank, MatrixFactor, RowsFactor, products_of
 
 AS_THEY_ARE = nullcontext()  # products of the precision that torch has
 Kinds = dict[str, dict[int, "LayerStatistics"]]  # by layer and kind of use of its weight
+
+
+class Accumulator:
+    """The sum of x x^T over all rows x, divided by a count: rows while they are few, a matrix once they are many."""
+
+    def __init__(self, d: int, other: int, form: str = AUTO) -> None:
+        self.d, self.other, self.form, self.count = d, other, form, 0
+        self.rows: list[Tensor] = []
+        self.matrix: Tensor | None = None
+
+    def add(self, X: Tensor, count: int) -> None:
+        """X [groups, N, d]."""
+        self.rows.append(X)
+        self.count += count
+        self.settle()
+
+    def add_matrix(self, M: Tensor, count: int) -> None:
+        """The sum of x x^T over rows that were never held together."""
+        self.matrix = M if self.matrix is None else self.matrix + M
+        self.count += count
+        self.settle()
+
+    def empty(self) -> Accumulator:
+        """One without rows, for the same factor."""
+        return Accumulator(self.d, self.other, self.form)
+
+    def merged(self, other: Accumulator) -> Accumulator:
+        total = self.empty()
+        total.rows, total.count, total.matrix = self.rows + other.rows, self.count + other.count, self.matrix
+        if other.matrix is not None:
+            total.matrix = other.matrix if total.matrix is None else total.matrix + other.matrix
+        total.settle()
+        return total
+
+    def settle(self) -> None:
+        N = sum([X.shape[-2] for X in self.rows])
+        if self.matrix is not None or not as_rows(N, self.d, self.other, self.form):
+            self._sum_up()
+
+    def _sum_up(self) -> None:
+        for X in self.rows:
+            product = torch.bmm(X.mT, X)
+            self.matrix = product if self.matrix is None else self.matrix + product
+        self.rows = []
+
+    def as_matrix(self) -> Tensor:
+        """The sum itself; it is held as a matrix from here on."""
+        if self.matrix is None:
+            self._sum_up()
+        assert self.matrix is not None
+        return self.matrix
+
+    def joined(self) -> Tensor:
+        """All rows as one tensor, the same one each time."""
+        if len(self.rows) > 1:
+            self.rows = [torch.cat(self.rows, dim=-2)]
+        return self.rows[0]
+
+    def factor(self, weight: float | Tensor = 1.0) -> Factor:
+        """``weight`` multiplies it."""
+        if self.matrix is not None:
+            return MatrixFactor(self.matrix * (weight / self.count))
+        return RowsFactor(self.joined(), self.count / weight)
 
 
 @dataclass
@@ -68,24 +129,19 @@ class LayerPass:
     """One layer in one forward pass, or one of the maps that its weight stacks.
 
     Attributes:
-        name: The layer's name.
-        layer: Its layout.
-        input: What it got; None once its statistics are made.
-        part: Which of the stacked maps it is; None: its weight is one map.
-        parts: Their number.
-        shares: Another map of the same layer with the same input.
-        transposed: It uses the transposed weight: a head that is tied to an embedding.
-        tied: Its weight is that of an embedding and of a head.
-        reached: A derivative of the user's loss has arrived at its output.
-        version: Of the input, when the layer used it.
+        name, layer: The layer's name, and its layout.
+        input, version: What it got (None once its statistics are made), and its version when the layer used it.
         made: The model itself made the input. What the user passed in may be overwritten before the step.
         edge: Where the derivative by the layer's output arrives; None: there is none, or it is the model's own output.
         is_output: The layer's output is the model's output.
         fused: Autograd is to form no gradient of the weight.
         count: Its rows; None: not known.
+        part, parts: Which of the stacked maps it is (None: its weight is one map), and their number.
+        shares: Another map of the same layer with the same input.
+        transposed, tied: It uses an embedding's weight, transposed; its weight is that of an embedding and of a head.
+        reached: A derivative of the user's loss has arrived at its output.
         of_output: Makes a derivative that arrives at the edge one by the layer's own output; None: it is that.
-        statistics: What was made of it.
-        delta: The derivative of the user's loss by the layer's output.
+        statistics, delta: What was made of it; the derivative of the user's loss by the layer's output.
         probe, along: H v and D^T H v, while uses of the weight are checked (``curvature.uses``).
         rows, waits: H, where D^T H is wanted; or whether it is made when the step wants it.
     """
@@ -131,20 +187,15 @@ class LayerPass:
 class Pass(Recorded):
     """One forward pass of the model, from the moment that the user's backward pass reaches its output.
 
-    Attributes:
-        samples: Of the batch.
+    Attributes (others are those of ``PassRecord``):
         layers: Those that ran, by name; after it, maps that a weight stacks and further uses of it have a number.
         options: What is measured.
         due: Factors of this pass are wanted, not only D and H.
         checked: Uses of weights are checked, for which fused weights get their gradient all the same.
         double: Layers whose statistics are made in float64.
-        forms: How statistics of some layers are held until ranks have exchanged them.
-        products: Those of them whose D and H are kept.
+        forms, products: How statistics of some layers are held until ranks have exchanged them, and where D and H are.
         ignored: Which positions of the output the loss ignores; None: it has no positions.
         errors: The loss's derivative by the model's output; None: not differentiated yet.
-        class_dim: Where the classes are in an output with positions; None: not known.
-        classes_elsewhere: The dimension that the loss's classes are in, if it is not the one that was said.
-        weighed: Sums that show the loss's scale (``scale.weigh``), while uses of weights are checked.
         over: A step has used it, or its gradients were thrown away.
     """
 
@@ -178,19 +229,24 @@ class Pass(Recorded):
 
     def add_inputs(self, name: str, may_wait: bool = True) -> None:
         """Make what is wanted of a layer's inputs: A and the rows H."""
-        this = self.layers[name]
-        layer, x = this.layer, this.input
+        layer, x = (this := self.layers[name]).layer, this.input
         assert x is not None
         if this.shares is not None:  # the same rows, and the same A: inputs of several maps are one tensor
-            shared, this.input, this.rows = this.shares.statistics, None, this.shares.rows
+            shared, this.input, this.rows, this.count = (
+                this.shares.statistics,
+                None,
+                this.shares.rows,
+                this.shares.count,
+            )
             this.statistics.A, this.statistics.samples, this.statistics.rows = shared.A, shared.samples, shared.rows
             return
         fresh, expands = self.due and self.options.inputs, not self._reduces(layer)
-        N = x.numel() // layer.d_in if layer.plain_rows else layer.row_count(x)
+        N = this.count = x.numel() // layer.d_in if layer.plain_rows else layer.row_count(x)
         halves = this.fused or not fresh or N is None or this.name in self.double
-        halves = halves or self._keeps_halves(this, N or 0)
-        gram_alone = fresh and expands and not halves and self.ignored is None and not layer.plain_rows
-        gram_alone = gram_alone and self._form(this) != ROWS
+        keeps = keeps_halves(N or 0, layer.d_in, layer.d_out, self.options.form, self.options.signals)
+        halves = halves or (this.name in self.products if this.name in self.forms else keeps)
+        by_rows = self.forms.get(this.name) == ROWS or layer.plain_rows
+        gram_alone = fresh and expands and not halves and self.ignored is None and not by_rows
         if may_wait and expands and this.made and not layer.plain_rows and N is not None and not gram_alone:
             this.waits = rows_wait(N, layer.d_in, layer.groups, x.numel())
             if this.waits:
@@ -224,16 +280,8 @@ class Pass(Recorded):
             statistics.samples, statistics.rows = self.samples, rows.shape[1]
             if ignored is not None and not reduces:
                 statistics.rows = ignored.rows(rows.shape[1], H.shape[1:3])
-            statistics.A = Accumulator(layer.d_in, layer.d_out, self._form(this))
+            statistics.A = Accumulator(layer.d_in, layer.d_out, self.forms.get(this.name, self.options.form))
             statistics.A.add(rows, self.samples)
-
-    def _keeps_halves(self, this: LayerPass, rows: int) -> bool:
-        if this.name in self.forms:
-            return this.name in self.products
-        return keeps_halves(rows, this.layer.d_in, this.layer.d_out, self.options.form, self.options.signals)
-
-    def _form(self, this: LayerPass) -> str:
-        return self.forms.get(this.name, self.options.form)
 
     def _reduces(self, layer: MatrixLayer) -> bool:
         """Whether the positions of a sample are reduced to one row; signals that sum to zero would leave none."""
@@ -254,7 +302,7 @@ class Pass(Recorded):
         if reduces:
             D = D.sum(2, keepdim=True)
         if statistics.B is None:
-            statistics.B = Accumulator(layer.d_out, layer.d_in, self._form(this))
+            statistics.B = Accumulator(layer.d_out, layer.d_in, self.forms.get(this.name, self.options.form))
         with products_of(True) if layer.tf32 else AS_THEY_ARE:
             statistics.B.add(D.flatten(1, 2), D.shape[1] * D.shape[2] if draw == 0 else 0)
 
@@ -262,8 +310,7 @@ class Pass(Recorded):
         """Whether the loss's own derivative by a layer's output is used."""
         this = self.layers[name]
         wanted = self.options.empirical or this.waits or this.rows is not None or this.probe is not None
-        several = not self.options.signals and sum(use.name == this.name for use in self.layers.values()) > 1
-        return wanted or several
+        return wanted or (not self.options.signals and sum(use.name == this.name for use in self.layers.values()) > 1)
 
     def add_delta(self, name: str, delta: Tensor) -> None:
         """The loss's own derivative by a layer's output, in the user's backward pass."""

@@ -118,7 +118,8 @@ def announce(step: Transaction, entry: ParameterEntry) -> None:
     if not on_update or "momentum_buffer" in step.state_of(weight):
         return
     dtype = torch.float32 if weight.dtype in (torch.float16, torch.bfloat16) else weight.dtype
-    buffer = torch.zeros_like(local(weight), dtype=dtype, memory_format=torch.contiguous_format)
+    part = weight if step.optimizer.exchange is None else local(weight)
+    buffer = torch.zeros_like(part, dtype=dtype, memory_format=torch.contiguous_format)
     step.stage(weight, momentum_buffer=buffer)
 
 
@@ -265,8 +266,7 @@ def spectral_norm(U: Move, start: Tensor | None) -> tuple[Tensor, Tensor]:
 
 def _length(X: Tensor) -> Tensor:
     """Of each column, never zero; in float64, since squares of a move that blew up overflow float32."""
-    length: Tensor = torch.linalg.vector_norm(X, dim=-2, keepdim=True, dtype=torch.float64)
-    return length.to(X.dtype).clamp_min(1e-30)
+    return torch.clamp_min(torch.linalg.vector_norm(X, dim=-2, keepdim=True, dtype=torch.float64).to(X.dtype), 1e-30)
 
 
 @lru_cache(maxsize=256)
@@ -288,7 +288,7 @@ def base_rate(entry: ParameterEntry) -> float:
 
 def plain_gradient(step: Transaction, entry: ParameterEntry) -> Tensor | None:
     """The gradient to descend, in the precision of the curvature; coupled weight decay is part of it."""
-    G, group = step.gradient(entry), entry.group
+    G, group = step.gradients.get(entry.name, entry.parameter.grad), entry.group
     if G is None:
         return None
     if G.is_sparse:

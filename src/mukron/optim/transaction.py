@@ -29,15 +29,16 @@ from mukron.optim import precision
 from mukron.optim.again import measure_again
 from mukron.optim.options import KLClip, Spectral
 from mukron.optim.precision import EPS
-from mukron.optim.reading import norms, read
 from mukron.optim.table import LayerEntry, ParameterEntry
 from mukron.optim.units import changes_units, convert
+from mukron.optim.unseen import has_values
 from mukron.optim.update import Move
 
 if TYPE_CHECKING:
     from mukron.optim.optimizer import SecondOrder
 
 Blocks = dict[str, dict[str, Factor]]
+HALF_PRECISION = (torch.float16, torch.bfloat16)
 SAME, SAME_IF_COARSE = 30, 8  # roundings, within which a gradient is D^T H; coarse: in TF32 or half precision
 FAR_BEYOND_TRUST = 1e-4  # of a move's length, to which Spectral(1) shortens it: its curvature is negligible
 
@@ -52,8 +53,7 @@ class Transaction:
         gradients: By parameter, those that are taken in place of ``grad``, where ranks have brought them together.
         moving: Layers that have a gradient.
         active: Those of them that this rank owns.
-        ready: Those of them that can be preconditioned; a layer without curvature yet waits for the next step.
-        waiting: Whether one does.
+        ready, waiting: Those of them that can be preconditioned; whether one without curvature waits for the next step.
         gain: Of the moves, which ``KLClip`` bounds: the sum of eta^2 s <move, gradient>.
         nu: What it multiplies all moves of layers by.
         stale: Those of their blocks whose operators were made by an earlier step.
@@ -64,8 +64,7 @@ class Transaction:
         applied_dense: Layers whose gradient was preconditioned as a matrix.
         factors: By layer and block, those of which this step makes operators, with their damping.
         traces: Of factors, by layer, block and factor.
-        sizes: Of gradients that are squared, by layer and block.
-        units: Of such gradients, by layer and block, where this step changes them.
+        sizes, units: Of gradients that are squared, by layer and block; units where this step changes them.
         scratch: What a method keeps from ``measure`` to ``precondition``.
         shortenings: By layer and block, the factor that its trust multiplies the move by.
         shortened: Layers whose fresh curvature gave a move that far exceeds their trust.
@@ -77,33 +76,25 @@ class Transaction:
 
     def __init__(self, optimizer: SecondOrder, joint: Joint) -> None:
         self.optimizer, exchange, statistics = optimizer, optimizer.exchange, joint.statistics
-        self.statistics, self.passes, self.along, self.gradients = (
-            statistics,
-            joint.passes,
-            joint.along,
-            joint.gradients,
-        )
+        self.statistics, self.passes = statistics, joint.passes
+        self.along, self.gradients = joint.along, joint.gradients
         self.moving = [layer for layer in optimizer.layers.values() if has_gradient(layer, joint)]
         self.active = [layer for layer in self.moving if exchange is None or exchange.owns(layer.name)]
         self.ready, self.stale, self.waiting = list[LayerEntry](), set[tuple[str, str]](), False
-        self.rates: dict[str, float] = {}
         self.double, self.altered, self.applied_dense = set(optimizer.capture.double), set[str](), set[str]()
-        self.offsets: dict[str, tuple[Tensor, ...]] = {}
-        self.traces: dict[tuple[str, str, str], Tensor] = {}
-        self.sizes: dict[tuple[str, str], list[Tensor]] = {}
-        self.units: dict[str, dict[str, float]] = {}
+        self.offsets, self.traces = dict[str, tuple[Tensor, ...]](), dict[tuple[str, str, str], Tensor]()
+        self.sizes, self.shortenings = dict[tuple[str, str], list[Tensor]](), dict[tuple[str, str], Tensor]()
+        self.rates, self.units = dict[str, float](), dict[str, dict[str, float]]()
         self.scratch: dict[Any, Any] = {}
         self.applied: dict[tuple[str, str], tuple[Move, Move, Move]] | None = None
         self.rescue = self.operators_failed = False
         self.gain, self.nu = torch.zeros((), dtype=torch.float64, device=optimizer.generator.device), 1.0
         self.remarks, self.shortened, self.imprecise = list[str](), list[str](), list[str]()
         self.rescues: list[tuple[str, str, str]] = []  # layer, factor, how
-        self.shortenings: dict[tuple[str, str], Tensor] = {}
         self.found_reduction, capture = optimizer.found_reduction, optimizer.capture
         self.asks_reduction, self.checks_uses = capture.asks_reduction, capture.checks_uses
         self.factors: dict[tuple[str, str], tuple[Mapping[str, Factor], dict[str, Tensor]]] = {}
-        self._inverted: list[Tensor] = []  # finite if inverses came out well
-        self._conditions: dict[str, dict[str, Tensor]] = {}
+        self._inverted, self._conditions = list[Tensor](), dict[str, dict[str, Tensor]]()  # finite if all came out well
         self._staged: dict[Parameter, dict[str, Any]] = {}
         self._staged_of_groups: list[tuple[dict[str, Any], dict[str, Any]]] = []
 
@@ -165,7 +156,7 @@ class Transaction:
         new = "operators" not in state
         if not due and not (new and optimizer.capture.due and statistics is not None and statistics.samples > 0):
             return  # a layer that was not there at the last refresh is measured in the next step
-        if statistics is None and optimizer.method.damped and not self.has_values(layer):
+        if statistics is None and optimizer.method.damped and not has_values(self, layer):
             return  # a gradient of zeros, for a layer that did not run
         kept, peaks = copied(state.get("memory", {})), copied(state.get("peaks", {}))
         if layer.name in self.units:
@@ -196,11 +187,6 @@ class Transaction:
             values["positions"] = statistics.rows / statistics.samples * statistics.weight  # A of an input of ones
         self.stage(layer.anchor, **values)
 
-    def has_values(self, layer: LayerEntry) -> bool:
-        """Whether a gradient of the layer has an entry that is not zero."""
-        gradients = [self.gradient(entry) for entry in layer.blocks.values()]
-        return any(G is not None and (G.is_sparse or bool(G.any())) for G in gradients)
-
     # Factors and damping -> operators.
 
     def prepare(self) -> None:
@@ -208,10 +194,8 @@ class Transaction:
 
         Inverses that are made at once may round in another way than one alone, and ranks have other layers beside.
         """
-        self.operators_failed, self._inverted = False, []
-        exchange, everywhere = self.optimizer.exchange, list[tuple[str, str]]()
-        if exchange is not None:
-            everywhere = [(name, block) for name, block in self.factors if exchange.everywhere(name)]
+        self.operators_failed, self._inverted, exchange = False, [], self.optimizer.exchange
+        everywhere = [place for place in self.factors if exchange is not None and exchange.everywhere(place[0])]
         for wanted in (everywhere, [place for place in self.factors if place not in everywhere]):
             if wanted:
                 self._prepare(wanted)
@@ -246,7 +230,8 @@ class Transaction:
         gain: that of the moves of all ranks; None: this one's own.
         """
         optimizer, trust = self.optimizer, self.optimizer.options.trust
-        grads = [local(p.grad) for entry in optimizer.entries.values() if (p := entry.parameter).grad is not None]
+        grads = [entry.parameter.grad for entry in optimizer.entries.values() if entry.parameter.grad is not None]
+        grads = grads if optimizer.exchange is None else [local(grad) for grad in grads]
         products = [part for of_layer in self.offsets.values() for part in of_layer]
         parts = {name: (move.D, move.H) if isinstance(move, LowRank) else (move,) for name, move in moves.items()}
         groups = [
@@ -333,7 +318,7 @@ def fits(step: Transaction, parts: Mapping[str, tuple[Tensor, ...]], lengths: Se
         for setting in ("weight_decay", "momentum"):
             if not isinstance(group[setting], (int, float, Tensor)):
                 raise TypeError(f"{setting} must be a number, got {group[setting]!r:.80}")
-        shape = weight.shape if entry.preconditioned else local(weight).shape
+        shape = (weight if entry.preconditioned or step.optimizer.exchange is None else local(weight)).shape
         if len(of_move) == 1 and of_move[0].shape != shape:
             raise RuntimeError(f'"{name}" has shape {list(shape)}, but its move has {list(of_move[0].shape)}')
         length = math.prod([next(values) for _ in of_move]) * (step.nu if entry.preconditioned else 1.0)
@@ -382,6 +367,32 @@ def wants(optimizer: SecondOrder) -> tuple[bool, frozenset[str]]:
         if state["double"] if "double" in state else precision.ill_conditioned(optimizer, layer):
             double.add(name)
     return optimizer.waiting or measures(optimizer), frozenset(double)
+
+
+def norms(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Of each, in float32 at least: a half-precision norm overflows where its entries do not."""
+    precise = [tensor.float() if tensor.dtype in HALF_PRECISION else tensor for tensor in tensors]
+    result = list(precise)
+    for dtype in {tensor.dtype for tensor in precise}:
+        places = [place for place, tensor in enumerate(precise) if tensor.dtype == dtype]
+        for place, norm in zip(places, torch._foreach_norm([precise[place] for place in places]), strict=True):
+            result[place] = norm
+    return result
+
+
+def read(groups: Sequence[Sequence[Tensor]]) -> list[list[float]]:
+    """The numbers of each group, with one look at the device."""
+    alike: dict[tuple[torch.dtype, int], list[Tensor]] = {}
+    for number in (number for group in groups for number in group):
+        alike.setdefault((number.dtype, number.ndim), []).append(number)
+    if not alike:
+        return [[] for _ in groups]
+    parts = [torch.cat(same) if ndim else torch.stack(same) for (_, ndim), same in alike.items()]
+    if len({part.dtype for part in parts}) > 1:
+        parts = [part.double() for part in parts]
+    values = iter(torch.cat(parts).tolist())
+    of = {kind: iter([*islice(values, len(part))]) for kind, part in zip(alike, parts, strict=True)}
+    return [[value for n in group for value in islice(of[n.dtype, n.ndim], n.numel())] for group in groups]
 
 
 def copied(value: Any) -> Any:

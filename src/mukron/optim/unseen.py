@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def not_seen(layer: LayerEntry, step: Transaction) -> RuntimeError:
     """The error of a layer with a gradient and without statistics; its remedy names all such layers of the step."""
-    unseen = [other for other in step.active if _is_unseen(other, step) and step.has_values(other)]
+    unseen = [other for other in step.active if _is_unseen(other, step) and has_values(step, other)]
     remedy = ""
     if len(unseen) < len(step.active):  # else it is the whole model that was not seen
         left = exclusion(step.optimizer, unseen or [layer])
@@ -56,3 +56,9 @@ def _left_by_default(optimizer: SecondOrder) -> Iterator[str]:
             held = [full for full in of_blocks.values() if first.get(full) in optimizer.entries]
             if held and name not in optimizer.layers and name not in others and layer.preconditions(BIAS):
                 yield name
+
+
+def has_values(step: Transaction, layer: LayerEntry) -> bool:
+    """Whether a gradient of the layer has an entry that is not zero."""
+    gradients = [step.gradient(entry) for entry in layer.blocks.values()]
+    return any(G is not None and (G.is_sparse or bool(G.any())) for G in gradients)

@@ -59,7 +59,7 @@ def updates_of(optimizer: SecondOrder, moves: Mapping[str, Move], rates: Mapping
     updates = []
     for name, move in moves.items():
         entry, rate = optimizer.entries[name], rates[name]
-        weight = local(entry.parameter)
+        weight: Tensor = entry.parameter if optimizer.exchange is None else local(entry.parameter)
         group, state = entry.group, optimizer.state[entry.parameter]
         buffer: Tensor | None = None
         if group["momentum"] and group["momentum_on"] == "update":

@@ -68,8 +68,8 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 def inventory(model: nn.Module) -> dict[str, Found]:
     """Every parameter once, under the name the user's own model gives it."""
-    reshard(model)  # a parameter that was gathered for a forward pass is not the one that is trained
     own = unwrap(model)
+    reshard(model)  # a parameter that was gathered for a forward pass is not the one that is trained
     refuse_sharded(model)
     found: dict[int, tuple[str, Found]] = {}
     for module_name, module in own.named_modules():
