@@ -163,7 +163,7 @@ def test_features_of_a_gpt_change_alike_up_to_2048():
 
 OTHER_CHECKS = [  # network and widest layer, method, steps
     (network, widest, method, steps)
-    for network, widest in (("mlp", 2048), ("cnn", 512))
+    for network, widest in (("mlp", 2048), ("cnn", 512), ("cnn", 2048))
     for method, steps in (("muon", "default"), ("soap", "default, blocks of 64"), ("shampoo", "plain, blocks of 64"))
 ]
 
