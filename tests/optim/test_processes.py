@@ -438,7 +438,7 @@ def test_models_that_are_sharded_too_late_or_twice_are_refused(tmp_path):
                 mukron.KFAC(called, lr=0.02, process_group=world)
         with pytest.raises(RuntimeError, match="leave decoupled=True"):
             mukron.Shampoo(model, lr=0.02, weight_decay=0.1, decoupled=False)
-        with pytest.raises(TypeError, match="process_group must be a group of torch.distributed, got 2"):
+        with pytest.raises(TypeError, match="process_group must be a group of torch.distributed .* got 2"):
             mukron.KFAC(network(), lr=0.02, process_group=2)
         with pytest.raises(ValueError, match="unknown communication 'ring'"):
             mukron.KFAC(network(), lr=0.02, communication="ring")
