@@ -325,6 +325,9 @@ def test_gradients_that_are_not_averaged_are_refused_on_every_rank(tmp_path):
         optimizer = mukron.Muon(wrapped, lr=0.02)
         with wrapped.no_sync(), pytest.raises(RuntimeError, match="outside of no_sync"):
             train(wrapped, optimizer, 1, half)
+        wrapped = DDP(network())
+        with pytest.raises(RuntimeError, match="Call the wrapped model, the DistributedDataParallel"):
+            train(wrapped.module, mukron.Muon(wrapped, lr=0.02), 1, half)
         """,
         tmp_path,
     )
@@ -350,7 +353,7 @@ def test_weights_and_learning_rates_that_differ_are_refused(tmp_path):
             with pytest.raises(RuntimeError, match="the weights of 2 processes differ"):
                 optimizer.step()
         wrapped = DDP(network())
-        with pytest.raises(RuntimeError, match="the learning rates of 2 processes differ"):
+        with pytest.raises(RuntimeError, match="differ. Give all of them the same learning rates"):
             train(wrapped, mukron.Muon(wrapped, lr=0.02 + 0.01 * rank), 1, half)
         optimizer = mukron.Muon(wrapped, lr=0.02)
         train(wrapped, optimizer, 2, half)
