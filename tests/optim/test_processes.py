@@ -325,6 +325,9 @@ def test_gradients_that_are_not_averaged_are_refused_on_every_rank(tmp_path):
         optimizer = mukron.Muon(wrapped, lr=0.02)
         with wrapped.no_sync(), pytest.raises(RuntimeError, match="outside of no_sync"):
             train(wrapped, optimizer, 1, half)
+        wrapped = DDP(network())
+        with pytest.raises(RuntimeError, match="Call the wrapped model, the DistributedDataParallel"):
+            train(wrapped.module, mukron.Muon(wrapped, lr=0.02), 1, half)
         """,
         tmp_path,
     )
@@ -350,7 +353,7 @@ def test_weights_and_learning_rates_that_differ_are_refused(tmp_path):
             with pytest.raises(RuntimeError, match="the weights of 2 processes differ"):
                 optimizer.step()
         wrapped = DDP(network())
-        with pytest.raises(RuntimeError, match="the learning rates of 2 processes differ"):
+        with pytest.raises(RuntimeError, match="differ. Give all of them the same learning rates"):
             train(wrapped, mukron.Muon(wrapped, lr=0.02 + 0.01 * rank), 1, half)
         optimizer = mukron.Muon(wrapped, lr=0.02)
         train(wrapped, optimizer, 2, half)
@@ -438,7 +441,7 @@ def test_models_that_are_sharded_too_late_or_twice_are_refused(tmp_path):
                 mukron.KFAC(called, lr=0.02, process_group=world)
         with pytest.raises(RuntimeError, match="leave decoupled=True"):
             mukron.Shampoo(model, lr=0.02, weight_decay=0.1, decoupled=False)
-        with pytest.raises(TypeError, match="process_group must be a group of torch.distributed, got 2"):
+        with pytest.raises(TypeError, match="process_group must be a group of torch.distributed .* got 2"):
             mukron.KFAC(network(), lr=0.02, process_group=2)
         with pytest.raises(ValueError, match="unknown communication 'ring'"):
             mukron.KFAC(network(), lr=0.02, communication="ring")

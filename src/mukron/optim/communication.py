@@ -54,7 +54,10 @@ class Communication:
         if self.measured and (self.scheme != BY_TIME or self.bandwidth is not None):
             raise ValueError(f'"measured" is for "auto" alone, and in place of a bandwidth; got {self!r}')
         if self.bandwidth is not None and not (self.scheme == BY_TIME and self.bandwidth > 0):
-            raise ValueError(f'a bandwidth must be positive, and is for "auto" alone; got {self.bandwidth!r}')
+            raise ValueError(
+                'communication="auto:BYTES_PER_SECOND" takes a positive bandwidth, and "auto" alone takes one; got '
+                f"{self.bandwidth!r} with {self.scheme!r}"
+            )
 
     @staticmethod
     def of(communication: Communication | str) -> Communication:

@@ -75,8 +75,7 @@ def check_processes(optimizer: SecondOrder) -> None:
         RuntimeError: There are several processes, and they would drift apart.
     """
     name, group = type(optimizer).__name__, optimizer.together.group
-    if group is not None and not isinstance(group, _kind_of_group()):
-        raise TypeError(f"process_group must be a group of torch.distributed, got {group!r:.80}")
+    _check_group(group)
     processes, spread = _processes(optimizer.model, group), _is_spread(optimizer.model)
     if group is not None and (spread or isinstance(optimizer.model, nn.parallel.DistributedDataParallel)):
         how = "fully_shard" if spread else "DistributedDataParallel"
@@ -131,14 +130,38 @@ def check_alike(optimizer: SecondOrder) -> None:
     names = ("gradients", "weights", "learning rates", "numbers of steps")
     apart = [name for name, differs in zip(names, (both[0] != -both[1]).tolist(), strict=True) if differs]
     if apart:
-        raise RuntimeError(
-            f"the {' and '.join(apart)} of {_processes(optimizer.model, given)} processes differ. Start with the same "
-            "weights and optimizer state everywhere, and call the model through DistributedDataParallel (its last "
-            "backward pass before a step outside of no_sync), average gradients by all_reduce before the step, or let "
-            f"{type(optimizer).__name__} do it: process_group=torch.distributed.group.WORLD"
-        )
+        found = f"the {' and '.join(apart)} of {_processes(optimizer.model, given)} processes differ"
+        raise RuntimeError(f"{found}. {_remedy(optimizer, apart, spread=spread)}")
     if any(gradient is not None for gradient in gradients):
         together.compared = (group, 1)
+
+
+def _remedy(optimizer: SecondOrder, apart: list[str], *, spread: bool) -> str:
+    """What to do where these differ between processes."""
+    alike = [name for name in apart if name != "gradients"]
+    same = (
+        f"Give all of them the same {' and '.join(alike)}: one seed for the initial weights, one schedule of learning "
+        "rates, and a checkpoint that all of them load"
+    )
+    if "gradients" not in apart:
+        return same
+    if spread:
+        way = (
+            "fully_shard has not spread all parameters, and nobody averages the gradients of the others: call "
+            "fully_shard(model) after its blocks, or average these gradients by all_reduce before the step"
+        )
+    elif isinstance(optimizer.model, nn.parallel.DistributedDataParallel):
+        way = (
+            "Call the wrapped model, the DistributedDataParallel, and not the one inside of it; its last backward pass "
+            "before a step must be outside of no_sync"
+        )
+    else:
+        way = (
+            "Call the model through DistributedDataParallel (its last backward pass before a step outside of no_sync), "
+            f"average gradients by all_reduce before the step, or let {type(optimizer).__name__} do it: "
+            "process_group=torch.distributed.group.WORLD"
+        )
+    return f"{way}. {same}" if alike else way
 
 
 def _refuse_late_sharding(optimizer: SecondOrder) -> None:
@@ -160,10 +183,19 @@ def _processes(model: nn.Module, process_group: Any) -> int:
 def _group(model: nn.Module, process_group: Any) -> Any:
     """That which was given; of a model that was wrapped or sharded its own; else that of all processes."""
     if process_group is not None:
+        _check_group(process_group)
         return process_group
     if isinstance(model, nn.parallel.DistributedDataParallel):
         return model.process_group
     return torch.distributed.group.WORLD  # of a model that fully_shard has spread, too
+
+
+def _check_group(process_group: Any) -> None:
+    if process_group is not None and not isinstance(process_group, _kind_of_group()):
+        raise TypeError(
+            "process_group must be a group of torch.distributed that this process belongs to, such as "
+            f"torch.distributed.group.WORLD, got {process_group!r:.80}"
+        )
 
 
 def _is_spread(model: nn.Module) -> bool:
