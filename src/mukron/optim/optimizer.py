@@ -40,7 +40,7 @@ from mukron.optim.momentum import Momentum, momentum_entries
 from mukron.optim.options import StepOptions
 from mukron.optim.plan import plan_table
 from mukron.optim.precision import check_precision
-from mukron.optim.processes import check_alike, check_processes, exchange_of, ranks_of
+from mukron.optim.processes import averages_itself, check_alike, check_processes, exchange_of, ranks_of
 from mukron.optim.reduction import ReductionRatio
 from mukron.optim.saving import complete_state, device_of, initializes_state, load_state, reserve, unpickle
 from mukron.optim.table import LayerEntry, ParameterEntry, build_tables, entry_of
@@ -83,6 +83,7 @@ class SecondOrder(Optimizer):
     momentum_kind: ClassVar[type[Momentum] | None] = None  # what a number as momentum means, whatever the trust
     in_stacks: ClassVar[bool] = False  # layers of one shape, here and at the base width, are preconditioned as one
     inverts: ClassVar[bool] = False  # operators are inverses, not roots: small damping needs float64
+    _step_supports_amp_scaling = property(averages_itself)  # a GradScaler then steps on all processes, or on none
     entries: dict[str, ParameterEntry]  # by name
     layers: dict[str, LayerEntry]
 
@@ -225,16 +226,17 @@ class SecondOrder(Optimizer):
         Args:
             closure: Computes the loss and its gradients, and returns the loss; needed by damping that adapts alone.
         """
-        if not self.steps + self.skipped and initializes_state(self, closure):
-            return None
+        initializes = not self.steps + self.skipped and initializes_state(self, closure)
         if self.together.owned is not None or (torch.distributed.is_available() and torch.distributed.is_initialized()):
             self.exchange = exchange_of(self)
+        if initializes and self.exchange is None:
+            return None
         ratio = ReductionRatio(self, closure) if any(group.get("adaptive") for group in self.param_groups) else None
         with torch.enable_grad():
             loss = None if closure is None else closure()
         try:
-            if self.exchange is not None:
-                check_alike(self)
+            if self.exchange is not None and check_alike(self, initializes):
+                return None
             step, moves = _attempt(self, ratio, loss)
         except BaseException:
             self.capture.forget()
