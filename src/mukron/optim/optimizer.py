@@ -118,8 +118,7 @@ class SecondOrder(Optimizer):
         self.powers = {number: self.powers_of(number) for number in range(1, 1 + max(2, len(self.method.factors)))}
         self.together, self.exchange = Together(process_group), cast("Exchange | None", None)
         self.steps, self.skipped, self._skipped_in_a_row, self._skip_cause, self._ready = 0, 0, 0, "", False
-        self.watchers: list[Watcher] = []
-        self.rescues: Counter[str] = Counter()  # "layer factor: how" -> how often
+        self.watchers, self.rescues = list[Watcher](), Counter[str]()  # rescues: "layer factor: how" -> how often
         self.told, self.waiting = set[str](), False  # layers that were looked at; whether one waits for its factors
         self.found_reduction: str | None = None  # of the loss, from the derivative that the first step saw; "": none
         self.found_class_dim = capture_options.class_dim  # of an output with positions
@@ -226,16 +225,15 @@ class SecondOrder(Optimizer):
         Args:
             closure: Computes the loss and its gradients, and returns the loss; needed by damping that adapts alone.
         """
-        initializes = not self.steps + self.skipped and initializes_state(self, closure)
         if self.together.owned is not None or (torch.distributed.is_available() and torch.distributed.is_initialized()):
             self.exchange = exchange_of(self)
-        if initializes and self.exchange is None:
+        if (initial := not self.steps + self.skipped and initializes_state(self, closure)) and self.exchange is None:
             return None
         ratio = ReductionRatio(self, closure) if any(group.get("adaptive") for group in self.param_groups) else None
         with torch.enable_grad():
             loss = None if closure is None else closure()
         try:
-            if self.exchange is not None and check_alike(self, initializes):
+            if self.exchange is not None and check_alike(self, initial):
                 return None
             step, moves = _attempt(self, ratio, loss)
         except BaseException:

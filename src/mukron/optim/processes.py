@@ -80,8 +80,6 @@ def check_processes(optimizer: SecondOrder) -> None:
         RuntimeError: There are several processes, and they would drift apart.
     """
     name, group = type(optimizer).__name__, optimizer.together.group
-    if group is not None and not isinstance(group, _kind_of_group()):
-        raise TypeError(f"process_group must be a group of torch.distributed, got {group!r:.80}")
     processes, spread = _processes(optimizer.model, group), _is_spread(optimizer.model)
     if group is not None and (spread or isinstance(optimizer.model, nn.parallel.DistributedDataParallel)):
         how = "fully_shard" if spread else "DistributedDataParallel"
@@ -233,6 +231,8 @@ def _refuse_late_sharding(optimizer: SecondOrder) -> None:
 
 def _processes(model: nn.Module, process_group: Any) -> int:
     """How many processes train this model: 1 where no process group was made."""
+    if process_group is not None and not isinstance(process_group, _kind_of_group()):
+        raise TypeError(f"process_group must be a group of torch.distributed, got {process_group!r:.80}")
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return 1
     return torch.distributed.get_world_size(_group(model, process_group))
