@@ -45,6 +45,12 @@ EXCHANGED = ("kfac", "foof", "gauss")  # whose curvature travels
 WAYS = ("rows", "owner", "factors")
 
 
+def a_bias_alone(model, **given):
+    """The weight of the layer in the middle is not trained."""
+    trained = [parameter for name, parameter in model.named_parameters() if name != "2.weight"]
+    return mukron.KFAC(model, lr=0.05, params=trained, **given)
+
+
 def every_method(rank, folder):
     for name, make in METHODS.items():
         compared(name, "mlp", make, F64, 1e-10, steps=8)
@@ -72,6 +78,7 @@ def spread_weights(rank, folder):
     unequal = {"micro": 2, "unequal": torch.distributed.get_world_size() == 2}  # of three one would have no sample
     compared("kfac, spread, accumulated", "mlp", METHODS["kfac"], F64, 1e-10, steps=6, how=SPREAD, **unequal)
     compared("kfac, spread, experts", "experts", METHODS["kfac"], F64, 1e-10, steps=6, how=SPREAD)
+    compared("kfac, spread, a bias", "mlp", a_bias_alone, F64, 1e-10, steps=3, how=SPREAD, communication="rows")
 
 
 def every_layer(rank, folder):

@@ -537,3 +537,13 @@ def test_other_kinds_of_sharding_are_refused_by_name(monkeypatch):
         mukron.Shampoo(model)
     with pytest.raises(ValueError, match="DeepSpeed's ZeRO"):
         mukron.parametrize(model, shapes)
+
+
+def test_processes_that_do_not_know_of_each_other_are_told(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    model = torch.nn.Linear(3, 2)
+    optimizer = mukron.Shampoo(model, lr=0.1)
+    model(torch.ones(2, 3)).sum().backward()
+    with pytest.warns(UserWarning, match="4 processes were started .* torch.distributed is not initialized"):
+        optimizer.step()
+    optimizer.step()  # once

@@ -40,7 +40,14 @@ from mukron.optim.momentum import Momentum, momentum_entries
 from mukron.optim.options import StepOptions
 from mukron.optim.plan import plan_table
 from mukron.optim.precision import check_precision
-from mukron.optim.processes import check_alike, check_processes, exchange_of, ranks_of
+from mukron.optim.processes import (
+    averages_itself,
+    check_alike,
+    check_processes,
+    exchange_of,
+    ranks_of,
+    warn_of_no_group,
+)
 from mukron.optim.reduction import ReductionRatio
 from mukron.optim.saving import complete_state, device_of, initializes_state, load_state, reserve, unpickle
 from mukron.optim.table import LayerEntry, ParameterEntry, build_tables, entry_of
@@ -83,6 +90,7 @@ class SecondOrder(Optimizer):
     momentum_kind: ClassVar[type[Momentum] | None] = None  # what a number as momentum means, whatever the trust
     in_stacks: ClassVar[bool] = False  # layers of one shape, here and at the base width, are preconditioned as one
     inverts: ClassVar[bool] = False  # operators are inverses, not roots: small damping needs float64
+    _step_supports_amp_scaling = property(averages_itself)  # a GradScaler then steps on all processes, or on none
     entries: dict[str, ParameterEntry]  # by name
     layers: dict[str, LayerEntry]
 
@@ -117,8 +125,7 @@ class SecondOrder(Optimizer):
         self.powers = {number: self.powers_of(number) for number in range(1, 1 + max(2, len(self.method.factors)))}
         self.together, self.exchange = Together(process_group), cast("Exchange | None", None)
         self.steps, self.skipped, self._skipped_in_a_row, self._skip_cause, self._ready = 0, 0, 0, "", False
-        self.watchers: list[Watcher] = []
-        self.rescues: Counter[str] = Counter()  # "layer factor: how" -> how often
+        self.watchers, self.rescues = list[Watcher](), Counter[str]()  # rescues: "layer factor: how" -> how often
         self.told, self.waiting = set[str](), False  # layers that were looked at; whether one waits for its factors
         self.found_reduction: str | None = None  # of the loss, from the derivative that the first step saw; "": none
         self.found_class_dim = capture_options.class_dim  # of an output with positions
@@ -225,16 +232,16 @@ class SecondOrder(Optimizer):
         Args:
             closure: Computes the loss and its gradients, and returns the loss; needed by damping that adapts alone.
         """
-        if not self.steps + self.skipped and initializes_state(self, closure):
-            return None
         if self.together.owned is not None or (torch.distributed.is_available() and torch.distributed.is_initialized()):
             self.exchange = exchange_of(self)
+        if (initial := not self.steps + self.skipped and initializes_state(self, closure)) and self.exchange is None:
+            return None
         ratio = ReductionRatio(self, closure) if any(group.get("adaptive") for group in self.param_groups) else None
         with torch.enable_grad():
             loss = None if closure is None else closure()
         try:
-            if self.exchange is not None:
-                check_alike(self)
+            if self.exchange is not None and check_alike(self, initial):
+                return None
             step, moves = _attempt(self, ratio, loss)
         except BaseException:
             self.capture.forget()
@@ -346,6 +353,8 @@ def _attempt(
     """
     if optimizer.capture.gradients and all(p.grad is None for p, _, _ in optimizer.capture.gradients):
         optimizer.capture.forget()  # they were thrown away, and nothing came after them
+    if not optimizer.steps + optimizer.skipped and optimizer.exchange is None:
+        warn_of_no_group()
     passes, exchange = optimizer.capture.passes, optimizer.exchange
     joint = Joint(gather(passes), passes, partial(along, passes)) if exchange is None else exchange.gather(passes)
     step = Transaction(optimizer, joint)

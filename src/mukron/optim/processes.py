@@ -8,12 +8,17 @@ averages. K-FAC, FOOF and Gauss-Newton measure curvature, each process on its ow
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
+import os
+import re
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from mukron.curvature import Ranks
+from mukron.curvature import Ranks, local
 from mukron.optim.exchange import Owners
 from mukron.params.sharded import is_sharded, refuse_sharded
 
@@ -22,6 +27,8 @@ if TYPE_CHECKING:
 
 COMPARED_EVERY = 100  # steps between comparisons
 PIECE = 1 << 22  # entries that a digest is made of at a time
+OF_RATES = ("lr", "fallback_lr", "reference_lr", "initial_lr")  # of a parameter group
+COMPARED = ("gradients", "weights", "learning rates", "numbers of steps", "options")  # in the order of comparison
 BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes of an entry
 
 
@@ -75,7 +82,6 @@ def check_processes(optimizer: SecondOrder) -> None:
         RuntimeError: There are several processes, and they would drift apart.
     """
     name, group = type(optimizer).__name__, optimizer.together.group
-    _check_group(group)
     processes, spread = _processes(optimizer.model, group), _is_spread(optimizer.model)
     if group is not None and (spread or isinstance(optimizer.model, nn.parallel.DistributedDataParallel)):
         how = "fully_shard" if spread else "DistributedDataParallel"
@@ -90,6 +96,13 @@ def check_processes(optimizer: SecondOrder) -> None:
             f"{name}(fused=True) in {processes} processes is not supported: gradients that are never formed cannot be "
             f"averaged. {way} fused=True"
         )
+    scaled = capture.grad_scaler is not None or vars(optimizer).pop("found_inf", None) is not None  # a scaler sets it
+    if scaled and averages_itself(optimizer):
+        raise RuntimeError(
+            f"{name}(process_group=...) averages gradients in the step, after a GradScaler has looked at those of its "
+            "own process: scales of processes would differ. Wrap the model in DistributedDataParallel and leave out "
+            "process_group, or train in bfloat16 or float32 without a GradScaler"
+        )
     if spread and any(group["weight_decay"] and not group["decoupled"] for group in optimizer.param_groups):
         raise RuntimeError(
             f"{name}(decoupled=False) adds weights to gradients, and a process has a part of each alone, since "
@@ -97,11 +110,37 @@ def check_processes(optimizer: SecondOrder) -> None:
         )
 
 
-def check_alike(optimizer: SecondOrder) -> None:
+def averages_itself(optimizer: SecondOrder) -> bool:
+    """Whether the step averages the gradients of several processes.
+
+    Args:
+        optimizer: The optimizer.
+    """
+    group = optimizer.together.group
+    return group is not None and _processes(optimizer.model, group) > 1
+
+
+def warn_of_no_group() -> None:
+    """Tell of processes that torchrun has started and that do not know of each other: each trains by itself."""
+    started = os.environ.get("WORLD_SIZE", "1")
+    if torch.distributed.is_available() and not torch.distributed.is_initialized() and started not in ("", "1"):
+        warnings.warn(
+            f"{started} processes were started (WORLD_SIZE), but torch.distributed is not initialized: each trains its "
+            "own weights. Call torch.distributed.init_process_group() before the model and the optimizer are made",
+            UserWarning,
+            stacklevel=6,
+        )
+
+
+def check_alike(optimizer: SecondOrder, initializes: bool = False) -> bool:
     """Refuse gradients that were not averaged, and weights that differ: at the first step together, and every 100.
 
     Args:
         optimizer: The optimizer, before a step.
+        initializes: The step is there to make a state, as far as this process sees.
+
+    Returns:
+        Whether that is so on all of them.
 
     Raises:
         RuntimeError: The processes differ. All of them are told.
@@ -109,31 +148,85 @@ def check_alike(optimizer: SecondOrder) -> None:
     check_processes(optimizer)
     given, spread = optimizer.together.group, _is_spread(optimizer.model)
     if _processes(optimizer.model, given) == 1:
-        return
+        return initializes
     group, together = _group(optimizer.model, given), optimizer.together
-    if together.compared is not None and together.compared[0] is group and together.compared[1] < COMPARED_EVERY:
-        together.compared = (group, together.compared[1] + 1)
-        return
+    begins = not optimizer.steps + optimizer.skipped
+    known = together.compared if together.compared is not None and together.compared[0] is group else None
+    if known is not None and known[1] < COMPARED_EVERY and not begins:
+        together.compared = (group, known[1] + 1)
+        return False
     refuse_sharded(optimizer.model)
     if spread:
         _refuse_late_sharding(optimizer)
     together.compared = None
-    device, parameters = optimizer.generator.device, [entry.parameter for entry in optimizer.entries.values()]
-    gradients = [parameter.grad for parameter in parameters]
-    rates = torch.tensor([float(group["lr"]) for group in optimizer.param_groups], dtype=torch.float64)
-    whole = [parameter for parameter in parameters if not is_sharded(parameter)]
-    averaged = [parameter.grad for parameter in whole] if given is None else []
-    digests = [_digest(averaged), _digest(whole), _digest([rates])]
-    own = torch.stack([*(digest.to(device) for digest in digests), torch.tensor(optimizer.steps, device=device)])
+    settings = _settings(optimizer)
+    own = torch.cat([_numbers(optimizer, settings), torch.tensor([initializes], device=optimizer.generator.device)])
     both = torch.stack([own, -own])
     torch.distributed.all_reduce(both, torch.distributed.ReduceOp.MAX, group=group)
-    names = ("gradients", "weights", "learning rates", "numbers of steps")
-    apart = [name for name, differs in zip(names, (both[0] != -both[1]).tolist(), strict=True) if differs]
+    differs = (both[0] != -both[1]).tolist()
+    differs[COMPARED.index("weights")] |= _replicas_differ(optimizer)
+    apart = [name for name, other in zip(COMPARED, differs, strict=False) if other]
     if apart:
-        found = f"the {' and '.join(apart)} of {_processes(optimizer.model, given)} processes differ"
+        where = _settings_apart(settings, group) if "options" in apart else ""
+        found = f"the {' and '.join(apart)} of {_processes(optimizer.model, given)} processes differ{where}"
         raise RuntimeError(f"{found}. {_remedy(optimizer, apart, spread=spread)}")
-    if any(gradient is not None for gradient in gradients):
+    if any(entry.parameter.grad is not None for entry in optimizer.entries.values()):
         together.compared = (group, 1)
+    return int(both[1][-1]) == -1
+
+
+def _numbers(optimizer: SecondOrder, settings: dict[str, str]) -> Tensor:
+    """What processes compare, each of ``COMPARED`` as one whole number."""
+    parameters = [entry.parameter for entry in optimizer.entries.values()]
+    whole = [parameter for parameter in parameters if not is_sharded(parameter)]
+    averaged = [parameter.grad for parameter in whole] if optimizer.together.group is None else []
+    rates = [float(group[name] or 0) for group in optimizer.param_groups for name in ("lr", "fallback_lr")]
+    digests = [_digest(averaged), _digest(whole), _digest([torch.tensor(rates, dtype=torch.float64)])]
+    text = int.from_bytes(hashlib.sha256(str(settings).encode()).digest()[:7], "big")
+    numbers = torch.tensor([*map(int, digests), optimizer.steps, text])
+    return numbers.to(optimizer.generator.device)
+
+
+def _settings(optimizer: SecondOrder) -> dict[str, str]:
+    """What processes must have chosen alike, as text by name; learning rates move, and are compared by themselves."""
+    found: dict[str, Any] = {"method": type(optimizer).__name__, "process_group": optimizer.together.group is not None}
+    for options in (optimizer.options, optimizer.capture_options):
+        found |= {field.name: getattr(options, field.name) for field in dataclasses.fields(options) if field.init}
+    found |= {"layers": list(optimizer.layers), "parameters": list(optimizer.entries)}
+    for number, group in enumerate(optimizer.param_groups):
+        kept = {name: float(value) if isinstance(value, Tensor) else value for name, value in group.items()}
+        found |= {f"{name} of group {number}": kept[name] for name in kept if name not in ("params", *OF_RATES)}
+    addresses = re.compile(" at 0x[0-9a-f]+")
+    return {name: addresses.sub("", repr(value)) for name, value in found.items() if name != "grad_scaler"}
+
+
+def _settings_apart(settings: dict[str, str], group: Any) -> str:
+    """Those that differ, in words. All processes must call this."""
+    found: list[Any] = [None] * torch.distributed.get_world_size(group)
+    torch.distributed.all_gather_object(found, settings, group=group)
+    apart: dict[str, str] = {}
+    for rank, other in enumerate(found):
+        for name in {**found[0], **other}:
+            first, here = (of.get(name, "not there") for of in (found[0], other))
+            if first != here:
+                apart.setdefault(name, f"{name} is {first:.100} on rank 0 and {here:.100} on rank {rank}")
+    return f" ({'; '.join(apart.values())})"
+
+
+def _replicas_differ(optimizer: SecondOrder) -> bool:
+    """Whether parts of weights that several ranks have are not the same there. All processes must call this."""
+    exchange = optimizer.exchange
+    shards = exchange.shards if isinstance(exchange, Owners) else {}
+    copied = {name: of for name, of in shards.items() if len(set(of.replicas)) > 1}
+    if not copied or not isinstance(exchange, Owners):
+        return False
+    parts = [local(optimizer.entries[name].parameter) for name in copied]
+    digests = exchange.ranks.objects(torch.stack([_digest([part]).to(part.device) for part in parts]).tolist())
+    for place, of in enumerate(copied.values()):
+        by_part = {(bounds, digest[place]) for bounds, digest in zip(of.bounds, digests, strict=True)}
+        if len(by_part) > len(set(of.bounds)):
+            return True
+    return False
 
 
 def _remedy(optimizer: SecondOrder, apart: list[str], *, spread: bool) -> str:
@@ -175,6 +268,7 @@ def _refuse_late_sharding(optimizer: SecondOrder) -> None:
 
 def _processes(model: nn.Module, process_group: Any) -> int:
     """How many processes train this model: 1 where no process group was made."""
+    _check_group(process_group)
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return 1
     return torch.distributed.get_world_size(_group(model, process_group))
@@ -183,7 +277,6 @@ def _processes(model: nn.Module, process_group: Any) -> int:
 def _group(model: nn.Module, process_group: Any) -> Any:
     """That which was given; of a model that was wrapped or sharded its own; else that of all processes."""
     if process_group is not None:
-        _check_group(process_group)
         return process_group
     if isinstance(model, nn.parallel.DistributedDataParallel):
         return model.process_group

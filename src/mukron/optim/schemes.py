@@ -100,9 +100,7 @@ def traffic_for(exchange: Owners, entry: LayerEntry, seen: Sequence[Seen]) -> La
     signals = outputs if capture.jacobian else draws if capture.signals else 0
     averages, tied = exchange.gradients.averages, any(not other.one_hot for other in entry.others.values())
     by_rows, products = forms_of(d_in, d_out, rows, capture, averages)
-    weight, shards = entry.blocks.get(WEIGHT), None
-    if weight is not None and weight.name in exchange.shards:
-        shards = exchange.shards[weight.name].numbers
+    weight = entry.blocks.get(WEIGHT)
     return LayerTraffic(
         d_in,
         d_out,
@@ -119,10 +117,20 @@ def traffic_for(exchange: Owners, entry: LayerEntry, seen: Sequence[Seen]) -> La
         factor_every=options.factor_every,
         inverse_every=options.inverse_every,
         averages=averages,
-        shards=shards,
+        shards=_numbers_here(exchange, entry),
         biases=layer.groups * d_out * (BIAS in entry.blocks),
         element=max(4, entry.anchor.element_size()),
     )
+
+
+def _numbers_here(exchange: Owners, entry: LayerEntry) -> tuple[int, ...] | None:
+    """Numbers of a layer's trained weight that each rank has; None: neither the weight nor the bias is spread."""
+    if not any(of.name in exchange.shards for of in entry.blocks.values()):
+        return None
+    weight = entry.blocks.get(WEIGHT)
+    if weight is None or weight.name not in exchange.shards:
+        return (0,) * exchange.size  # the bias alone is spread
+    return exchange.shards[weight.name].numbers
 
 
 def speed_of(ranks: Ranks, communication: Communication) -> Speed:

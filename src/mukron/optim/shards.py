@@ -37,18 +37,21 @@ class Shards:
 
     @classmethod
     def of(cls, parameter: Any, ranks: int) -> Shards | None:
-        """How a parameter is spread over the ranks of its mesh; None: every rank has all of it.
+        """How a parameter is spread over the ranks of its mesh; None: it is on no mesh, and every rank has all of it.
+
+        A mesh without a dimension that is cut has a replica on each rank, as ``replicate`` makes it.
 
         Args:
             parameter: The parameter.
             ranks: How many ranks there are.
         """
         placements = getattr(parameter, "placements", ())
-        cut = [place for place, placement in enumerate(placements) if placement.is_shard()]
-        if not cut:
+        if not placements:
             return None
-        mesh, dim = parameter.device_mesh.mesh, placements[cut[0]].dim
-        order = mesh.movedim(cut[0], -1).reshape(-1, mesh.shape[cut[0]])  # replicas, and the ranks of each
+        mesh, cut = parameter.device_mesh.mesh, [k for k, placement in enumerate(placements) if placement.is_shard()]
+        dim = placements[cut[0]].dim if cut else 0
+        # replicas, and the ranks of each
+        order = mesh.movedim(cut[0], -1).reshape(-1, mesh.shape[cut[0]]) if cut else mesh.reshape(-1, 1)
         places = {int(rank): (r, s) for r, row in enumerate(order) for s, rank in enumerate(row)}
         at = [places[rank] for rank in sorted(places)]
         assert len(at) == ranks

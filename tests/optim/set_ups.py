@@ -1,0 +1,104 @@
+"""What ranks run in ``test_set_ups.py``: set-ups that are refused on all of them, or not stumbled over."""
+
+from __future__ import annotations
+
+import warnings
+from functools import partial
+
+import pytest
+import torch
+from ranks import SPREAD, batch, bounds, compared, made
+from torch import distributed
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+
+import mukron
+
+warnings.simplefilter("ignore")
+F64 = torch.float64
+
+
+def backward(model, step, scale=1.0):
+    rank, size = distributed.get_rank(), distributed.get_world_size()
+    x, y = (part[slice(*bounds(size)[rank : rank + 2])] for part in batch("mlp", step, F64))
+    loss = F.cross_entropy(model(x), y) * scale
+    loss.backward()
+
+
+def options_that_differ(rank, folder):
+    for first, other in (
+        ({"communication": "rows"}, {"communication": "owner"}),
+        ({"factor_every": 1}, {"factor_every": 2}),
+        ({"memory": "batch"}, {"memory": "sum"}),
+        ({"exclude": ()}, {"exclude": ("4",)}),
+        ({"weight_decay": 0.0}, {"weight_decay": 0.1}),
+    ):
+        model = DistributedDataParallel(made("mlp", F64))
+        given = {"inverse_every": 2, "refresh_warmup": 0, **(other if rank else first)}
+        optimizer = mukron.KFAC(model, lr=0.05, **given)
+        backward(model, 0)
+        with pytest.raises(RuntimeError, match=rf"the options of 2 processes differ \({next(iter(other))}.* on rank 1"):
+            optimizer.step()
+
+
+def a_scaler(rank, folder):
+    """Gradients are averaged after it has looked at them: it would let one rank step, and not another."""
+    world, scaler = distributed.group.WORLD, torch.amp.GradScaler("cpu")
+    model = made("mlp", F64)
+    optimizer = mukron.KFAC(model, lr=0.05, process_group=world)
+    scale = float(scaler.scale(torch.ones(())))
+    backward(model, 0, float("inf") if rank else scale)
+    with pytest.raises(RuntimeError, match="Wrap the model in DistributedDataParallel"):
+        scaler.step(optimizer)
+    with pytest.raises(RuntimeError, match="without a GradScaler"):
+        mukron.GaussNewton(model, lr=0.05, process_group=world, grad_scaler=scaler)
+    optimizer.zero_grad()
+    backward(model, 0)
+    optimizer.step()
+    assert optimizer.steps == 1
+    alone = mukron.KFAC(made("mlp", F64), lr=0.05, process_group=[distributed.new_group([k]) for k in range(2)][rank])
+    scaler.scale(F.cross_entropy(alone.model(torch.ones(4, 6, dtype=F64)), torch.arange(4))).backward()
+    scaler.step(alone)
+    assert alone.steps == 1
+
+
+def a_first_step_of_no_length(rank, folder):
+    """A schedule begins at zero, and one rank has gradients of zeros: that step is none that makes a state."""
+    model = made("mlp", F64)
+    optimizer = mukron.Shampoo(model, lr=0.0, process_group=distributed.group.WORLD)
+    for step in range(2):
+        optimizer.zero_grad()
+        backward(model, step, rank)
+        optimizer.step()
+    assert optimizer.steps == 2
+    fresh = mukron.Shampoo(made("mlp", F64), lr=0.0, process_group=distributed.group.WORLD)
+    for parameter in fresh.model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    fresh.step()
+    assert fresh.steps == 0
+
+
+def replicas_that_differ(rank, folder):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    model = made("mlp", F64)
+    with torch.no_grad():
+        model[0].bias.add_(rank // 2)
+    optimizer = mukron.KFAC(fully_shard(model, mesh=mesh), lr=0.05)
+    backward(model, 0)
+    with pytest.raises(RuntimeError, match="the weights of 4 processes differ"):
+        optimizer.step()
+
+
+def replicate_without_shards(rank, folder):
+    """Parameters are DTensors of which every rank has all."""
+    import ranks
+    from torch.distributed._composable.replicate_with_fsdp import replicate
+    from torch.distributed.device_mesh import init_device_mesh
+
+    ranks.spread = partial(replicate, mesh=init_device_mesh("cpu", (2,)))
+    for method in (mukron.KFAC, mukron.Shampoo):
+        make = partial(method, lr=0.05, momentum=0.9)
+        compared(f"{method.__name__}, replicate", "mlp", make, F64, 1e-10, steps=3, how=SPREAD)
