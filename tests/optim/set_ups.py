@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import warnings
+from contextlib import contextmanager, nullcontext
 from functools import partial
 
 import pytest
 import torch
-from ranks import SPREAD, batch, bounds, compared, made
+from ranks import SPREAD, batch, bounds, compared, equal_everywhere, made
 from torch import distributed
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
@@ -16,6 +17,16 @@ import mukron
 
 warnings.simplefilter("ignore")
 F64 = torch.float64
+
+
+@contextmanager
+def hidden_group():
+    """What is trained inside is trained by one process."""
+    initialized, distributed.is_initialized = distributed.is_initialized, lambda: False
+    try:
+        yield
+    finally:
+        distributed.is_initialized = initialized
 
 
 def backward(model, step, scale=1.0):
@@ -102,3 +113,28 @@ def replicate_without_shards(rank, folder):
     for method in (mukron.KFAC, mukron.Shampoo):
         make = partial(method, lr=0.05, momentum=0.9)
         compared(f"{method.__name__}, replicate", "mlp", make, F64, 1e-10, steps=3, how=SPREAD)
+
+
+def layers_added_later(rank, folder):
+    """At a step that measures nothing: until its way is known, a layer is with all ranks, as those that are there."""
+    weights = []
+    for group in ({"process_group": distributed.group.WORLD}, {}):
+        model = made("mlp", F64)
+        with nullcontext() if group else hidden_group():
+            first, *later = (list(model[k].parameters()) for k in (0, 2, 4))
+            given = {"lr": 0.05, "factor_every": 2, "inverse_every": 2, "refresh_warmup": 0, "exclude": ()}
+            optimizer = mukron.KFAC(model, params=first, communication="rows", **given, **group)
+            for step in range(6):
+                if step == 3:
+                    optimizer.add_param_group({"params": [*later[0], *later[1]]})
+                optimizer.zero_grad()
+                if group:
+                    backward(model, step)
+                else:
+                    x, y = batch("mlp", step, F64)
+                    F.cross_entropy(model(x), y).backward()
+                optimizer.step()
+        weights.append({name: parameter.detach() for name, parameter in model.named_parameters()})
+    equal_everywhere(weights[0], "added later")
+    for name, value in weights[1].items():
+        torch.testing.assert_close(weights[0][name], value, rtol=1e-10, atol=1e-10, msg=name)

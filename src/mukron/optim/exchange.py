@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from mukron.curvature import EVERY_RANK, MATRIX, ROWS, Delivery, Joint, Kinds, Pass, Ranks, by_kind, joined
+from mukron.curvature import EVERY_RANK, Delivery, Joint, Kinds, Pass, Ranks, by_kind, joined
 from mukron.layers import WEIGHT
 from mukron.linalg import LowRank
 from mukron.optim.again import measure_again
@@ -29,7 +29,7 @@ from mukron.optim.communication import BY_FACTORS, BY_OWNER, BY_ROWS, LayerTraff
 from mukron.optim.direction import announce, dense, directions
 from mukron.optim.gradients import Averaged, Given, Sharded
 from mukron.optim.options import KLClip
-from mukron.optim.schemes import Seen, cost_of, seen_in, speed_of, traffic_for
+from mukron.optim.schemes import Seen, cost_of, hold_as_exchanged, seen_in, speed_of, traffic_for
 from mukron.optim.shards import shards_of, spread_state
 from mukron.optim.update import Move
 
@@ -143,7 +143,7 @@ class Owners:
         known, names = optimizer.together.owned and optimizer.together.owned.owner, list(optimizer.layers)
         costs = [cost_of(layer) for layer in optimizer.layers.values()]
         before = [None if (rank := (known or {}).get(name)) == EVERY_RANK else rank for name in names]
-        self.owner = dict(zip(names, owners_of(costs, ranks.size, before), strict=True))
+        self.owner = self._chosen = dict(zip(names, owners_of(costs, ranks.size, before), strict=True))
         self.schemes: dict[str, Way] | None = None
         self.traffic: dict[str, LayerTraffic] = {}
         self._words: list[_Word] = []
@@ -153,6 +153,11 @@ class Owners:
             self.traffic = {name: traffic_for(self, layer, nothing) for name, layer in optimizer.layers.items()}
         elif names and all(self._may_use(optimizer.together.schemes.get(name)) for name in names):
             self._settle({name: optimizer.together.schemes[name] for name in names})
+        elif self.shards:  # which do not travel by rows: owners are known
+            self._take_own()
+        else:  # layers that may yet travel by rows stay alike on all ranks until a batch decides
+            ways = {name: optimizer.together.schemes.get(name) for name in names}
+            self.owner = self.owner | {k: EVERY_RANK for k, way in ways.items() if way is None or way.name == BY_ROWS}
 
     def _may_use(self, scheme: Way | None) -> bool:
         """Whether a scheme that was chosen earlier, perhaps by other ranks, serves here."""
@@ -221,10 +226,14 @@ class Owners:
     def _settle(self, schemes: dict[str, Way]) -> None:
         optimizer = self.optimizer
         self.schemes = optimizer.together.schemes = schemes
-        self.owner |= {name: EVERY_RANK for name, (scheme, _) in schemes.items() if scheme == BY_ROWS}
-        optimizer.together.owned = Owned(self.size, self.ranks.rank, self.owner)
-        self.forget_others()
+        self.owner = self._chosen | {name: EVERY_RANK for name, (scheme, _) in schemes.items() if scheme == BY_ROWS}
+        self._take_own()
         hold_as_exchanged(optimizer)
+
+    def _take_own(self) -> None:
+        """From now on the state of a layer is with its owner."""
+        self.optimizer.together.owned = Owned(self.size, self.ranks.rank, self.owner)
+        self.forget_others()
 
     def agree(self, step: Transaction, made: bool) -> tuple[Moves, bool | None]:
         """The decision of all ranks. A rank that fails tells the others, which fail too instead of waiting for it."""
@@ -341,14 +350,6 @@ class Owners:
                     state = self.optimizer.state.get(entry.parameter, {})
                     for key in [key for key in state if key not in EVERYWHERE]:
                         del state[key]
-
-
-def hold_as_exchanged(optimizer: SecondOrder) -> None:
-    """Let the coming passes hold statistics in the forms in which they travel, once these are chosen."""
-    if optimizer.capture_options.measures:
-        ways = {name: way for name, way in optimizer.together.schemes.items() if name in optimizer.layers}
-        optimizer.capture.forms = {name: MATRIX if way.name == BY_FACTORS else ROWS for name, way in ways.items()}
-        optimizer.capture.products = frozenset(name for name, way in ways.items() if way.products)
 
 
 def _raise_of_others(errors: Sequence[str]) -> None:

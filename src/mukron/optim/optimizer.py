@@ -24,7 +24,7 @@ from mukron.damping import Adaptive, Rule
 from mukron.linalg import Factor
 from mukron.optim.direction import apply, base_rate, directions
 from mukron.optim.docs import describe, refuse_unknown
-from mukron.optim.exchange import Exchange, Together, hold_as_exchanged
+from mukron.optim.exchange import Exchange, Together
 from mukron.optim.groups import completed_group
 from mukron.optim.guards import (
     check_arguments,
@@ -50,6 +50,7 @@ from mukron.optim.processes import (
 )
 from mukron.optim.reduction import ReductionRatio
 from mukron.optim.saving import complete_state, device_of, initializes_state, load_state, reserve, unpickle
+from mukron.optim.schemes import hold_as_exchanged
 from mukron.optim.table import LayerEntry, ParameterEntry, build_tables, entry_of
 from mukron.optim.transaction import Blocks, Transaction, wants
 from mukron.optim.update import Move, times, updates_of, write

@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import distributed
 
-from mukron.curvature import ROWS, CaptureOptions, Drawn, Exact, Pass, Ranks, as_rows, keeps_halves
+from mukron.curvature import MATRIX, ROWS, CaptureOptions, Drawn, Exact, Pass, Ranks, as_rows, keeps_halves
 from mukron.layers import BIAS, WEIGHT
-from mukron.optim.communication import Communication, LayerTraffic, Speed
+from mukron.optim.communication import BY_FACTORS, Communication, LayerTraffic, Speed
 from mukron.optim.options import Spectral, Trust
 from mukron.optim.table import LayerEntry
 
 if TYPE_CHECKING:
     from mukron.optim.exchange import Owners
+    from mukron.optim.optimizer import SecondOrder
 
 MESSAGE, SIDE, TIMED = 1 << 20, 512, 3  # numbers of a message and the side of a matrix that are timed, and how often
 
@@ -121,6 +122,14 @@ def traffic_for(exchange: Owners, entry: LayerEntry, seen: Sequence[Seen]) -> La
         biases=layer.groups * d_out * (BIAS in entry.blocks),
         element=max(4, entry.anchor.element_size()),
     )
+
+
+def hold_as_exchanged(optimizer: SecondOrder) -> None:
+    """Let the coming passes hold statistics in the forms in which they travel, once these are chosen."""
+    if optimizer.capture_options.measures:
+        ways = {name: way for name, way in optimizer.together.schemes.items() if name in optimizer.layers}
+        optimizer.capture.forms = {name: MATRIX if way.name == BY_FACTORS else ROWS for name, way in ways.items()}
+        optimizer.capture.products = frozenset(name for name, way in ways.items() if way.products)
 
 
 def _numbers_here(exchange: Owners, entry: LayerEntry) -> tuple[int, ...] | None:
