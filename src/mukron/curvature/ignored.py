@@ -20,7 +20,7 @@ class Ignored:
         used = errors.movedim(class_dim, -1).ne(0).any(-1)
         self.weights = used.reshape(len(errors), -1).to(torch.float32)
         self.samples, self.shape, self.class_dim = len(errors), errors.shape, class_dim
-        self.used_samples = self.weights.amax(1).sum().clamp_min(1.0)
+        self.used_samples = self.weights.amax(1).sum(dtype=torch.float64).clamp_min(1.0)
 
     def of_rows(self, shape: tuple[int, ...]) -> Tensor | None:
         """Weights for rows [samples, positions] of a layer; None: they are not sorted by samples."""
@@ -41,12 +41,12 @@ class Ignored:
         weights = self.of_rows(D.shape[1:3])
         if weights is None:
             return D
-        all_over_used = weights.numel() / weights.sum().clamp_min(1.0)
+        all_over_used = weights.numel() / weights.sum(dtype=torch.float64).clamp_min(1.0)
         factor = self._factor(weights, self.samples / self.used_samples if of_samples else all_over_used, D)
         return D * factor * (self.used_samples / self.samples).to(D.dtype) if of_mean_loss else D * factor
 
     def _factor(self, weights: Tensor, all_over_used: Tensor, like: Tensor) -> Tensor:
-        return (weights * all_over_used.sqrt()).to(like.dtype)[None, :, :, None]
+        return (weights.to(like.dtype) * all_over_used.sqrt().to(like.dtype))[None, :, :, None]
 
     def means(self, H: Tensor) -> Tensor:
         """[groups, samples, d]: the mean over the positions of each sample that count, for rows from ``of_inputs``."""
@@ -60,7 +60,7 @@ class Ignored:
         weights = self.of_rows(shape)
         if weights is None:
             return count
-        used = weights.sum() * (count / weights.numel())
+        used = weights.sum(dtype=torch.float64) * (count / weights.numel())
         return (used * self.samples / self.used_samples).clamp_min(1.0)
 
     def frequencies(self, indices: Tensor) -> Tensor | None:
