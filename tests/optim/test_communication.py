@@ -206,7 +206,7 @@ def test_communication_is_read_from_text(text):
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [("ring", "known: 'auto', 'rows'"), ("rows:5", 'for "auto" alone'), ("auto:fast", "auto:BYTES_PER_SECOND")],
+    [("ring", "known: 'auto', 'rows'"), ("rows:5", '"auto" alone takes one'), ("auto:fast", "auto:BYTES_PER_SECOND")],
 )
 def test_other_texts_are_refused(text, said):
     with pytest.raises(ValueError, match=said):
