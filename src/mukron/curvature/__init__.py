@@ -3,6 +3,8 @@
 Names with an alias of their own are for the neighbouring rooms; they may change.
 """
 
+from mukron.curvature.accumulator import Accumulator as Accumulator
+from mukron.curvature.ahead import Ahead as Ahead
 from mukron.curvature.capture import Capture as Capture
 from mukron.curvature.fisher import (
     LIKELIHOODS,
@@ -22,11 +24,9 @@ from mukron.curvature.forms import MATRIX as MATRIX
 from mukron.curvature.forms import ROWS as ROWS
 from mukron.curvature.forms import as_rows as as_rows
 from mukron.curvature.forms import keeps_halves as keeps_halves
-from mukron.curvature.joined import EVERY_RANK as EVERY_RANK
 from mukron.curvature.joined import Delivery as Delivery
 from mukron.curvature.joined import Joint as Joint
 from mukron.curvature.joined import joined as joined
-from mukron.curvature.passes import Accumulator as Accumulator
 from mukron.curvature.passes import Kinds as Kinds
 from mukron.curvature.passes import LayerStatistics as LayerStatistics
 from mukron.curvature.passes import Pass as Pass
@@ -48,6 +48,7 @@ from mukron.curvature.scale import input_weight as input_weight
 from mukron.curvature.scale import inverse_weight as inverse_weight
 from mukron.curvature.scale import reduction_in_use as reduction_in_use
 from mukron.curvature.scale import signal_scale as signal_scale
+from mukron.curvature.sending import EVERY_RANK as EVERY_RANK
 from mukron.curvature.stacking import Halves as Halves
 from mukron.curvature.stacking import Jacobian as Jacobian
 from mukron.curvature.uses import along as along

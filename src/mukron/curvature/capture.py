@@ -28,6 +28,7 @@ from torch import Generator, Tensor, distributed, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils.weak import TensorWeakRef
 
+from mukron.curvature.ahead import Ahead
 from mukron.curvature.fisher import CaptureOptions, OwnPasses, send_signals, targets
 from mukron.curvature.forms import replaces_gradient
 from mukron.curvature.hooks import hooked
@@ -87,6 +88,7 @@ class Capture:
         self.parameters = list(model.parameters())
         self.passes: list[Pass] = []
         self.ranks: Callable[[], Ranks | None] = lambda: None  # which processes train the model together
+        self.ahead: Ahead | None = None  # sends statistics as soon as they are there
         self.forms: Mapping[str, str] = {}  # of the statistics of some layers, until ranks have exchanged them
         self.products = frozenset[str]()  # those of them whose D and H are kept
         self.paused = False
@@ -273,7 +275,7 @@ class Capture:
             add_scale(this, f, class_dim)
         if again:
             for name in outputs:
-                this.add_delta(name, errors)
+                self._reached(this, name, errors)
             return
         self.passes.append(this)
         if self._generator_before is None and self.options.signals and not self.options.empirical:
@@ -299,7 +301,17 @@ class Capture:
         for name, edge in edges.items():
             this.layers[name].edge = None  # whatever hears of the pass at an edge must not own that edge
             if this.wants_delta(name):
-                on_gradient(edge, partial(this.add_delta, name))
+                on_gradient(edge, partial(self._reached, this, name))
+        self._advance()
+
+    def _reached(self, this: Pass, name: str, delta: Tensor) -> None:
+        """The derivative of the user's loss has arrived at a layer's output."""
+        this.add_delta(name, delta)
+        self._advance()
+
+    def _advance(self) -> None:
+        if self.ahead is not None and self.passes:
+            self.ahead.advance(self.passes)
 
     def _note_gradients(self) -> None:
         """Note which gradients there are: if they are thrown away, so are the passes."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,18 +21,25 @@ class Frequencies:
 
     def __init__(self, indices: Tensor, weights: Tensor | None, d: int, count: int, dtype: torch.dtype) -> None:
         flat = None if weights is None else weights.flatten()
-        self.sums = torch.bincount(indices.flatten(), flat, minlength=d).to(dtype).unsqueeze(0)
+        self.parts = [torch.bincount(indices.flatten(), flat, minlength=d).to(dtype).unsqueeze(0)]  # by pass
         self.count = count
+
+    @property
+    def sums(self) -> Tensor:
+        """Over all passes."""
+        if len(self.parts) > 1:
+            self.parts = [reduce(torch.add, self.parts)]
+        return self.parts[0]
 
     def empty(self) -> Frequencies:
         """The same count, of sums that are kept elsewhere."""
         rest = object.__new__(Frequencies)
-        rest.sums, rest.count = self.sums.new_zeros(()), self.count
+        rest.parts, rest.count = [self.parts[0].new_zeros(())], self.count
         return rest
 
     def merged(self, other: Frequencies) -> Frequencies:
         total = object.__new__(Frequencies)
-        total.sums, total.count = self.sums + other.sums, self.count + other.count
+        total.parts, total.count = self.parts + other.parts, self.count + other.count
         return total
 
     def factor(self, weight: float | Tensor = 1.0) -> Factor:

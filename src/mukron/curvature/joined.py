@@ -8,19 +8,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from mukron.curvature.accumulator import Accumulator
+from mukron.curvature.ahead import Ahead, Told
 from mukron.curvature.forms import AUTO
-from mukron.curvature.passes import Accumulator, Kinds, LayerStatistics, Pass, of_layers
-from mukron.curvature.ranks import Ranks, aligned
+from mukron.curvature.passes import Kinds, LayerStatistics, Pass, of_layers
+from mukron.curvature.ranks import Ranks
 from mukron.curvature.records import PassRecord
+from mukron.curvature.sending import Outgoing, whole
 from mukron.curvature.stacking import Stacking, merged
 from mukron.curvature.uses import along
-
-EVERY_RANK = -1  # the "owner" of a layer whose rows go to all ranks
 
 
 @dataclass
@@ -55,6 +55,7 @@ class Delivery:
         unformed: Layers whose gradient is D^T H of all ranks, in place of what autograd formed.
         form: How statistics are held once they are all there.
         gradients: What goes with them to each rank: gradients, or parts of some, by parameter.
+        ahead: What is on its way already.
     """
 
     passes: Sequence[Pass]
@@ -67,6 +68,7 @@ class Delivery:
     unformed: frozenset[str] = frozenset()
     form: str = AUTO
     gradients: Mapping[int, Mapping[str, Tensor]] = field(default_factory=dict)
+    ahead: Ahead | None = None
 
 
 def _along(passes: Sequence[Pass], names: Sequence[str]) -> dict[str, Tensor]:
@@ -86,6 +88,7 @@ class _Sent:
     along: dict[str, Tensor]
     kinds: Kinds
     gradients: Mapping[str, Tensor]
+    told: Told | None  # sizes of this step
 
 
 def joined(delivery: Delivery, ranks: Ranks) -> tuple[Joint, list[Mapping[str, Tensor]]]:
@@ -94,22 +97,20 @@ def joined(delivery: Delivery, ranks: Ranks) -> tuple[Joint, list[Mapping[str, T
     records = [_scaled_record(one.record(), share) for one in passes]
     products = {name: product * share for name, product in _along(passes, list(delivery.owner)).items()}
     ran = [frozenset(use.name for use in one.layers.values()) for one in passes]
-    to_ranks: list[Kinds] = [{} for _ in range(ranks.size)]
-    for name, of in delivery.kinds.items() if delivery.measured else ():
-        owner = delivery.owner[name]
-        for kind, part in of.items():
-            changed = _Changed(share, delivery.empirical, name in delivery.unformed, owner == EVERY_RANK)
-            scaled = changed.statistics(part)
-            for rank in range(ranks.size) if owner == EVERY_RANK else (owner,):
-                stays = rank == ranks.rank and owner != EVERY_RANK
-                to_ranks[rank].setdefault(name, {})[kind] = scaled if stays else _packed(scaled)
-    sent = ranks.delivered(
-        [
-            _Sent(delivery.samples, delivery.uses, records, ran, products, of_rank, delivery.gradients.get(rank, {}))
-            for rank, of_rank in enumerate(to_ranks)
-        ]
-    )
-    everywhere = _merged(sent, delivery.form)
+    ahead, outgoing = delivery.ahead, Outgoing(ranks.size, ranks.rank)
+    outgoing = outgoing if ahead is None else ahead.outgoing
+    kinds = delivery.kinds if delivery.measured else {}
+    to_ranks = outgoing.by_rank(kinds, delivery.owner, delivery.empirical)
+    told = [None] * ranks.size if ahead is None else ahead.told(to_ranks, len(passes))
+    gradients = [delivery.gradients.get(rank, {}) for rank in range(ranks.size)]
+    parcels = [
+        _Sent(delivery.samples, delivery.uses, records, ran, products, *of_rank)
+        for of_rank in zip(to_ranks, gradients, told, strict=True)
+    ]
+    sent = ranks.delivered(parcels, ahead)
+    if ahead is not None:
+        ahead.agree([one.told for one in sent if one.told is not None])
+    everywhere = _merged(sent, delivery.form, delivery.unformed)
     elsewhere = {name: _samples_elsewhere(sent, name) for name in everywhere}
     counts = {name: sum(one.samples.get(name, 0) for one in sent) + more for name, more in elsewhere.items()}
     for name, of in everywhere.items():
@@ -126,18 +127,20 @@ def joined(delivery: Delivery, ranks: Ranks) -> tuple[Joint, list[Mapping[str, T
     return joint, [one.gradients for one in sent]
 
 
-def _merged(sent: Sequence[_Sent], form: str) -> Kinds:
-    """The statistics of all ranks, by layer and kind of use."""
+def _merged(sent: Sequence[_Sent], form: str, unformed: frozenset[str]) -> Kinds:
+    """The statistics of all ranks, by layer and kind of use; the gradients of some layers are D^T H of them alone."""
     everywhere: Kinds = {}
     for name in dict.fromkeys(name for one in sent for name in one.kinds):
         found = sorted({kind for one in sent for kind in one.kinds.get(name, {})})
         everywhere[name] = {
-            kind: reduce(merged, [_unpacked(one.kinds[name][kind]) for one in sent if kind in one.kinds.get(name, {})])
+            kind: reduce(merged, [whole(one.kinds[name][kind]) for one in sent if kind in one.kinds.get(name, {})])
             for kind in found
         }
     _drop_incomplete(everywhere, sent)
-    for of in everywhere.values():
+    for name, of in everywhere.items():
         for statistics in of.values():
+            if name in unformed:
+                statistics.halves = [half._replace(fused=True) for half in statistics.halves]
             for sums in (statistics.A, statistics.B):
                 if isinstance(sums, Accumulator):
                     sums.form = form
@@ -150,75 +153,6 @@ def _sum_along(sent: Sequence[_Sent], name: str) -> Tensor | None:
     if any(name in one.samples and name not in one.along for one in sent):
         return None
     return torch.stack([one.along[name] for one in sent if name in one.along]).sum(0)
-
-
-@dataclass
-class _Changed:
-    """Statistics as they are sent: with derivatives of the mean over all ranks of their losses.
-
-    Attributes:
-        share: Of a rank's loss in that mean.
-        empirical: Signals are such derivatives.
-        unformed: The gradient is D^T H, whatever autograd formed.
-        alike: Tensors lie in memory alike on the rank that has them and where they arrive: all compute the same bits.
-    """
-
-    share: float
-    empirical: bool
-    unformed: bool
-    alike: bool
-    made: dict[Any, Tensor] = field(default_factory=dict)  # what is one tensor is sent once
-
-    def statistics(self, of: LayerStatistics) -> LayerStatistics:
-        jacobians = [one._replace(errors=one.errors * self.share) for one in of.jacobians]
-        halves = [
-            half._replace(D=self.tensor(half.D, self.share), H=self.tensor(half.H), fused=half.fused or self.unformed)
-            for half in of.halves
-        ]
-        return replace(of, A=self.sums(of.A), B=self.sums(of.B, self.empirical), halves=halves, jacobians=jacobians)
-
-    def sums(self, of: Any, derivatives: bool = False) -> Any:
-        if not isinstance(of, Accumulator):
-            return of
-        share, total = self.share if derivatives else 1.0, of.empty()
-        total.count, total.rows = of.count, [self.tensor(rows, share) for rows in of.rows]
-        total.matrix = None if of.matrix is None else of.matrix if share == 1 else of.matrix * share**2
-        return total
-
-    def tensor(self, X: Tensor, share: float = 1.0) -> Tensor:
-        key = (X.data_ptr(), X.shape, X.stride(), share)
-        if key not in self.made:
-            scaled = X if share == 1 else X * share
-            self.made[key] = aligned(scaled.contiguous()) if self.alike else scaled
-        return self.made[key]
-
-
-def _packed(statistics: LayerStatistics) -> LayerStatistics:
-    """For a message: of a matrix the upper triangle, which says all of it."""
-    return replace(statistics, A=_packed_sums(statistics.A), B=_packed_sums(statistics.B))
-
-
-def _packed_sums(sums: Any) -> Any:
-    if not isinstance(sums, Accumulator) or sums.matrix is None:
-        return sums
-    small = sums.empty()
-    small.rows, small.count, small.matrix = sums.rows, sums.count, sums.matrix[:, _upper(sums.matrix)]
-    return small
-
-
-def _unpacked(statistics: LayerStatistics) -> LayerStatistics:
-    """What ``_packed`` was made of."""
-    for sums in (statistics.A, statistics.B):
-        if isinstance(sums, Accumulator) and sums.matrix is not None and sums.matrix.ndim == 2:
-            M = sums.matrix.new_zeros(len(sums.matrix), sums.d, sums.d)
-            M[:, _upper(M)] = sums.matrix
-            sums.matrix = M + M.triu(1).mT
-    return statistics
-
-
-def _upper(M: Tensor) -> Tensor:
-    """Which entries of a matrix are on its diagonal or above."""
-    return torch.ones(M.shape[-2:], dtype=torch.bool, device=M.device).triu()
 
 
 def _scaled_record(record: PassRecord, share: float) -> PassRecord:

@@ -9,88 +9,28 @@ depend on the output (padding, an ignored target) counts in neither.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
+from mukron.curvature.accumulator import Accumulator
 from mukron.curvature.fisher import CaptureOptions
-from mukron.curvature.forms import AUTO, MATRIX, ROWS, as_rows, keeps_halves, rows_wait
+from mukron.curvature.forms import MATRIX, ROWS, keeps_halves, rows_wait
 from mukron.curvature.frequencies import Frequencies, add_indices
 from mukron.curvature.ignored import Ignored
 from mukron.curvature.records import Recorded
 from mukron.curvature.stacking import TIED_HEAD, Halves, Jacobian, Stacking, merged, of_all_kinds, summed
 from mukron.layers import MatrixLayer
-from mukron.linalg import Factor, LowRank, MatrixFactor, RowsFactor, products_of
+from mukron.linalg import LowRank, products_of
 
 AS_THEY_ARE = nullcontext()  # products of the precision that torch has
 Kinds = dict[str, dict[int, "LayerStatistics"]]  # by layer and kind of use of its weight
-
-
-class Accumulator:
-    """The sum of x x^T over all rows x, divided by a count: rows while they are few, a matrix once they are many."""
-
-    def __init__(self, d: int, other: int, form: str = AUTO) -> None:
-        self.d, self.other, self.form, self.count = d, other, form, 0
-        self.rows: list[Tensor] = []
-        self.matrix: Tensor | None = None
-
-    def add(self, X: Tensor, count: int) -> None:
-        """X [groups, N, d]."""
-        self.rows.append(X)
-        self.count += count
-        self.settle()
-
-    def add_matrix(self, M: Tensor, count: int) -> None:
-        """The sum of x x^T over rows that were never held together."""
-        self.matrix = M if self.matrix is None else self.matrix + M
-        self.count += count
-        self.settle()
-
-    def empty(self) -> Accumulator:
-        """One without rows, for the same factor."""
-        return Accumulator(self.d, self.other, self.form)
-
-    def merged(self, other: Accumulator) -> Accumulator:
-        total = self.empty()
-        total.rows, total.count, total.matrix = self.rows + other.rows, self.count + other.count, self.matrix
-        if other.matrix is not None:
-            total.matrix = other.matrix if total.matrix is None else total.matrix + other.matrix
-        total.settle()
-        return total
-
-    def settle(self) -> None:
-        N = sum([X.shape[-2] for X in self.rows])
-        if self.matrix is not None or not as_rows(N, self.d, self.other, self.form):
-            self._sum_up()
-
-    def _sum_up(self) -> None:
-        for X in self.rows:
-            product = torch.bmm(X.mT, X)
-            self.matrix = product if self.matrix is None else self.matrix + product
-        self.rows = []
-
-    def as_matrix(self) -> Tensor:
-        """The sum itself; it is held as a matrix from here on."""
-        if self.matrix is None:
-            self._sum_up()
-        assert self.matrix is not None
-        return self.matrix
-
-    def joined(self) -> Tensor:
-        """All rows as one tensor, the same one each time."""
-        if len(self.rows) > 1:
-            self.rows = [torch.cat(self.rows, dim=-2)]
-        return self.rows[0]
-
-    def factor(self, weight: float | Tensor = 1.0) -> Factor:
-        """``weight`` multiplies it."""
-        if self.matrix is not None:
-            return MatrixFactor(self.matrix * (weight / self.count))
-        return RowsFactor(self.joined(), self.count / weight)
 
 
 @dataclass
@@ -124,6 +64,22 @@ class LayerStatistics:
         return LowRank(D, torch.cat(rows, dim=1))
 
 
+class OfDelta(NamedTuple):
+    """What the loss's own derivative by a layer's output has given.
+
+    Attributes:
+        delta: That derivative; None: it is not kept.
+        D: As rows, where D^T H is wanted.
+        B: Made of it (the empirical Fisher).
+        rounding: Of the products that the gradient is made of, where they are coarser than its dtype.
+    """
+
+    delta: Tensor | None
+    D: Tensor | None
+    B: Accumulator | None
+    rounding: float
+
+
 @dataclass
 class LayerPass:
     """One layer in one forward pass, or one of the maps that its weight stacks.
@@ -142,6 +98,7 @@ class LayerPass:
         reached: A derivative of the user's loss has arrived at its output.
         of_output: Makes a derivative that arrives at the edge one by the layer's own output; None: it is that.
         statistics, delta: What was made of it; the derivative of the user's loss by the layer's output.
+        of_delta: What was made of that derivative.
         probe, along: H v and D^T H v, while uses of the weight are checked (``curvature.uses``).
         rows, waits: H, where D^T H is wanted; or whether it is made when the step wants it.
     """
@@ -165,6 +122,7 @@ class LayerPass:
     statistics: LayerStatistics = field(default_factory=LayerStatistics)
     rows: Tensor | None = None
     delta: Tensor | None = None
+    of_delta: OfDelta | None = None
     probe: Tensor | None = None
     along: Tensor | None = None
     waits: bool = False
@@ -291,20 +249,24 @@ class Pass(Recorded):
 
     def add_signals(self, name: str, delta: Tensor, draw: int = 0) -> None:
         """Fisher signals of a layer. Every draw adds rows, but samples and positions count once."""
-        self._add_signals(self.layers[name], self.layers[name].derivative(delta), draw)
+        this = self.layers[name]
+        if this.statistics.B is None:
+            this.statistics.B = self._no_signals(this)
+        self._add_signals(this, this.statistics.B, this.derivative(delta), draw)
 
-    def _add_signals(self, this: LayerPass, delta: Tensor, draw: int = 0) -> None:
-        layer, statistics = this.layer, this.statistics
+    def _no_signals(self, this: LayerPass) -> Accumulator:
+        return Accumulator(this.layer.d_out, this.layer.d_in, self.forms.get(this.name, self.options.form))
+
+    def _add_signals(self, this: LayerPass, B: Accumulator, delta: Tensor, draw: int = 0) -> None:
+        layer = this.layer
         D = unfolded(self._precise(layer.signals(delta), this.name), self.samples)
         reduces = self._reduces(layer) and not layer.one_hot  # a diagonal A has expanded its positions
         if self.ignored is not None:
             D = self.ignored.of_signals(D, of_samples=reduces, of_mean_loss=self.options.empirical)
         if reduces:
             D = D.sum(2, keepdim=True)
-        if statistics.B is None:
-            statistics.B = Accumulator(layer.d_out, layer.d_in, self.forms.get(this.name, self.options.form))
         with products_of(True) if layer.tf32 else AS_THEY_ARE:
-            statistics.B.add(D.flatten(1, 2), D.shape[1] * D.shape[2] if draw == 0 else 0)
+            B.add(D.flatten(1, 2), D.shape[1] * D.shape[2] if draw == 0 else 0)
 
     def wants_delta(self, name: str) -> bool:
         """Whether the loss's own derivative by a layer's output is used."""
@@ -324,33 +286,49 @@ class Pass(Recorded):
         if self.options.empirical or this.rows is not None or this.waits:
             this.delta = delta if this.delta is None else this.delta + delta
 
-    def finish(self, name: str) -> None:
-        """Add to a layer's statistics what had to wait for the end of the user's backward pass."""
-        if (this := self.layers[name]).waits:
-            this.check()
-            self.add_inputs(name, may_wait=False)
-        statistics, delta, this.delta = this.statistics, this.delta, None
-        if statistics.jacobians and self.errors is not None:  # a second backward pass may have added to them
-            statistics.jacobians = [statistics.jacobians[0]._replace(errors=self.errors)]
-        if delta is None:
-            return
-        if delta.dtype in (torch.float16, torch.bfloat16):
-            statistics.rounding = torch.finfo(delta.dtype).eps
-        delta = self._precise(delta, this.name)
-        if this.rows is not None:
-            D = unfolded(this.layer.signals(delta), self.samples).flatten(1, 2)
-            statistics.halves.append(Halves(D, this.rows, this.fused and not self.checked))
-        if self.options.empirical and statistics.A is not None:
-            self._add_signals(this, delta)
-
-    def gather(self) -> dict[str, dict[int, LayerStatistics]]:
-        """The statistics of every layer, by the kind of use of its weight."""
-        uses: dict[str, dict[int, list[LayerPass]]] = {}
+    def finish(self) -> None:
+        """Make what had to wait for the end of the user's backward pass; derivatives are of no use any more."""
         for key, this in self.layers.items():
-            self.finish(key)
-            uses.setdefault(this.name, {}).setdefault(this.kind, []).append(this)
+            if this.waits:
+                this.check()
+                self.add_inputs(key, may_wait=False)
+                this.of_delta = None
+            if (made := self._of_delta(this)) is not None:
+                this.delta, this.of_delta = None, made._replace(delta=None)
+
+    def _of_delta(self, this: LayerPass) -> OfDelta | None:
+        """What the loss's own derivative gives, made once for all that has arrived."""
+        delta = this.delta
+        if delta is None or (this.of_delta is not None and this.of_delta.delta is delta):
+            return this.of_delta
+        rounding = torch.finfo(delta.dtype).eps if delta.dtype in (torch.float16, torch.bfloat16) else 0.0
+        numbers, D, B = self._precise(delta, this.name), None, None
+        if this.rows is not None:
+            D = unfolded(this.layer.signals(numbers), self.samples).flatten(1, 2)
+        if self.options.empirical and this.statistics.A is not None:
+            self._add_signals(this, B := self._no_signals(this), numbers)
+        this.of_delta = OfDelta(delta, D, B, rounding)
+        return this.of_delta
+
+    def _statistics(self, this: LayerPass) -> LayerStatistics:
+        """Those of one use, with what the loss's own derivative has given so far."""
+        found, made = replace(this.statistics), self._of_delta(this)
+        if found.jacobians and self.errors is not None:  # a second backward pass may have added to them
+            found.jacobians = [found.jacobians[0]._replace(errors=self.errors)]
+        if made is not None:
+            found.rounding, found.B = made.rounding, made.B or found.B
+            if made.D is not None and this.rows is not None:
+                found.halves = [Halves(made.D, this.rows, this.fused and not self.checked)]
+        return found
+
+    def gather(self, names: Collection[str] | None = None) -> dict[str, dict[int, LayerStatistics]]:
+        """The statistics so far of some layers, or of all, by the kind of use of their weights."""
+        uses: dict[str, dict[int, list[LayerPass]]] = {}
+        for this in self.layers.values():
+            if names is None or this.name in names:
+                uses.setdefault(this.name, {}).setdefault(this.kind, []).append(this)
         return {
-            name: {kind: of[0].statistics if len(of) == 1 else summed(of) for kind, of in kinds.items()}
+            name: {kind: summed(of, [self._statistics(use) for use in of]) for kind, of in kinds.items()}
             for name, kinds in uses.items()
         }
 
@@ -365,16 +343,24 @@ def gather(passes: list[Pass]) -> dict[str, LayerStatistics]:
 
 def by_kind(passes: list[Pass]) -> tuple[Kinds, dict[str, int], dict[str, Stacking]]:
     """The statistics of all passes by layer and kind of use, the samples of each layer, and what it stacks or ties."""
-    kinds: Kinds = {}
-    samples: dict[str, int] = {}
+    samples: Counter[str] = Counter()
     for one in passes:
-        for name, of_pass in one.gather().items():
+        one.finish()
+        samples.update(dict.fromkeys({use.name for use in one.layers.values()}, one.samples))
+    uses = [use for one in passes for use in one.layers.values()]
+    stacks = {use.name: Stacking(use.tied, use.parts) for use in uses if use.tied or use.parts > 1}
+    return kinds_in(passes), dict(samples), stacks
+
+
+def kinds_in(passes: Sequence[Pass], names: Collection[str] | None = None) -> Kinds:
+    """The statistics so far of some layers, or of all, by layer and kind of use."""
+    kinds: Kinds = {}
+    for one in passes:
+        for name, of_pass in one.gather(names).items():
             known = kinds.setdefault(name, {})
             for kind, statistics in of_pass.items():
                 known[kind] = merged(known[kind], statistics) if kind in known else statistics
-            samples[name] = samples.get(name, 0) + one.samples
-    uses = [use for one in passes for use in one.layers.values()]
-    return kinds, samples, {use.name: Stacking(use.tied, use.parts) for use in uses if use.tied or use.parts > 1}
+    return kinds
 
 
 def of_layers(kinds: Kinds, samples: dict[str, int], uses: dict[str, Stacking]) -> dict[str, LayerStatistics]:

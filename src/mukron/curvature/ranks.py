@@ -15,7 +15,7 @@ import datetime
 import io
 import pickle
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor, distributed
@@ -30,16 +30,33 @@ def local(tensor: Tensor) -> Tensor:
     return tensor if to_local is None else to_local()
 
 
+Place = tuple[int, int]  # of a tensor that was sent ahead: its message, and where it begins there
+
+
+class SentAhead(Protocol):
+    """What is on its way before it is delivered."""
+
+    def place(self, rank: int, tensor: Tensor) -> Place | None:
+        """Where a tensor is that goes to a rank; None: it is not on its way."""
+
+    def wait(self) -> None:
+        """Until all of it has arrived."""
+
+    def arrived(self, rank: int, place: Place, numbers: int) -> Tensor:
+        """So many numbers that have come from a rank, flat."""
+
+
 class _Described(NamedTuple):
     """A tensor on its way, without its numbers; where it is the transpose of what is in memory, so it arrives."""
 
     shape: torch.Size
     dtype: torch.dtype
     turned: bool
+    place: Place | None = None
 
     @classmethod
-    def of(cls, tensor: Tensor) -> _Described:
-        return cls(tensor.shape, tensor.dtype, _is_turned(tensor))
+    def of(cls, tensor: Tensor, place: Place | None = None) -> _Described:
+        return cls(tensor.shape, tensor.dtype, _is_turned(tensor), place)
 
     def restored(self, numbers: Tensor) -> Tensor:
         numbers = aligned(numbers)
@@ -57,7 +74,7 @@ def _is_turned(tensor: Tensor) -> bool:
     return tensor.ndim > 1 and not tensor.is_contiguous() and tensor.mT.is_contiguous()
 
 
-def _flat(tensor: Tensor) -> Tensor:
+def flat(tensor: Tensor) -> Tensor:
     """Its numbers in the order in which they are in memory: products of another order round in another way."""
     return (tensor.mT if _is_turned(tensor) else tensor).reshape(-1)
 
@@ -100,24 +117,44 @@ class Ranks:
         counts = [int(part) for part in self.gathered(torch.tensor([numbers], device=self.device))]
         return sum(counts[: self.rank]), sum(counts)
 
-    def delivered(self, parcels: Sequence[T]) -> list[T]:
+    def delivered(self, parcels: Sequence[T], ahead: SentAhead | None = None) -> list[T]:
         """What every rank sends to this one: nested objects with all tensors in them, one message for each dtype.
 
         Args:
             parcels: What this rank sends to each of them. Tensors that are one in a parcel are one when it arrives.
+            ahead: Knows of tensors that are on their way already.
         """
         sent = [packed(parcel) for parcel in parcels]
-        described = self.objects([(text, [_Described.of(t) for t in tensors]) for text, tensors in sent])
+        places = [
+            [None if ahead is None else ahead.place(rank, t) for t in tensors] for rank, (_, tensors) in enumerate(sent)
+        ]
+        described = self.objects(
+            [
+                (text, [_Described.of(t, at) for t, at in zip(tensors, of_rank, strict=True)])
+                for (text, tensors), of_rank in zip(sent, places, strict=True)
+            ]
+        )
         texts, kinds = zip(*(of_rank[self.rank] for of_rank in described), strict=True)
         found: list[list[Any]] = [[None] * len(of_rank) for of_rank in kinds]
-        for dtype in dict.fromkeys(kind.dtype for of in described for _, of_rank in of for kind in of_rank):
-            ours = [[_flat(t) for t in tensors if t.dtype == dtype] for _, tensors in sent]
-            places = [[k for k, kind in enumerate(of_rank) if kind.dtype == dtype] for of_rank in kinds]
-            sizes = [[of[k].shape.numel() for k in at] for at, of in zip(places, kinds, strict=True)]
+        for dtype in dict.fromkeys(k.dtype for of in described for _, of_rank in of for k in of_rank if not k.place):
+            ours = [
+                [flat(t) for t, at in zip(tensors, of_rank, strict=True) if t.dtype == dtype and not at]
+                for (_, tensors), of_rank in zip(sent, places, strict=True)
+            ]
+            wanted = [
+                [k for k, kind in enumerate(of_rank) if kind.dtype == dtype and not kind.place] for of_rank in kinds
+            ]
+            sizes = [[of[k].shape.numel() for k in at] for at, of in zip(wanted, kinds, strict=True)]
             received = self._exchanged(ours, [sum(of) for of in sizes], dtype)
-            for rank, (at, of) in enumerate(zip(places, sizes, strict=True)):
+            for rank, (at, of) in enumerate(zip(wanted, sizes, strict=True)):
                 for k, piece in zip(at, torch.split(received[rank], of), strict=True) if rank != self.rank else ():
                     found[rank][k] = kinds[rank][k].restored(piece)
+        if ahead is not None:
+            ahead.wait()
+            for rank, of_rank in enumerate(kinds):
+                for k, kind in enumerate(of_rank):
+                    if kind.place:
+                        found[rank][k] = kind.restored(ahead.arrived(rank, kind.place, kind.shape.numel()))
         found[self.rank] = sent[self.rank][1]
         return [unpacked(text, of_rank) for text, of_rank in zip(texts, found, strict=True)]
 
@@ -125,8 +162,8 @@ class Ranks:
         """Flat tensors to every rank, and as many numbers from each; what stays here is not copied."""
         kind = torch.uint8 if dtype == torch.bool else dtype
         parts = [[] if rank == self.rank else list(of) for rank, of in enumerate(ours)]
-        flat = [torch.zeros(0, dtype=kind, device=self.device), *(t.to(kind) for of in parts for t in of)]
-        inputs = torch.cat(flat).to(self.wire)
+        numbers = [torch.zeros(0, dtype=kind, device=self.device), *(t.to(kind) for of in parts for t in of)]
+        inputs = torch.cat(numbers).to(self.wire)
         expected = [0 if rank == self.rank else length for rank, length in enumerate(lengths)]
         outputs = torch.empty(sum(expected), dtype=kind, device=self.wire)
         split = [sum(t.numel() for t in of) for of in parts]

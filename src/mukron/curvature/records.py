@@ -79,5 +79,4 @@ class Recorded:
         """Its gradients were thrown away, and it is differentiated once more: inputs and signals are as they were."""
         self.errors = None
         for layer in self.layers.values():
-            layer.delta, layer.along, layer.reached = None, None, False
-            layer.statistics.halves = []
+            layer.delta, layer.of_delta, layer.along, layer.reached = None, None, None, False

@@ -34,7 +34,8 @@ from mukron.curvature.forms import MATRIX
 from mukron.curvature.frequencies import Frequencies
 
 if TYPE_CHECKING:
-    from mukron.curvature.passes import Accumulator, LayerPass, LayerStatistics
+    from mukron.curvature.accumulator import Accumulator
+    from mukron.curvature.passes import LayerPass, LayerStatistics
 
 
 TIED_HEAD = -1  # the kind of use that a head makes of an embedding's weight; others have the number of their map
@@ -119,14 +120,17 @@ def merged(one: LayerStatistics, other: LayerStatistics) -> LayerStatistics:
     )
 
 
-def summed(uses: Sequence[LayerPass]) -> LayerStatistics:
-    """The statistics of a layer whose weight is used several times in one pass, in the same way.
+def summed(uses: Sequence[LayerPass], statistics: Sequence[LayerStatistics]) -> LayerStatistics:
+    """The statistics of a layer whose weight is used in one pass, once or several times in the same way.
 
     Uses that the output does not depend on have no signals, and do not count. Where none are measured (FOOF), those
     are left out that the loss's own derivatives do not arrive at.
     """
-    seen = [use.statistics for use in uses if use.statistics.B is not None or use.statistics.jacobians]
-    counted = seen or [use.statistics for use in uses if use.reached] or [use.statistics for use in uses]
+    if len(uses) == 1:
+        return statistics[0]
+    seen = [found for found in statistics if found.B is not None or found.jacobians]
+    reached = [found for use, found in zip(uses, statistics, strict=True) if use.reached]
+    counted = seen or reached or statistics
     total = reduce(merged, counted)
     total.samples = counted[0].samples
     if total.A is not None:

@@ -21,21 +21,21 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from mukron.curvature import EVERY_RANK, Delivery, Joint, Kinds, Pass, Ranks, by_kind, joined
-from mukron.layers import WEIGHT
+from mukron.curvature import EVERY_RANK, Ahead, Delivery, Joint, Kinds, Pass, Ranks, by_kind, joined
 from mukron.linalg import LowRank
 from mukron.optim.again import measure_again
 from mukron.optim.communication import BY_FACTORS, BY_OWNER, BY_ROWS, LayerTraffic, owners_of, scheme_of
-from mukron.optim.direction import announce, dense, directions
+from mukron.optim.direction import announce, directions
 from mukron.optim.gradients import Averaged, Given, Sharded
 from mukron.optim.options import KLClip
-from mukron.optim.schemes import Seen, cost_of, hold_as_exchanged, seen_in, speed_of, traffic_for
+from mukron.optim.schemes import Seen, ahead_of, cost_of, hold_as_exchanged, parts_in, seen_in, speed_of, traffic_for
+from mukron.optim.sent_moves import parts_of, sent_move, size_of, whole_move
 from mukron.optim.shards import shards_of, spread_state
 from mukron.optim.update import Move
 
 if TYPE_CHECKING:
     from mukron.optim.optimizer import SecondOrder
-    from mukron.optim.table import LayerEntry, ParameterEntry
+    from mukron.optim.table import LayerEntry
     from mukron.optim.transaction import Transaction
 
 Moves = dict[str, Move]
@@ -69,16 +69,18 @@ class Together:
         owned: Who has the state of which layer; None: this process has all of it.
         schemes: By layer, how its curvature travels, once that is chosen.
         compared: The group whose weights and gradients were compared, and steps since.
+        ahead: What is sent in backward passes; None: nothing.
     """
 
     group: Any = None
     owned: Owned | None = None
     schemes: dict[str, Way] = field(default_factory=dict)
     compared: tuple[Any, int] | None = None
+    ahead: Ahead | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy is of this process: groups cannot be copied."""
-        return {**self.__dict__, "group": None, "compared": None}
+        return {**self.__dict__, "group": None, "compared": None, "ahead": None}
 
 
 class Exchange(Protocol):
@@ -147,6 +149,7 @@ class Owners:
         self.schemes: dict[str, Way] | None = None
         self.traffic: dict[str, LayerTraffic] = {}
         self._words: list[_Word] = []
+        self.ahead = optimizer.together.ahead = optimizer.capture.ahead = ahead_of(optimizer, ranks)
         if not optimizer.capture_options.measures:
             self._settle(dict.fromkeys(names, Way(BY_OWNER)))
             nothing = [Seen({})] * self.size
@@ -180,12 +183,13 @@ class Owners:
         capture, options = self.optimizer.capture, self.optimizer.capture_options
         measured = options.measures and bool(capture.due or capture.double or capture.options.fused)
         looks = measured or (options.measures and (capture.checks_uses or capture.asks_reduction))
-        seen, kinds, samples, uses = self._looked_at(passes) if looks else ([], {}, {}, {})
+        ahead = self.ahead if measured else None
+        seen, kinds, samples, uses = self._looked_at(passes, ahead) if looks else ([], {}, {}, {})
         sent, unformed = self.gradients.sent(kinds if measured else {})
         joint, received = Joint({}, passes, lambda layer: None), list[Mapping[str, Tensor]]()
         if looks or type(self.gradients) is not Given:
             how = options.empirical, measured, unformed, options.form
-            delivery = Delivery(seen, kinds, samples, uses, self.owner, *how, sent)
+            delivery = Delivery(seen, kinds, samples, uses, self.owner, *how, sent, ahead)
             joint, received = joined(delivery, self.ranks)
         return replace(joint, gradients=self.gradients.taken(received, unformed), moving=self.gradients.moving())
 
@@ -193,19 +197,26 @@ class Owners:
         """G v of the joined batch, for the weights of some layers."""
         return self.gradients.probed(layers)
 
-    def _looked_at(self, passes: Sequence[Pass]) -> tuple[Sequence[Pass], Kinds, dict[str, int], dict[str, Any]]:
+    def _looked_at(
+        self, passes: Sequence[Pass], ahead: Ahead | None
+    ) -> tuple[Sequence[Pass], Kinds, dict[str, int], dict[str, Any]]:
         """The passes and what they measured. Where that fails on one rank it does on all: none waits for another."""
         kinds, samples, uses, failed, seen = Kinds(), dict[str, int](), dict[str, Any](), None, seen_in(passes)
+        begun = 0 if ahead is None else ahead.measured(passes)
         try:
             kinds, samples, uses = by_kind(list(passes))
         except Exception as error:
             failed = error
-        others = self.ranks.objects((seen, "" if failed is None else f"{type(failed).__name__}: {failed}"))
+        words = "" if failed is None else f"{type(failed).__name__}: {failed}"
+        all_seen, errors, all_begun = zip(*self.ranks.objects((seen, words, begun)), strict=True)
         if failed is not None:
             raise failed
-        _raise_of_others([error for _, error in others])
-        if not self.traffic and any(of.rows for of, _ in others):
-            self._choose([of for of, _ in others])
+        _raise_of_others(errors)
+        if not self.traffic and any(of.rows for of in all_seen):
+            self._choose(all_seen)
+        if ahead is not None:
+            ahead.catch_up(passes, max(all_begun))
+            ahead.owner, ahead.parts = self.owner, parts_in(self.traffic)
         return passes, kinds, samples, uses
 
     def _choose(self, seen: Sequence[Seen]) -> None:
@@ -257,7 +268,7 @@ class Owners:
             word.error = f"{type(failed).__name__}: {failed}"
         own = {name: move for name, move in moves.items() if self._travels(name)}
         word.waiting, word.double, word.rescue = step.waiting, _double(step), step.rescue
-        word.sizes = {name: _size(_sent(step, name, move)) for name, move in own.items()} if word.counts else {}
+        word.sizes = {name: size_of(sent_move(step, name, move)) for name, move in own.items()} if word.counts else {}
         self._words = self.ranks.objects(word)
         if failed is not None:
             raise failed
@@ -292,7 +303,7 @@ class Owners:
             for dtype in dict.fromkeys(dtype for _, dtype in other.sizes.values()):
                 names = [name for name, (_, kind) in other.sizes.items() if kind == dtype]
                 shapes = [shape for name in names for shape in other.sizes[name][0]]
-                parts = [part for name in names for part in _parts(_sent(step, name, moves[name]))] if own else []
+                parts = [part for name in names for part in parts_of(sent_move(step, name, moves[name]))] if own else []
                 waits.append((names, other.sizes, shapes, *ranks.sending(parts, shapes, dtype, rank)))
         for names, sizes, shapes, buffer, work in waits:
             work.wait()
@@ -310,7 +321,7 @@ class Owners:
         for name, move in moves.items():
             if not self._travels(name):
                 continue
-            whole, shards = _whole(step, name, move), self.shards.get(name)
+            whole, shards = whole_move(step, name, move), self.shards.get(name)
             for rank, parcel in enumerate(parcels):
                 parcel[name] = whole if shards is None else shards.part(whole, rank)
         shared = Moves()
@@ -359,41 +370,7 @@ def _raise_of_others(errors: Sequence[str]) -> None:
             raise RuntimeError(f"rank {rank} could not take this step, so none does: {error}")
 
 
-def _sent(step: Transaction, name: str, move: Move) -> Move:
-    """A move as it travels: D^T H where that is smaller than the matrix, in the precision in which it is written."""
-    entry = step.optimizer.entries[name]
-    dtype = _dtype(step, entry)
-    smaller = isinstance(move, LowRank) and move.D.numel() + move.H.numel() < entry.parameter.numel()
-    if isinstance(move, LowRank) and smaller and move.D.dtype == dtype:
-        return move
-    return _whole(step, name, move)
-
-
-def _whole(step: Transaction, name: str, move: Move) -> Tensor:
-    """A move as a tensor of the parameter's shape, in the precision in which it is written."""
-    entry = step.optimizer.entries[name]
-    if isinstance(move, LowRank):
-        move = step.optimizer.layers[entry.layer].layer.values(WEIGHT, dense(move))
-    return move.to(_dtype(step, entry))
-
-
-def _dtype(step: Transaction, entry: ParameterEntry) -> torch.dtype:
-    """That of the buffer that the move is added to, or of the weight."""
-    buffer = step.staged(entry.parameter, "momentum_buffer")
-    on_update = entry.group["momentum"] and entry.group["momentum_on"] == "update"
-    return entry.parameter.dtype if buffer is None or not on_update else buffer.dtype
-
-
 def _double(step: Transaction) -> dict[str, bool]:
     """Layers of this rank and whether the next step is to measure them in float64."""
     found = {layer.name: step.staged(layer.anchor, "double") for layer in step.active}
     return {name: double for name, double in found.items() if double is not None}
-
-
-def _parts(move: Move) -> tuple[Tensor, ...]:
-    return (move.D, move.H) if isinstance(move, LowRank) else (move,)
-
-
-def _size(move: Move) -> tuple[tuple[tuple[int, ...], ...], torch.dtype]:
-    parts = _parts(move)
-    return tuple(tuple(part.shape) for part in parts), parts[0].dtype

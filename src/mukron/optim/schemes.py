@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import distributed
 
-from mukron.curvature import MATRIX, ROWS, CaptureOptions, Drawn, Exact, Pass, Ranks, as_rows, keeps_halves
+from mukron.curvature import MATRIX, ROWS, Ahead, CaptureOptions, Drawn, Exact, Pass, Ranks, as_rows, keeps_halves
 from mukron.layers import BIAS, WEIGHT
 from mukron.optim.communication import BY_FACTORS, Communication, LayerTraffic, Speed
 from mukron.optim.options import Spectral, Trust
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from mukron.optim.exchange import Owners
     from mukron.optim.optimizer import SecondOrder
 
+BUCKET = 25 << 20  # bytes of a message in a backward pass, as DistributedDataParallel's
 MESSAGE, SIDE, TIMED = 1 << 20, 512, 3  # numbers of a message and the side of a matrix that are timed, and how often
 
 
@@ -130,6 +131,27 @@ def hold_as_exchanged(optimizer: SecondOrder) -> None:
         ways = {name: way for name, way in optimizer.together.schemes.items() if name in optimizer.layers}
         optimizer.capture.forms = {name: MATRIX if way.name == BY_FACTORS else ROWS for name, way in ways.items()}
         optimizer.capture.products = frozenset(name for name, way in ways.items() if way.products)
+
+
+def ahead_of(optimizer: SecondOrder, ranks: Ranks) -> Ahead | None:
+    """What sends statistics in backward passes; None: all of them wait for the step."""
+    known, capture = optimizer.together.ahead, optimizer.capture_options
+    if not capture.measures or ranks.wire.type != ranks.device.type:  # copies to the CPU would hold the pass up
+        return None
+    return known if known is not None and known.ranks.group is ranks.group else Ahead(ranks, capture.empirical)
+
+
+def parts_in(traffic: Mapping[str, LayerTraffic]) -> list[frozenset[str]]:
+    """The layers of each message of a backward pass: all of them, then some at a time, the last layers first."""
+    parts, size = [frozenset(traffic)], 0
+    layers = list[str]()
+    for name, of in reversed(list(traffic.items())):
+        layers.append(name)
+        size += max(of.rows) * of.d_out * of.groups * of.element
+        if size > BUCKET:
+            parts.append(frozenset(layers))
+            layers, size = [], 0
+    return [*parts, frozenset(layers)] if layers else parts
 
 
 def _numbers_here(exchange: Owners, entry: LayerEntry) -> tuple[int, ...] | None:

@@ -1,0 +1,233 @@
+"""What ranks run in ``test_sent_ahead.py``."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from functools import partial
+
+import torch
+from joined_batches import METHODS
+from ranks import OWN, SPREAD, WRAPPED, bounds, called_by, made, whole
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from mukron.optim import exchange
+from mukron.optim.counting import CollectiveCount
+
+warnings.simplefilter("ignore")
+STEPS = 7
+EVERY = ("kfac", "kfac, plain", "kfac, empirical", "kfac, reduce", "kfac, window", "foof", "gauss-newton")
+STATISTICS = "all_to_all"  # the collective that brings them
+
+
+class Run:
+    """A few steps of this rank, as one of several; ``during`` is told of each backward pass before its step."""
+
+    def __init__(self, kind, make, how=WRAPPED, again=False, dtype=torch.float64, **given):
+        size = torch.distributed.get_world_size()
+        self.rank, self.model = torch.distributed.get_rank(), made(kind, dtype)
+        called = called_by(how, kind, self.model)
+        group = {"process_group": torch.distributed.group.WORLD} if how == OWN else {}
+        self.optimizer = make(called, **group, **given)
+        self.forward = partial(checkpoint, called, use_reentrant=False) if again else called
+        self.kind, self.size, self.dtype = kind, size, dtype
+
+    def loss(self, seed, rows=12, part=None):
+        from ranks import batch
+
+        x, y = batch(self.kind, seed, self.dtype, rows)
+        ends = bounds(self.size, rows)
+        part = slice(ends[self.rank], ends[self.rank + 1]) if part is None else part
+        return F.cross_entropy(self.forward(x[part]), y[part], reduction="sum") * (self.size / rows)
+
+    def begun(self):
+        """Messages of this step that are on their way."""
+        ahead = self.optimizer.together.ahead
+        return 0 if ahead is None else len(ahead.begun)
+
+    def weights(self):
+        return {name: whole(value.detach()) for name, value in self.model.state_dict().items()}
+
+
+def alike(one, other, what):
+    for name, value in one.items():
+        assert torch.equal(value, other[name]), f"{what}: {name} differs by {(value - other[name]).abs().max():.1e}"
+
+
+def compared(what, train):
+    """The same, bit for bit, whether statistics are sent ahead or not; returns what was begun by the end of a pass."""
+    begun = []
+    ahead = train(begun)
+    send_ahead, exchange.ahead_of = exchange.ahead_of, lambda optimizer, ranks: None
+    try:
+        alike(ahead, train([]), what)
+    finally:
+        exchange.ahead_of = send_ahead
+    return begun
+
+
+def plainly(begun, kind, make, how, **given):
+    run = Run(kind, make, how, **given)
+    for step in range(STEPS):
+        run.optimizer.zero_grad()
+        run.loss(step).backward()
+        begun.append(run.begun())
+        run.optimizer.step()
+    return run.weights()
+
+
+def every_way(rank, folder):
+    """From the third step on all messages have begun when the backward pass ends, with every method and way."""
+    ways = ("rows", "owner", "factors")
+    for place, name in enumerate(EVERY):
+        for how in (WRAPPED, OWN):
+            way = ways[(place + (how == OWN)) % 3]
+            what = f"{name}, {how}, {way}"
+            begun = compared(what, partial(plainly, kind="mlp", make=METHODS[name], how=how, communication=way))
+            assert begun[:2] == [0, 0], f"{what}: {begun}"
+            assert begun[-1] > 0, f"{what}: {begun}"
+        begun = compared(f"{name}, small", partial(plainly, kind="small", make=METHODS[name], how=WRAPPED))
+        assert begun[-1] > 0, f"{name}, small: {begun}"
+    begun = compared("checkpointing", partial(plainly, kind="mlp", make=METHODS["kfac"], how=WRAPPED, again=True))
+    plain = compared("no checkpointing", partial(plainly, kind="mlp", make=METHODS["kfac"], how=WRAPPED))
+    assert begun == plain, f"layers that run again are sent again: {begun}, {plain}"
+
+
+def spread(rank, folder):
+    for name in EVERY:
+        begun = compared(f"{name}, spread", partial(plainly, kind="mlp", make=METHODS[name], how=SPREAD))
+        assert begun[-1] > 0, f"{name}: {begun}"
+
+
+def nothing_twice(rank, folder):
+    """What was sent in the backward pass is not sent in the step; all bytes are those of a step that waits."""
+    for name, way in (("kfac", "owner"), ("kfac, plain", "rows"), ("foof", "factors")):
+        counted = {}
+        for waits in (False, True):
+            send_ahead = exchange.ahead_of
+            if waits:
+                exchange.ahead_of = lambda optimizer, ranks: None
+            run = Run("mlp", METHODS[name], communication=way)
+            for step in range(STEPS):
+                run.optimizer.zero_grad()
+                with CollectiveCount() as backward:
+                    run.loss(step).backward()
+                with CollectiveCount() as of_step:
+                    run.optimizer.step()
+            exchange.ahead_of = send_ahead
+            counted[waits] = backward.by_kind().get(STATISTICS, 0), of_step.by_kind().get(STATISTICS, 0)
+        assert sum(counted[False]) == sum(counted[True]), f"{name}: {counted}"
+        assert counted[True][0] == 0 == counted[False][1], f"{name}: {counted}"
+
+
+def upset(begun, make, how, upsets):
+    """What happens between a backward pass and its step is not what messages were begun for."""
+    run = Run("mlp", make, how)
+    for step in range(12):
+        run.optimizer.zero_grad()
+        loss = run.loss(step)
+        loss.backward(retain_graph=step == 4)
+        begun.append(run.begun())
+        upsets(run, step, loss)
+        run.optimizer.step()
+    return run.weights()
+
+
+def thrown_away(run, step, loss):
+    if step == 5:
+        run.optimizer.zero_grad()
+        run.loss(100).backward()
+
+
+def added_to(run, step, loss):
+    if step == 5:
+        run.loss(100).backward()
+
+
+def twice(run, step, loss):
+    if step == 4:
+        loss.backward()
+
+
+def other_sizes(run, step, loss):
+    if step in (5, 8):  # on the last rank alone the part of the batch is longer
+        ends = bounds(run.size)
+        part = slice(ends[run.rank], ends[run.rank + 1] + (run.rank == run.size - 1))
+        run.optimizer.zero_grad()
+        run.loss(100, 13, part).backward()
+
+
+def not_finite(run, step, loss):
+    if step == 5 and run.rank == 0:
+        next(run.model.parameters()).grad.fill_(torch.nan)
+
+
+def loaded(run, step, loss):
+    if step in (5, 6):
+        run.optimizer.load_state_dict(copy.deepcopy(run.optimizer.state_dict()))
+        run.optimizer.zero_grad()
+        run.loss(100).backward()
+
+
+def never_stepped(run, step, loss):
+    if step == 5:
+        for _ in range(3):
+            run.loss(100).backward()
+            run.optimizer.zero_grad()
+        run.loss(101).backward()
+
+
+def upsets(rank, folder):
+    for happens in (thrown_away, added_to, twice, other_sizes, not_finite, loaded, never_stepped):
+        for name, how in (("kfac", WRAPPED), ("kfac, plain", OWN), ("kfac, empirical", WRAPPED), ("foof", OWN)):
+            what = f"{happens.__name__}, {name}"
+            begun = compared(what, partial(upset, make=METHODS[name], how=how, upsets=happens))
+            assert begun[3] > 0, f"{what}: {begun}"
+            assert begun[-1] > 0, f"{what}: {begun}"
+
+
+def experts(rank, folder):
+    """A layer that runs on one rank alone, and a batch that another rank has nothing of."""
+    for name in ("kfac", "kfac, empirical", "foof"):
+        compared(f"{name}, experts", partial(plainly, kind="experts", make=METHODS[name], how=WRAPPED))
+
+
+def micro_batches(begun, how):
+    run = Run("mlp", METHODS["kfac"], how)
+    for step in range(9):
+        run.optimizer.zero_grad()
+        for k in range(3 if step == 7 else 2):
+            run.loss(2 * step + k).backward()
+            begun.append(run.begun())
+        run.optimizer.step()
+    return run.weights()
+
+
+def accumulated(rank, folder):
+    """Messages begin in the last backward pass of a step, as the last step had them."""
+    for how in (WRAPPED, OWN):
+        begun = compared(f"accumulated, {how}", partial(micro_batches, how=how))
+        assert begun[6] == 0 < begun[7], begun
+        assert begun[-2] == 0, begun
+
+
+def two_optimizers(rank, folder):
+    """Models that take turns, and one that is given up after a backward pass on one rank alone had gone further."""
+    one, other = Run("mlp", METHODS["kfac"]), Run("small", METHODS["foof"], OWN)
+    for step in range(6):
+        for run in (one, other):
+            run.optimizer.zero_grad()
+            run.loss(step).backward()
+        assert step < 4 or (one.begun() and other.begun())
+        for run in (other, one):
+            run.optimizer.step()
+    last = Run("mlp", METHODS["kfac, empirical"], OWN)
+    for step in range(6):
+        last.optimizer.zero_grad()
+        if step < 5 or rank == 0:  # the last one on one rank alone
+            last.loss(step).backward()
+        if step < 5:
+            last.optimizer.step()
+    begun = compared("after one that was given up", partial(plainly, kind="mlp", make=METHODS["foof"], how=WRAPPED))
+    assert begun[-1] > 0, begun
