@@ -37,12 +37,13 @@ def test_several_workers_share_the_work_and_the_cores():
 @pytest.mark.parametrize("workers", [1, 2])
 def test_the_first_error_ends_it(workers):
     def work(item):
+        pool.call(time.sleep, 0.02)  # the other process may take long to start
         done.append(pool.call(int, item))
 
     done = []
     with pytest.raises(ValueError, match="invalid literal"), WorkerPool(workers) as pool:
-        pool.for_each(["1", "no number", *["2"] * 50], work)
-    assert len(done) < 50
+        pool.for_each(["1", "no number", *["2"] * 2000], work)
+    assert len(done) < 2000
 
 
 SLEEPER = """

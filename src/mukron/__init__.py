@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         RMS,
         SOAP,
         AdamStep,
+        Communication,
         GaussNewton,
         GradientMomentum,
         Graft,
@@ -35,7 +36,7 @@ _LAZY = {
     **dict.fromkeys(("Auto", "EMA", "Batch", "Sum", "Window"), "mukron.memory"),
     **dict.fromkeys(("Empirical", "Exact", "MonteCarlo", "RandomSigns"), "mukron.curvature"),
     **dict.fromkeys(("QR", "Cholesky", "Eigh", "Newton", "Tracked"), "mukron.linalg"),
-    **dict.fromkeys(("AdamStep", "GradientMomentum", "HeavyBall", "SGDStep"), "mukron.optim"),
+    **dict.fromkeys(("AdamStep", "Communication", "GradientMomentum", "HeavyBall", "SGDStep"), "mukron.optim"),
     **dict.fromkeys(
         ("Adaptive", "Constant", "Fixed", "Heuristic", "MaxEigenvalue", "MeanEigenvalue", "Rescaled"), "mukron.damping"
     ),
@@ -58,6 +59,7 @@ __all__ = [
     "BaseShapes",
     "Batch",
     "Cholesky",
+    "Communication",
     "Constant",
     "Eigh",
     "Empirical",

@@ -1,6 +1,7 @@
 """Second-order optimizers as true torch optimizers: one step shared by all, one record and one short file a method."""
 
 import mukron.optim.first_order  # noqa: F401  (adds the records of SGD and AdamW)
+from mukron.optim.communication import Communication
 from mukron.optim.foof import FOOF
 from mukron.optim.gauss_newton import GaussNewton
 from mukron.optim.kfac import KFAC
@@ -19,6 +20,7 @@ __all__ = [
     "SOAP",
     "SPECS",
     "AdamStep",
+    "Communication",
     "GaussNewton",
     "GradientMomentum",
     "Graft",

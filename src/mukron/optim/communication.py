@@ -36,15 +36,17 @@ class Communication:
         scheme: "rows", "owner" or "factors", for all layers; "auto": for each the one that takes the least time.
         bandwidth: Bytes a second that a rank receives, for "auto"; None: 50e9.
         measured: Bandwidth and the speed of multiplications are measured when the ranks first meet, for "auto".
+        overlap: Send curvature in the backward pass as soon as it is there; False: send all of it in the step.
 
     Example:
         >>> Communication.of("auto:50e9")
-        Communication(scheme='auto', bandwidth=50000000000.0, measured=False)
+        Communication(scheme='auto', bandwidth=50000000000.0, measured=False, overlap=True)
     """
 
     scheme: str = BY_TIME
     bandwidth: float | None = None
     measured: bool = False
+    overlap: bool = True
 
     def __post_init__(self) -> None:
         if self.scheme not in (BY_TIME, *WAYS):

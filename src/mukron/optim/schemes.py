@@ -136,7 +136,8 @@ def hold_as_exchanged(optimizer: SecondOrder) -> None:
 def ahead_of(optimizer: SecondOrder, ranks: Ranks) -> Ahead | None:
     """What sends statistics in backward passes; None: all of them wait for the step."""
     known, capture = optimizer.together.ahead, optimizer.capture_options
-    if not capture.measures or ranks.wire.type != ranks.device.type:  # copies to the CPU would hold the pass up
+    copies = ranks.wire.type != ranks.device.type  # to the CPU, which would hold the backward pass up
+    if copies or not (capture.measures and optimizer.options.communication.overlap):
         return None
     return known if known is not None and known.ranks.group is ranks.group else Ahead(ranks, capture.empirical)
 
