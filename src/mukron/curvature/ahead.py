@@ -26,7 +26,9 @@ from mukron.curvature.passes import Kinds, Pass, kinds_in
 from mukron.curvature.ranks import Ranks, flat
 from mukron.curvature.sending import Outgoing, tensors_of
 
-Sizes = dict[tuple[int, str], list[int]]  # by message: number of its layers' part and dtype; numbers for each rank
+MessageSizes = dict[
+    tuple[int, str], list[int]
+]  # by message: number of its layers' part and dtype; numbers for each rank
 
 
 class Message(NamedTuple):
@@ -94,7 +96,7 @@ class Ahead:
         self.messages: Sequence[Message] = ()  # which all ranks begin in the coming backward pass
         self.begun: list[_Begun] = []
         self._passes = 0  # of a step, the last time
-        self._sizes: Sizes | None = None  # likewise
+        self._sizes: MessageSizes | None = None  # likewise
         self._waits = frozenset[str]()  # layers whose rows are made at the step, the last time
         self._placed: list[dict[int, tuple[int, int, Tensor]]] = [{} for _ in range(ranks.size)]
 
@@ -217,7 +219,7 @@ class Ahead:
             to_ranks: What goes to each rank in this step.
             passes: How many there were.
         """
-        sizes: Sizes = {}
+        sizes: MessageSizes = {}
         for rank, kinds in enumerate(to_ranks):
             for part, names in enumerate(self.parts if rank != self.ranks.rank else ()):
                 of_part = {name: of for name, of in kinds.items() if name in names and name not in self._waits}

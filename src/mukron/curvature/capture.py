@@ -149,9 +149,8 @@ class Capture:
         wanted = self.due or self.options.fused or self.double
         listens = wanted and not self.paused and self.model.training and torch.is_grad_enabled() and not in_transform()
         self._running = {} if listens else None
-        for name in self._fused:  # left behind by a forward pass that was interrupted
-            getattr(self.modules[name], "weight").requires_grad_(True)  # noqa: B009
-        self._fused = set()
+        while self._fused:  # left behind by a forward pass that was interrupted
+            getattr(self.modules[self._fused.pop()], "weight").requires_grad_(True)  # noqa: B009
         end_watches(self._watches)  # likewise
 
     def before_host(self, key: str, inputs: Any) -> None:
@@ -275,7 +274,7 @@ class Capture:
             add_scale(this, f, class_dim)
         if again:
             for name in outputs:
-                self._reached(this, name, errors)
+                reached(self, this, name, errors)
             return
         self.passes.append(this)
         if self._generator_before is None and self.options.signals and not self.options.empirical:
@@ -301,17 +300,8 @@ class Capture:
         for name, edge in edges.items():
             this.layers[name].edge = None  # whatever hears of the pass at an edge must not own that edge
             if this.wants_delta(name):
-                on_gradient(edge, partial(self._reached, this, name))
-        self._advance()
-
-    def _reached(self, this: Pass, name: str, delta: Tensor) -> None:
-        """The derivative of the user's loss has arrived at a layer's output."""
-        this.add_delta(name, delta)
-        self._advance()
-
-    def _advance(self) -> None:
-        if self.ahead is not None and self.passes:
-            self.ahead.advance(self.passes)
+                on_gradient(edge, partial(reached, self, this, name))
+        advance(self)
 
     def _note_gradients(self) -> None:
         """Note which gradients there are: if they are thrown away, so are the passes."""
@@ -326,6 +316,18 @@ class Capture:
         if any(gradient._version == version for gradient, version in kept):
             return False
         return not any(bool(local(gradient).any()) for gradient, _ in kept)  # others are not of these passes
+
+
+def reached(capture: Capture, this: Pass, name: str, delta: Tensor) -> None:
+    """The derivative of the user's loss has arrived at a layer's output."""
+    this.add_delta(name, delta)
+    advance(capture)
+
+
+def advance(capture: Capture) -> None:
+    """Something was measured: perhaps it can be sent."""
+    if capture.ahead is not None and capture.passes:
+        capture.ahead.advance(capture.passes)
 
 
 def in_ranks(capture: Capture) -> Ranks | None:

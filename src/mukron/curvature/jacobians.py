@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from mukron.curvature.fisher import own_backward
-from mukron.curvature.passes import Pass, precise, unfolded
+from mukron.curvature.passes import Pass, precise
 from mukron.curvature.stacking import Jacobian
 from mukron.curvature.uses import add_probe
 
@@ -43,11 +43,11 @@ def _add_jacobian(this: Pass, name: str, deltas: list[Tensor]) -> None:
     assert x is not None and this.errors is not None  # noqa: PT018
     if this.checked:
         add_probe(use)
-    signals = [unfolded(precise(layer.signals(use.derivative(delta))), this.samples) for delta in deltas]
+    signals = [this.unfolded(precise(layer.signals(use.derivative(delta)))) for delta in deltas]
     H = layer.inputs(x)
     if layer.one_hot:
         H = torch.nn.functional.one_hot(H, layer.d_in).to(signals[0].dtype)
-    H, use.input = unfolded(precise(H), this.samples), None
+    H, use.input = this.unfolded(precise(H)), None
     counts = None if this.ignored is None else this.ignored.of_outputs()
     use.statistics.jacobians = [Jacobian(H, torch.stack(signals, dim=2), this.errors, counts)]
     use.statistics.samples, use.statistics.rows = this.samples, H.shape[1] * H.shape[2]

@@ -12,25 +12,98 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from functools import reduce
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from mukron.curvature.accumulator import Accumulator
+from mukron.curvature.derivatives import OfDelta, finish, join_halves, with_derivatives
 from mukron.curvature.fisher import CaptureOptions
-from mukron.curvature.forms import MATRIX, ROWS, keeps_halves, rows_wait
+from mukron.curvature.forms import AUTO, MATRIX, ROWS, as_rows, keeps_halves, rows_wait
 from mukron.curvature.frequencies import Frequencies, add_indices
 from mukron.curvature.ignored import Ignored
 from mukron.curvature.records import Recorded
 from mukron.curvature.stacking import TIED_HEAD, Halves, Jacobian, Stacking, merged, of_all_kinds, summed
 from mukron.layers import MatrixLayer
-from mukron.linalg import LowRank, products_of
+from mukron.linalg import Factor, LowRank, MatrixFactor, RowsFactor, products_of
 
 AS_THEY_ARE = nullcontext()  # products of the precision that torch has
 Kinds = dict[str, dict[int, "LayerStatistics"]]  # by layer and kind of use of its weight
+
+
+class Accumulator:
+    """The sum of x x^T over all rows x, divided by a count: rows while they are few, a matrix once they are many."""
+
+    def __init__(self, d: int, other: int, form: str = AUTO) -> None:
+        self.d, self.other, self.form, self.count = d, other, form, 0
+        self.rows: list[Tensor] = []
+        self.parts: list[Tensor] = []  # matrices, one for each pass: their sum is made when it is wanted
+
+    @property
+    def matrix(self) -> Tensor | None:
+        """The sum, if it is held as a matrix."""
+        if len(self.parts) > 1:
+            self.parts = [reduce(torch.add, self.parts)]
+        return self.parts[0] if self.parts else None
+
+    @matrix.setter
+    def matrix(self, M: Tensor | None) -> None:
+        self.parts = [] if M is None else [M]
+
+    def add(self, X: Tensor, count: int) -> None:
+        """X [groups, N, d]."""
+        self.rows.append(X)
+        self.count += count
+        self.settle()
+
+    def add_matrix(self, M: Tensor, count: int) -> None:
+        """The sum of x x^T over rows that were never held together."""
+        self.matrix = M if self.matrix is None else self.matrix + M
+        self.count += count
+        self.settle()
+
+    def empty(self) -> Accumulator:
+        """One without rows, for the same factor."""
+        return Accumulator(self.d, self.other, self.form)
+
+    def merged(self, other: Accumulator) -> Accumulator:
+        total = self.empty()
+        total.rows, total.parts = self.rows + other.rows, self.parts + other.parts
+        total.count = self.count + other.count
+        total.settle()
+        return total
+
+    def settle(self) -> None:
+        N = sum([X.shape[-2] for X in self.rows])
+        if self.parts or not as_rows(N, self.d, self.other, self.form):
+            self._sum_up()
+
+    def _sum_up(self) -> None:
+        for X in self.rows:
+            product = torch.bmm(X.mT, X)
+            self.matrix = product if self.matrix is None else self.matrix + product
+        self.rows = []
+
+    def as_matrix(self) -> Tensor:
+        """The sum itself; it is held as a matrix from here on."""
+        if self.matrix is None:
+            self._sum_up()
+        assert self.matrix is not None
+        return self.matrix
+
+    def joined(self) -> Tensor:
+        """All rows as one tensor, the same one each time."""
+        if len(self.rows) > 1:
+            self.rows = [torch.cat(self.rows, dim=-2)]
+        return self.rows[0]
+
+    def factor(self, weight: float | Tensor = 1.0) -> Factor:
+        """``weight`` multiplies it."""
+        if self.matrix is not None:
+            return MatrixFactor(self.matrix * (weight / self.count))
+        return RowsFactor(self.joined(), self.count / weight)
 
 
 @dataclass
@@ -50,34 +123,9 @@ class LayerStatistics:
 
     def join(self) -> None:
         """Put the halves of all passes together."""
-        self.product = self._joined(self.halves)
-        self.unformed = self._joined([half for half in self.halves if half.fused])
-
-    def _joined(self, halves: list[Halves]) -> LowRank | None:
-        if not halves or any(half.D.shape[1] != half.H.shape[1] for half in halves):
-            return None
-        if len(halves) == 1:
-            return LowRank(halves[0].D, halves[0].H)
-        D, rows = torch.cat([half.D for half in halves], dim=1), [half.H for half in halves]
-        if isinstance(self.A, Accumulator) and [*map(id, self.A.rows)] == [*map(id, rows)]:
-            return LowRank(D, self.A.joined())  # A's own rows: operators made of them know it
-        return LowRank(D, torch.cat(rows, dim=1))
-
-
-class OfDelta(NamedTuple):
-    """What the loss's own derivative by a layer's output has given.
-
-    Attributes:
-        delta: That derivative; None: it is not kept.
-        D: As rows, where D^T H is wanted.
-        B: Made of it (the empirical Fisher).
-        rounding: Of the products that the gradient is made of, where they are coarser than its dtype.
-    """
-
-    delta: Tensor | None
-    D: Tensor | None
-    B: Accumulator | None
-    rounding: float
+        self.product = self.unformed = None
+        if self.halves:
+            join_halves(self)
 
 
 @dataclass
@@ -190,12 +238,8 @@ class Pass(Recorded):
         layer, x = (this := self.layers[name]).layer, this.input
         assert x is not None
         if this.shares is not None:  # the same rows, and the same A: inputs of several maps are one tensor
-            shared, this.input, this.rows, this.count = (
-                this.shares.statistics,
-                None,
-                this.shares.rows,
-                this.shares.count,
-            )
+            shared, this.input = this.shares.statistics, None
+            this.rows, this.count = this.shares.rows, this.shares.count
             this.statistics.A, this.statistics.samples, this.statistics.rows = shared.A, shared.samples, shared.rows
             return
         fresh, expands = self.due and self.options.inputs, not self._reduces(layer)
@@ -212,23 +256,24 @@ class Pass(Recorded):
         this.waits, this.input = False, None
         with products_of(True) if layer.tf32 else AS_THEY_ARE:
             if layer.one_hot:
-                indices = unfolded(layer.inputs(x).unsqueeze(-1), self.samples).squeeze(-1)
+                indices = self.unfolded(layer.inputs(x).unsqueeze(-1)).squeeze(-1)
                 add_indices(this.statistics, layer, indices, self.samples, self.ignored, self.options.sharing)
             elif gram_alone and N is not None:
                 this.statistics.samples, this.statistics.rows = self.samples, N
                 this.statistics.A = Accumulator(layer.d_in, layer.d_out, MATRIX)
-                this.statistics.A.add_matrix(layer.gram(self._precise(x, this.name)), self.samples)
+                this.statistics.A.add_matrix(layer.gram(self.precise(x, this.name)), self.samples)
             else:
                 kept = x if this.made or not halves else x.clone()
-                self._add_rows(this, self._precise(kept, this.name), fresh, halves)
+                self._add_rows(this, self.precise(kept, this.name), fresh, halves)
 
     def _add_rows(self, this: LayerPass, x: Tensor, fresh: bool, halves: bool) -> None:
         layer, statistics, reduces = this.layer, this.statistics, self._reduces(this.layer)
         ignored = self.ignored if fresh else None
         if reduces and not halves and len(x) == self.samples and ignored is None:  # patches a portion at a time
-            rows = torch.cat([unfolded(layer.inputs(part), len(part)).mean(2) for part in layer.portions(x)], dim=1)
+            portions = (self.unfolded(layer.inputs(part), len(part)) for part in layer.portions(x))
+            rows = torch.cat([portion.mean(2) for portion in portions], dim=1)
         else:
-            H = unfolded(layer.inputs(x), self.samples)
+            H = self.unfolded(layer.inputs(x))
             X = H if ignored is None else ignored.of_inputs(H)
             means = reduces and (X.mean(2) if ignored is None else ignored.means(X))
             rows = means if isinstance(means, Tensor) else X.flatten(1, 2)
@@ -251,15 +296,15 @@ class Pass(Recorded):
         """Fisher signals of a layer. Every draw adds rows, but samples and positions count once."""
         this = self.layers[name]
         if this.statistics.B is None:
-            this.statistics.B = self._no_signals(this)
-        self._add_signals(this, this.statistics.B, this.derivative(delta), draw)
+            this.statistics.B = self.no_signals(this)
+        self.add_to(this, this.statistics.B, this.derivative(delta), draw)
 
-    def _no_signals(self, this: LayerPass) -> Accumulator:
+    def no_signals(self, this: LayerPass) -> Accumulator:
         return Accumulator(this.layer.d_out, this.layer.d_in, self.forms.get(this.name, self.options.form))
 
-    def _add_signals(self, this: LayerPass, B: Accumulator, delta: Tensor, draw: int = 0) -> None:
+    def add_to(self, this: LayerPass, B: Accumulator, delta: Tensor, draw: int = 0) -> None:
         layer = this.layer
-        D = unfolded(self._precise(layer.signals(delta), this.name), self.samples)
+        D = self.unfolded(self.precise(layer.signals(delta), this.name))
         reduces = self._reduces(layer) and not layer.one_hot  # a diagonal A has expanded its positions
         if self.ignored is not None:
             D = self.ignored.of_signals(D, of_samples=reduces, of_mean_loss=self.options.empirical)
@@ -286,53 +331,30 @@ class Pass(Recorded):
         if self.options.empirical or this.rows is not None or this.waits:
             this.delta = delta if this.delta is None else this.delta + delta
 
-    def finish(self) -> None:
-        """Make what had to wait for the end of the user's backward pass; derivatives are of no use any more."""
-        for key, this in self.layers.items():
-            if this.waits:
-                this.check()
-                self.add_inputs(key, may_wait=False)
-                this.of_delta = None
-            if (made := self._of_delta(this)) is not None:
-                this.delta, this.of_delta = None, made._replace(delta=None)
-
-    def _of_delta(self, this: LayerPass) -> OfDelta | None:
-        """What the loss's own derivative gives, made once for all that has arrived."""
-        delta = this.delta
-        if delta is None or (this.of_delta is not None and this.of_delta.delta is delta):
-            return this.of_delta
-        rounding = torch.finfo(delta.dtype).eps if delta.dtype in (torch.float16, torch.bfloat16) else 0.0
-        numbers, D, B = self._precise(delta, this.name), None, None
-        if this.rows is not None:
-            D = unfolded(this.layer.signals(numbers), self.samples).flatten(1, 2)
-        if self.options.empirical and this.statistics.A is not None:
-            self._add_signals(this, B := self._no_signals(this), numbers)
-        this.of_delta = OfDelta(delta, D, B, rounding)
-        return this.of_delta
-
-    def _statistics(self, this: LayerPass) -> LayerStatistics:
-        """Those of one use, with what the loss's own derivative has given so far."""
-        found, made = replace(this.statistics), self._of_delta(this)
-        if found.jacobians and self.errors is not None:  # a second backward pass may have added to them
-            found.jacobians = [found.jacobians[0]._replace(errors=self.errors)]
-        if made is not None:
-            found.rounding, found.B = made.rounding, made.B or found.B
-            if made.D is not None and this.rows is not None:
-                found.halves = [Halves(made.D, this.rows, this.fused and not self.checked)]
-        return found
-
     def gather(self, names: Collection[str] | None = None) -> dict[str, dict[int, LayerStatistics]]:
         """The statistics so far of some layers, or of all, by the kind of use of their weights."""
         uses: dict[str, dict[int, list[LayerPass]]] = {}
         for this in self.layers.values():
             if names is None or this.name in names:
                 uses.setdefault(this.name, {}).setdefault(this.kind, []).append(this)
-        return {
-            name: {kind: summed(of, [self._statistics(use) for use in of]) for kind, of in kinds.items()}
-            for name, kinds in uses.items()
-        }
+        found: dict[str, dict[int, LayerStatistics]] = {name: {} for name in uses}
+        for name, kinds in uses.items():
+            for kind, of in kinds.items():
+                plain = all(not (use.delta is not None or use.of_delta or use.statistics.jacobians) for use in of)
+                so_far = [use.statistics if plain else with_derivatives(self, use) for use in of]
+                found[name][kind] = so_far[0] if len(of) == 1 else summed(of, so_far)
+        return found
 
-    def _precise(self, x: Tensor, name: str) -> Tensor:
+    def unfolded(self, X: Tensor, samples: int | None = None) -> Tensor:
+        """[groups, samples, positions, d], also where the model put positions first or folded them into the samples."""
+        N = self.samples if samples is None else samples
+        if N in (X.shape[1], X.shape[2]):
+            return X if X.shape[1] == N else X.transpose(1, 2)
+        rows = X.shape[1] * X.shape[2]
+        return X.reshape(X.shape[0], N, rows // N, X.shape[3]) if rows % N == 0 else X
+
+    def precise(self, x: Tensor, name: str) -> Tensor:
+        """x in the precision that a layer's statistics have."""
         return x.double() if name in self.double else precise(x)
 
 
@@ -345,7 +367,8 @@ def by_kind(passes: list[Pass]) -> tuple[Kinds, dict[str, int], dict[str, Stacki
     """The statistics of all passes by layer and kind of use, the samples of each layer, and what it stacks or ties."""
     samples: Counter[str] = Counter()
     for one in passes:
-        one.finish()
+        if any(use.waits or use.delta is not None for use in one.layers.values()):
+            finish(one)
         samples.update(dict.fromkeys({use.name for use in one.layers.values()}, one.samples))
     uses = [use for one in passes for use in one.layers.values()]
     stacks = {use.name: Stacking(use.tied, use.parts) for use in uses if use.tied or use.parts > 1}
@@ -369,16 +392,6 @@ def of_layers(kinds: Kinds, samples: dict[str, int], uses: dict[str, Stacking]) 
     for statistics in total.values():
         statistics.join()
     return total
-
-
-def unfolded(X: Tensor, samples: int) -> Tensor:
-    """[groups, samples, positions, d], also where the model put positions first or folded them into the samples."""
-    if X.shape[1] == samples:
-        return X
-    if X.shape[2] == samples:
-        return X.transpose(1, 2)
-    rows = X.shape[1] * X.shape[2]
-    return X.reshape(X.shape[0], samples, rows // samples, X.shape[3]) if rows % samples == 0 else X
 
 
 def precise(x: Tensor) -> Tensor:

@@ -30,19 +30,19 @@ def local(tensor: Tensor) -> Tensor:
     return tensor if to_local is None else to_local()
 
 
-Place = tuple[int, int]  # of a tensor that was sent ahead: its message, and where it begins there
+InMessage = tuple[int, int]  # of a tensor that was sent ahead: its message, and where it begins there
 
 
 class SentAhead(Protocol):
     """What is on its way before it is delivered."""
 
-    def place(self, rank: int, tensor: Tensor) -> Place | None:
+    def place(self, rank: int, tensor: Tensor) -> InMessage | None:
         """Where a tensor is that goes to a rank; None: it is not on its way."""
 
     def wait(self) -> None:
         """Until all of it has arrived."""
 
-    def arrived(self, rank: int, place: Place, numbers: int) -> Tensor:
+    def arrived(self, rank: int, place: InMessage, numbers: int) -> Tensor:
         """So many numbers that have come from a rank, flat."""
 
 
@@ -52,10 +52,10 @@ class _Described(NamedTuple):
     shape: torch.Size
     dtype: torch.dtype
     turned: bool
-    place: Place | None = None
+    place: InMessage | None = None
 
     @classmethod
-    def of(cls, tensor: Tensor, place: Place | None = None) -> _Described:
+    def of(cls, tensor: Tensor, place: InMessage | None = None) -> _Described:
         return cls(tensor.shape, tensor.dtype, _is_turned(tensor), place)
 
     def restored(self, numbers: Tensor) -> Tensor:

@@ -34,8 +34,7 @@ from mukron.curvature.forms import MATRIX
 from mukron.curvature.frequencies import Frequencies
 
 if TYPE_CHECKING:
-    from mukron.curvature.accumulator import Accumulator
-    from mukron.curvature.passes import LayerPass, LayerStatistics
+    from mukron.curvature.passes import Accumulator, LayerPass, LayerStatistics
 
 
 TIED_HEAD = -1  # the kind of use that a head makes of an embedding's weight; others have the number of their map
