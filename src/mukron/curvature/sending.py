@@ -45,21 +45,25 @@ class Outgoing:
         for name, of in kinds.items():
             everywhere = owner[name] == EVERY_RANK
             for kind, part in of.items():
-                scaled = self._scaled(part, empirical, alike=everywhere)
+                scaled = self._scaled(name, part, empirical, alike=everywhere)
                 for rank in range(self.size) if everywhere else (owner[name],):
                     stays = rank == self.rank and not everywhere
                     to_ranks[rank].setdefault(name, {})[kind] = scaled if stays else self._packed(scaled)
         return to_ranks
 
-    def _scaled(self, of: LayerStatistics, empirical: bool, alike: bool) -> LayerStatistics:
+    def _scaled(self, name: str, of: LayerStatistics, empirical: bool, alike: bool) -> LayerStatistics:
         """alike: tensors lie in memory alike here and where they arrive, so that all ranks compute the same bits."""
-        jacobians = [one._replace(errors=self._tensor(one.errors, self.share)) for one in of.jacobians]
+        jacobians = [one._replace(errors=self._errors(name, one.errors)) for one in of.jacobians]
         halves = [
             half._replace(D=self._tensor(half.D, self.share, alike), H=self._tensor(half.H, 1.0, alike))
             for half in of.halves
         ]
         A, B = self._sums(of.A, 1.0, alike), self._sums(of.B, self.share if empirical else 1.0, alike)
         return replace(of, A=A, B=B, halves=halves, jacobians=jacobians)
+
+    def _errors(self, name: str, errors: Tensor) -> Tensor:
+        """A copy for each layer, as the cost model counts them."""
+        return self._once((name, _place(errors)), errors, lambda: errors * self.share)
 
     def _sums(self, of: Any, share: float, alike: bool) -> Any:
         if of is None:
