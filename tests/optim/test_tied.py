@@ -18,6 +18,7 @@ from mukron.curvature import Accumulator, LayerStatistics
 from mukron.curvature.frequencies import Frequencies
 from mukron.curvature.stacking import tied
 from mukron.diagnose import coordinate_check
+from mukron.linalg import total_count
 from mukron.memory import Memory
 from mukron.models import GPT
 from mukron.optim.sizes import LayerSize, both_factors
@@ -532,7 +533,7 @@ def test_uses_that_run_in_different_passes_have_the_curvature_of_all_samples():
     partly(model, ("tokens",), share=0.5)
     partly(model, ("head",), share=0.5)
     alone = [one.layers["tokens"].statistics for one in optimizer.capture.passes]
-    e, h = ((use.A, use.B.as_matrix()[0] / use.B.count) for use in alone)
+    e, h = ((use.A, use.B.as_matrix()[0] / total_count(use.B.counts)) for use in alone)
     A_e, A_h = torch.diag(e[0].sums[0]) / 32, h[0].as_matrix()[0] / 32
     optimizer.step()
     whole = torch.kron(A_e, e[1]) + torch.kron(h[1], A_h)

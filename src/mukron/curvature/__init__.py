@@ -30,6 +30,7 @@ from mukron.curvature.passes import Accumulator as Accumulator
 from mukron.curvature.passes import Kinds as Kinds
 from mukron.curvature.passes import LayerStatistics as LayerStatistics
 from mukron.curvature.passes import Pass as Pass
+from mukron.curvature.passes import Samples as Samples
 from mukron.curvature.passes import by_kind as by_kind
 from mukron.curvature.passes import gather as gather
 from mukron.curvature.precision import double as double
@@ -47,7 +48,6 @@ from mukron.curvature.scale import LossScale as LossScale
 from mukron.curvature.scale import input_weight as input_weight
 from mukron.curvature.scale import inverse_weight as inverse_weight
 from mukron.curvature.scale import reduction_in_use as reduction_in_use
-from mukron.curvature.scale import signal_scale as signal_scale
 from mukron.curvature.sending import EVERY_RANK as EVERY_RANK
 from mukron.curvature.stacking import Halves as Halves
 from mukron.curvature.stacking import Jacobian as Jacobian

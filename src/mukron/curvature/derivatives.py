@@ -105,3 +105,15 @@ def _joined(statistics: LayerStatistics, halves: list[Halves]) -> LowRank | None
     if [*map(id, known)] == [*map(id, rows)]:
         return LowRank(D, statistics.A.joined())  # type: ignore[union-attr]  # A's own rows: operators made of them know it
     return LowRank(D, torch.cat(rows, dim=1))
+
+
+def take_shared(this: LayerPass, other: LayerPass) -> None:
+    """Take the same rows and the same A as another map: inputs of several maps are one tensor.
+
+    Args:
+        this: A map.
+        other: One with the same input, whose statistics are made.
+    """
+    shared, this.input = other.statistics, None
+    this.rows, this.count = other.rows, other.count
+    this.statistics.A, this.statistics.samples, this.statistics.rows = shared.A, shared.samples, shared.rows

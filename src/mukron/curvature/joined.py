@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mukron.curvature.ahead import Ahead, Told
 from mukron.curvature.forms import AUTO
-from mukron.curvature.passes import Accumulator, Kinds, LayerStatistics, Pass, of_layers
+from mukron.curvature.passes import Accumulator, Kinds, LayerStatistics, Pass, Samples, of_layers
 from mukron.curvature.ranks import Ranks
 from mukron.curvature.records import PassRecord
 from mukron.curvature.sending import Outgoing, whole
@@ -59,7 +59,7 @@ class Delivery:
 
     passes: Sequence[Pass]
     kinds: Kinds
-    samples: dict[str, int]
+    samples: Samples
     uses: dict[str, Stacking]
     owner: Mapping[str, int]
     empirical: bool = False
@@ -80,7 +80,7 @@ def _along(passes: Sequence[Pass], names: Sequence[str]) -> dict[str, Tensor]:
 class _Sent:
     """What one rank sends to another: of all its passes, and the statistics of the layers that the other one owns."""
 
-    samples: dict[str, int]
+    samples: Samples
     uses: dict[str, Stacking]
     passes: list[PassRecord]
     ran: list[frozenset[str]]  # layers, by pass
@@ -114,9 +114,10 @@ def joined(delivery: Delivery, ranks: Ranks) -> tuple[Joint, list[Mapping[str, T
     counts = {name: sum(one.samples.get(name, 0) for one in sent) + more for name, more in elsewhere.items()}
     for name, of in everywhere.items():
         for statistics in of.values():
-            statistics.samples += elsewhere[name] if statistics.samples else 0
+            if statistics.measured:
+                statistics.samples = statistics.samples + elsewhere[name]
             if statistics.A is not None:
-                statistics.A.count += elsewhere[name]
+                statistics.A.counts += (elsewhere[name],)
     stacked = {name: use for one in sent for name, use in one.uses.items()}
     joint = Joint(
         of_layers(everywhere, counts, stacked),
@@ -170,11 +171,11 @@ def _drop_incomplete(kinds: Kinds, sent: Sequence[_Sent]) -> None:
                 statistics.halves = []
 
 
-def _samples_elsewhere(sent: Sequence[_Sent], name: str) -> int:
+def _samples_elsewhere(sent: Sequence[_Sent], name: str) -> float | Tensor:
     """Samples of ranks on which a layer did not run in a pass in which it ran on others: they are of the same batch."""
-    total = 0
+    total: float | Tensor = 0
     for number in range(max(len(one.passes) for one in sent)):
         present = [one for one in sent if number < len(one.passes)]
         if any(name in one.ran[number] for one in present):
-            total += sum(one.passes[number].samples for one in present if name not in one.ran[number])
+            total = total + sum(one.passes[number].used_samples for one in present if name not in one.ran[number])
     return total

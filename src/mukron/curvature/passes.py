@@ -9,7 +9,6 @@ depend on the output (padding, an ignored target) counts in neither.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -19,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from mukron.curvature.derivatives import OfDelta, finish, join_halves, with_derivatives
+from mukron.curvature.derivatives import OfDelta, finish, join_halves, take_shared, with_derivatives
 from mukron.curvature.fisher import CaptureOptions
 from mukron.curvature.forms import AUTO, MATRIX, ROWS, as_rows, keeps_halves, rows_wait
 from mukron.curvature.frequencies import Frequencies, add_indices
@@ -27,18 +26,19 @@ from mukron.curvature.ignored import Ignored
 from mukron.curvature.records import Recorded
 from mukron.curvature.stacking import TIED_HEAD, Halves, Jacobian, Stacking, merged, of_all_kinds, summed
 from mukron.layers import MatrixLayer
-from mukron.linalg import Factor, LowRank, MatrixFactor, RowsFactor, products_of
+from mukron.linalg import Factor, LowRank, MatrixFactor, RowsFactor, products_of, total_count
 
 AS_THEY_ARE = nullcontext()  # products of the precision that torch has
 Kinds = dict[str, dict[int, "LayerStatistics"]]  # by layer and kind of use of its weight
+Samples = dict[str, float | Tensor]  # that count, by layer
 
 
 class Accumulator:
     """The sum of x x^T over all rows x, divided by a count: rows while they are few, a matrix once they are many."""
 
     def __init__(self, d: int, other: int, form: str = AUTO) -> None:
-        self.d, self.other, self.form, self.count = d, other, form, 0
-        self.rows: list[Tensor] = []
+        self.d, self.other, self.form = d, other, form
+        self.rows, self.counts = list[Tensor](), tuple[float | Tensor, ...]()  # counts by pass
         self.parts: list[Tensor] = []  # matrices, one for each pass: their sum is made when it is wanted
 
     @property
@@ -52,16 +52,16 @@ class Accumulator:
     def matrix(self, M: Tensor | None) -> None:
         self.parts = [] if M is None else [M]
 
-    def add(self, X: Tensor, count: int) -> None:
-        """X [groups, N, d]."""
+    def add(self, X: Tensor, count: float | Tensor | None) -> None:
+        """X [groups, N, d]; None: they were counted before."""
         self.rows.append(X)
-        self.count += count
+        self.counts += () if count is None else (count,)
         self.settle()
 
     def add_matrix(self, M: Tensor, count: int) -> None:
         """The sum of x x^T over rows that were never held together."""
         self.matrix = M if self.matrix is None else self.matrix + M
-        self.count += count
+        self.counts += (count,)
         self.settle()
 
     def empty(self) -> Accumulator:
@@ -71,7 +71,7 @@ class Accumulator:
     def merged(self, other: Accumulator) -> Accumulator:
         total = self.empty()
         total.rows, total.parts = self.rows + other.rows, self.parts + other.parts
-        total.count = self.count + other.count
+        total.counts = self.counts + other.counts
         total.settle()
         return total
 
@@ -88,8 +88,7 @@ class Accumulator:
 
     def as_matrix(self) -> Tensor:
         """The sum itself; it is held as a matrix from here on."""
-        if self.matrix is None:
-            self._sum_up()
+        self._sum_up()
         assert self.matrix is not None
         return self.matrix
 
@@ -102,8 +101,8 @@ class Accumulator:
     def factor(self, weight: float | Tensor = 1.0) -> Factor:
         """``weight`` multiplies it."""
         if self.matrix is not None:
-            return MatrixFactor(self.matrix * (weight / self.count))
-        return RowsFactor(self.joined(), self.count / weight)
+            return MatrixFactor(self.matrix * (weight / total_count(self.counts)))
+        return RowsFactor(self.joined(), total_count(self.counts) / weight)
 
 
 @dataclass
@@ -112,7 +111,7 @@ class LayerStatistics:
 
     A: Accumulator | Frequencies | None = None
     B: Accumulator | None = None
-    samples: int = 0
+    samples: float | Tensor = 0  # that count
     rows: float | Tensor = 0  # samples x positions that count
     weight: float | Tensor = 1.0  # s, which A is multiplied by
     halves: list[Halves] = field(default_factory=list)
@@ -120,6 +119,16 @@ class LayerStatistics:
     rounding: float = 0.0  # of the products that the gradient is made of, where they are coarser than its dtype
     product: LowRank | None = None  # the gradient as D^T H, where that is known
     unformed: LowRank | None = None  # the part of it that autograd does not form
+
+    @property
+    def measured(self) -> bool:
+        """Whether there is more than a gradient."""
+        return self.A is not None or bool(self.jacobians)
+
+    @property
+    def positions(self) -> float | Tensor:
+        """Of a sample, that count."""
+        return self.rows / total_count([self.samples])
 
     def join(self) -> None:
         """Put the halves of all passes together."""
@@ -145,8 +154,7 @@ class LayerPass:
         transposed, tied: It uses an embedding's weight, transposed; its weight is that of an embedding and of a head.
         reached: A derivative of the user's loss has arrived at its output.
         of_output: Makes a derivative that arrives at the edge one by the layer's own output; None: it is that.
-        statistics, delta: What was made of it; the derivative of the user's loss by the layer's output.
-        of_delta: What was made of that derivative.
+        statistics, delta, of_delta: What was made of it; the derivative of the user's loss by its output; of that.
         probe, along: H v and D^T H v, while uses of the weight are checked (``curvature.uses``).
         rows, waits: H, where D^T H is wanted; or whether it is made when the step wants it.
     """
@@ -237,10 +245,8 @@ class Pass(Recorded):
         """Make what is wanted of a layer's inputs: A and the rows H."""
         layer, x = (this := self.layers[name]).layer, this.input
         assert x is not None
-        if this.shares is not None:  # the same rows, and the same A: inputs of several maps are one tensor
-            shared, this.input = this.shares.statistics, None
-            this.rows, this.count = this.shares.rows, this.shares.count
-            this.statistics.A, this.statistics.samples, this.statistics.rows = shared.A, shared.samples, shared.rows
+        if this.shares is not None:
+            take_shared(this, this.shares)
             return
         fresh, expands = self.due and self.options.inputs, not self._reduces(layer)
         N = this.count = x.numel() // layer.d_in if layer.plain_rows else layer.row_count(x)
@@ -281,10 +287,11 @@ class Pass(Recorded):
                 this.rows = rows if not reduces and (ignored is None or not this.fused) else H.flatten(1, 2)
         if fresh:
             statistics.samples, statistics.rows = self.samples, rows.shape[1]
-            if ignored is not None and not reduces:
-                statistics.rows = ignored.rows(rows.shape[1], H.shape[1:3])
+            if ignored is not None:
+                statistics.samples = ignored.samples_of(shape := H.shape[1:3])
+                statistics.rows = ignored.rows(rows.shape[1], shape, of_samples=reduces)
             statistics.A = Accumulator(layer.d_in, layer.d_out, self.forms.get(this.name, self.options.form))
-            statistics.A.add(rows, self.samples)
+            statistics.A.add(rows, statistics.samples)
 
     def _reduces(self, layer: MatrixLayer) -> bool:
         """Whether the positions of a sample are reduced to one row; signals that sum to zero would leave none."""
@@ -306,12 +313,12 @@ class Pass(Recorded):
         layer = this.layer
         D = self.unfolded(self.precise(layer.signals(delta), this.name))
         reduces = self._reduces(layer) and not layer.one_hot  # a diagonal A has expanded its positions
+        count: float | Tensor = D.shape[1] * (1 if reduces else D.shape[2])
         if self.ignored is not None:
-            D = self.ignored.of_signals(D, of_samples=reduces, of_mean_loss=self.options.empirical)
-        if reduces:
-            D = D.sum(2, keepdim=True)
+            D, count = self.ignored.of_inputs(D), self.ignored.rows(count, D.shape[1:3], of_samples=reduces)
+        D = D.sum(2, keepdim=True) if reduces else D
         with products_of(True) if layer.tf32 else AS_THEY_ARE:
-            B.add(D.flatten(1, 2), D.shape[1] * D.shape[2] if draw == 0 else 0)
+            B.add(D.flatten(1, 2), count if draw == 0 else None)
 
     def wants_delta(self, name: str) -> bool:
         """Whether the loss's own derivative by a layer's output is used."""
@@ -331,20 +338,6 @@ class Pass(Recorded):
         if self.options.empirical or this.rows is not None or this.waits:
             this.delta = delta if this.delta is None else this.delta + delta
 
-    def gather(self, names: Collection[str] | None = None) -> dict[str, dict[int, LayerStatistics]]:
-        """The statistics so far of some layers, or of all, by the kind of use of their weights."""
-        uses: dict[str, dict[int, list[LayerPass]]] = {}
-        for this in self.layers.values():
-            if names is None or this.name in names:
-                uses.setdefault(this.name, {}).setdefault(this.kind, []).append(this)
-        found: dict[str, dict[int, LayerStatistics]] = {name: {} for name in uses}
-        for name, kinds in uses.items():
-            for kind, of in kinds.items():
-                plain = all(not (use.delta is not None or use.of_delta or use.statistics.jacobians) for use in of)
-                so_far = [use.statistics if plain else with_derivatives(self, use) for use in of]
-                found[name][kind] = so_far[0] if len(of) == 1 else summed(of, so_far)
-        return found
-
     def unfolded(self, X: Tensor, samples: int | None = None) -> Tensor:
         """[groups, samples, positions, d], also where the model put positions first or folded them into the samples."""
         N = self.samples if samples is None else samples
@@ -363,30 +356,37 @@ def gather(passes: list[Pass]) -> dict[str, LayerStatistics]:
     return of_layers(*by_kind(passes))
 
 
-def by_kind(passes: list[Pass]) -> tuple[Kinds, dict[str, int], dict[str, Stacking]]:
+def by_kind(passes: list[Pass]) -> tuple[Kinds, Samples, dict[str, Stacking]]:
     """The statistics of all passes by layer and kind of use, the samples of each layer, and what it stacks or ties."""
-    samples: Counter[str] = Counter()
+    samples: Samples = {}
     for one in passes:
         if any(use.waits or use.delta is not None for use in one.layers.values()):
             finish(one)
-        samples.update(dict.fromkeys({use.name for use in one.layers.values()}, one.samples))
+        count = one.samples if one.ignored is None else one.used_samples
+        samples |= {name: samples.get(name, 0) + count for name in {use.name for use in one.layers.values()}}
     uses = [use for one in passes for use in one.layers.values()]
     stacks = {use.name: Stacking(use.tied, use.parts) for use in uses if use.tied or use.parts > 1}
-    return kinds_in(passes), dict(samples), stacks
+    return kinds_in(passes), samples, stacks
 
 
 def kinds_in(passes: Sequence[Pass], names: Collection[str] | None = None) -> Kinds:
     """The statistics so far of some layers, or of all, by layer and kind of use."""
     kinds: Kinds = {}
     for one in passes:
-        for name, of_pass in one.gather(names).items():
+        uses: dict[tuple[str, int], list[LayerPass]] = {}
+        for use in one.layers.values():
+            if names is None or use.name in names:
+                uses.setdefault((use.name, use.kind), []).append(use)
+        for (name, kind), of in uses.items():
+            plain = all(not (use.delta is not None or use.of_delta or use.statistics.jacobians) for use in of)
+            so_far = [use.statistics if plain else with_derivatives(one, use) for use in of]
+            total = so_far[0] if len(of) == 1 else summed(of, so_far)
             known = kinds.setdefault(name, {})
-            for kind, statistics in of_pass.items():
-                known[kind] = merged(known[kind], statistics) if kind in known else statistics
+            known[kind] = merged(known[kind], total) if kind in known else total
     return kinds
 
 
-def of_layers(kinds: Kinds, samples: dict[str, int], uses: dict[str, Stacking]) -> dict[str, LayerStatistics]:
+def of_layers(kinds: Kinds, samples: Samples, uses: dict[str, Stacking]) -> dict[str, LayerStatistics]:
     """The statistics of every layer, from those of all kinds of use of its weight."""
     total = {name: of_all_kinds(of, uses[name], samples[name]) if name in uses else of[0] for name, of in kinds.items()}
     for statistics in total.values():

@@ -39,7 +39,7 @@ def _mapped(statistics: LayerStatistics, change: Callable[[Tensor], Tensor]) -> 
         if not isinstance(sums, Accumulator):
             return sums
         total = Accumulator(sums.d, sums.other, sums.form)
-        total.rows, total.count = [once(X) for X in sums.rows], sums.count
+        total.rows, total.counts = [once(X) for X in sums.rows], sums.counts
         total.matrix = None if sums.matrix is None else sums.matrix.double()  # its rows are gone
         return total
 

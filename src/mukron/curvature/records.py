@@ -57,7 +57,7 @@ class Recorded:
 
     @property
     def used_samples(self) -> float | Tensor:
-        return float(self.samples) if self.ignored is None else self.ignored.used_samples.double()
+        return float(self.samples) if self.ignored is None else self.ignored.used_samples
 
     @property
     def used_positions(self) -> float | Tensor:

@@ -30,6 +30,7 @@ from torch import Tensor
 
 from mukron.curvature.passes import Pass
 from mukron.curvature.records import PassRecord
+from mukron.linalg import total_count
 
 OVER_SAMPLES, OVER_POSITIONS, AS_A_SUM = "mean over samples", "mean over positions", "sum"
 SAID = {"mean": OVER_SAMPLES, "positions": OVER_POSITIONS, "sum": AS_A_SUM}  # by the user
@@ -151,7 +152,7 @@ def inverse_weight(passes: Sequence[Pass | PassRecord], reduction: str) -> float
     if reduction == AS_A_SUM:
         return 1.0
     over_samples = reduction == OVER_SAMPLES
-    return sum([one.used_samples if over_samples else one.used_positions for one in passes])
+    return total_count([one.used_samples if over_samples else one.used_positions for one in passes])
 
 
 def input_weight(passes: Sequence[Pass | PassRecord], reduction: str) -> float | Tensor:
@@ -159,14 +160,3 @@ def input_weight(passes: Sequence[Pass | PassRecord], reduction: str) -> float |
     if reduction == OVER_SAMPLES:
         return 1.0
     return inverse_weight(passes, OVER_SAMPLES) / inverse_weight(passes, reduction)
-
-
-def signal_scale(passes: Sequence[Pass | PassRecord], reduction: str) -> float | Tensor:
-    """What makes the loss's derivatives signals of B: 1 / w.
-
-    Those of a pass with ignored samples come multiplied by the share of samples that count.
-    """
-    all_samples = float(sum(one.samples for one in passes))
-    if reduction == OVER_SAMPLES:
-        return all_samples
-    return inverse_weight(passes, reduction) * all_samples / inverse_weight(passes, OVER_SAMPLES)

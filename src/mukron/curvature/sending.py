@@ -69,7 +69,7 @@ class Outgoing:
         if of is None:
             return None
         total, parts = of.empty(), list(of.parts)
-        total.count, total.parts = of.count, []
+        total.counts, total.parts = of.counts, []
         if parts:
             over_passes = self._once(("sum", *map(_place, parts)), parts, lambda: reduce(torch.add, parts))
             total.parts = [self._tensor(over_passes, share**2)]
@@ -85,7 +85,7 @@ class Outgoing:
         if not isinstance(sums, Accumulator) or (M := sums.matrix) is None:
             return sums
         small = sums.empty()
-        small.rows, small.count = sums.rows, sums.count
+        small.rows, small.counts = sums.rows, sums.counts
         small.matrix = self._once(("triangle", _place(M)), M, lambda: M[:, _upper(M)])
         return small
 

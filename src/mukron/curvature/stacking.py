@@ -32,6 +32,7 @@ from torch.nn import functional as F
 
 from mukron.curvature.forms import MATRIX
 from mukron.curvature.frequencies import Frequencies
+from mukron.linalg import total_count
 
 if TYPE_CHECKING:
     from mukron.curvature.passes import Accumulator, LayerPass, LayerStatistics
@@ -92,7 +93,7 @@ class RowStack:
         return torch.cat([F.pad(part, (*after, 0, N - part.shape[dim])) for part in parts])
 
 
-def of_all_kinds(kinds: Mapping[int, LayerStatistics], use: Stacking, samples: int) -> LayerStatistics:
+def of_all_kinds(kinds: Mapping[int, LayerStatistics], use: Stacking, samples: float | Tensor) -> LayerStatistics:
     """The statistics of a layer from those of each kind of use of its weight, or of each of its maps, in all passes.
 
     use: what the weight stacks or ties; samples: those of all passes in which it is used.
@@ -133,7 +134,7 @@ def summed(uses: Sequence[LayerPass], statistics: Sequence[LayerStatistics]) -> 
     total = reduce(merged, counted)
     total.samples = counted[0].samples
     if total.A is not None:
-        total.A.count = counted[0].A.count if counted[0].A is not None else total.A.count
+        total.A.counts = counted[0].A.counts if counted[0].A is not None else total.A.counts
     if total.jacobians:
         inputs = torch.cat([j.inputs for j in total.jacobians], dim=2)
         signals = torch.cat([j.signals for j in total.jacobians], dim=3)
@@ -175,23 +176,35 @@ def _stacked_sums(parts: Sequence[Accumulator | Frequencies | None], stack: RowS
     if len(sums) < len(parts):
         return None
     total = sums[0].empty()
-    total.count = max(part.count for part in sums)
-    scales = [total.count / part.count for part in sums]
+    total.counts = sums[0].counts
+    scales = [None if _alike(part.counts, total.counts) else _ratio(total.counts, part.counts) for part in sums]
     if all(part.matrix is None for part in sums):
         if len({len(part.rows) for part in sums}) > 1:
             for part in sums:
                 part.joined()
-        rows = [[x if c == 1 else x * c**0.5 for x in part.rows] for part, c in zip(sums, scales, strict=True)]
+        rows = [[x if c is None else x * c**0.5 for x in part.rows] for part, c in zip(sums, scales, strict=True)]
         total.rows = [stack(of_draw) for of_draw in zip(*rows, strict=True)]
     else:
         matrices = [part.as_matrix() for part in sums]
-        total.matrix = stack([M if c == 1 else M * c for M, c in zip(matrices, scales, strict=True)])
+        total.matrix = stack([M if c is None else M * c for M, c in zip(matrices, scales, strict=True)])
     return total
 
 
-def _rows_of(part: LayerStatistics, samples: int) -> float | Tensor:
+def _alike(counts: Sequence[float | Tensor], others: Sequence[float | Tensor]) -> bool:
+    """Whether two maps ran for the same samples, without a look at the device."""
+    return len(counts) == len(others) and all(
+        a is b or not (isinstance(a, Tensor) or isinstance(b, Tensor) or a != b)
+        for a, b in zip(counts, others, strict=True)
+    )
+
+
+def _ratio(counts: Sequence[float | Tensor], others: Sequence[float | Tensor]) -> float | Tensor:
+    return total_count(counts) / total_count(others)
+
+
+def _rows_of(part: LayerStatistics, samples: float | Tensor) -> float | Tensor:
     """Rows as if there had been that many samples: a map may have run in some of the passes alone."""
-    return part.rows if part.samples == samples else part.rows * (samples / part.samples)
+    return part.rows if _alike((part.samples,), (samples,)) else part.rows * _ratio((samples,), (part.samples,))
 
 
 def _stacked_counts(rows: Sequence[float | Tensor]) -> float | Tensor:
@@ -201,7 +214,7 @@ def _stacked_counts(rows: Sequence[float | Tensor]) -> float | Tensor:
     return torch.stack([torch.as_tensor(count, dtype=torch.float64) for count in rows])[:, None, None]
 
 
-def tied(embedding: LayerStatistics | None, head: LayerStatistics | None, samples: int) -> LayerStatistics:
+def tied(embedding: LayerStatistics | None, head: LayerStatistics | None, samples: float | Tensor) -> LayerStatistics:
     """The statistics of a weight that an embedding and a head use, as those of the embedding; None: it did not run.
 
     Both factors are matrices, whichever of the two uses ran: averages over steps are of one kind.
@@ -222,16 +235,16 @@ def tied(embedding: LayerStatistics | None, head: LayerStatistics | None, sample
     sums = like.empty(), like.empty()
     for total, M, other in zip(sums, (A, B), (B, A), strict=True):
         total.d, total.other, total.form = M.shape[-1], other.shape[-1], MATRIX
-        total.matrix, total.count = M * samples, samples
+        total.matrix, total.counts = M * samples, (samples,)
     return replace(statistics, A=sums[0], B=sums[1], samples=samples, halves=[])
 
 
-def _means(use: LayerStatistics | None, samples: int) -> tuple[Tensor, Tensor] | None:
+def _means(use: LayerStatistics | None, samples: float | Tensor) -> tuple[Tensor, Tensor] | None:
     """The factors of one use as matrices; None: it did not run, or the output does not depend on it."""
     if use is None or use.A is None or use.B is None:
         return None
     sums = torch.diag_embed(use.A.sums) if isinstance(use.A, Frequencies) else use.A.as_matrix()
-    return sums / samples, use.B.as_matrix() / use.B.count
+    return sums / total_count([samples]), use.B.as_matrix() / total_count(use.B.counts)
 
 
 def _partial_traces(a_e: Tensor, b_e: Tensor, a_h: Tensor, b_h: Tensor) -> tuple[Tensor, Tensor]:

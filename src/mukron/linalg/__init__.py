@@ -19,6 +19,7 @@ from mukron.linalg.factors import Operator as Operator
 from mukron.linalg.factors import RowsFactor as RowsFactor
 from mukron.linalg.factors import SampleSpace as SampleSpace
 from mukron.linalg.factors import State as State
+from mukron.linalg.factors import total_count as total_count
 from mukron.linalg.inverses import Factorization as Factorization
 from mukron.linalg.inverses import FactorizationError
 from mukron.linalg.inverses import Inverse as Inverse

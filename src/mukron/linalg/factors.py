@@ -9,6 +9,7 @@ It holds plain tensors, so that it can be saved (``state``) and restored (``Oper
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from fractions import Fraction
 from functools import cached_property
@@ -387,3 +388,9 @@ class LowRank:
 def same(a: Tensor, b: Tensor) -> bool:
     """Whether two tensors are the same memory."""
     return a is b or (a.data_ptr() == b.data_ptr() and a.shape == b.shape and a.stride() == b.stride())
+
+
+def total_count(counts: Sequence[float | Tensor]) -> float | Tensor:
+    """What a sum over samples or rows of several passes is divided by: 1 where none counts, and the sum is zero."""
+    total = sum(counts)
+    return total.clamp_min(1.0) if isinstance(total, Tensor) else total

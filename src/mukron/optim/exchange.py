@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from mukron.curvature import EVERY_RANK, Ahead, Delivery, Joint, Kinds, Pass, Ranks, by_kind, joined
+from mukron.curvature import EVERY_RANK, Ahead, Delivery, Joint, Kinds, Pass, Ranks, Samples, by_kind, joined
 from mukron.linalg import LowRank
 from mukron.optim.again import measure_again
 from mukron.optim.communication import BY_FACTORS, BY_OWNER, BY_ROWS, LayerTraffic, owners_of, scheme_of
@@ -199,9 +199,9 @@ class Owners:
 
     def _looked_at(
         self, passes: Sequence[Pass], ahead: Ahead | None
-    ) -> tuple[Sequence[Pass], Kinds, dict[str, int], dict[str, Any]]:
+    ) -> tuple[Sequence[Pass], Kinds, Samples, dict[str, Any]]:
         """The passes and what they measured. Where that fails on one rank it does on all: none waits for another."""
-        kinds, samples, uses, failed, seen = Kinds(), dict[str, int](), dict[str, Any](), None, seen_in(passes)
+        kinds, samples, uses, failed, seen = Kinds(), Samples(), dict[str, Any](), None, seen_in(passes)
         begun = 0 if ahead is None else ahead.measured(passes)
         try:
             kinds, samples, uses = by_kind(list(passes))

@@ -135,6 +135,7 @@ class GaussNewton(SecondOrder):
         if any(j.counts is not None for j in jacobians):  # ignored outputs are no rows, and none of the mean eigenvalue
             every = [torch.ones_like(j.errors, dtype=torch.bool) if j.counts is None else j.counts for j in jacobians]
             counts = torch.cat([part.flatten() for part in every])
+            counts = counts | ~counts.any()  # where nothing counts, gradients are zero
             h, delta, outputs = h[:, counts], delta[:, counts], 1
         ones = h.new_ones(*h.shape[:3], 1)
         blocks = [block for block, entry in layer.blocks.items() if step.gradient(entry) is not None]

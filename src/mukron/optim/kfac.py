@@ -21,8 +21,8 @@ from mukron.curvature import (
     MonteCarlo,
     RandomSigns,
     input_weight,
+    inverse_weight,
     reduction_in_use,
-    signal_scale,
 )
 from mukron.damping import Adaptive, Heuristic, Rescaled, Rule
 from mukron.layers import BIAS, WEIGHT
@@ -210,7 +210,7 @@ class KFAC(SecondOrder):
             signals: float | Tensor = 1.0
             if options.empirical:
                 scaler = options.grad_scaler
-                signals = signal_scale(passes, reduction) / (1.0 if scaler is None else scaler.get_scale())
+                signals = inverse_weight(passes, reduction) / (1.0 if scaler is None else scaler.get_scale())
             step.scratch["scales"] = input_weight(passes, reduction), signals
         scales: tuple[float | Tensor, float | Tensor] = step.scratch["scales"]
         return scales

@@ -154,7 +154,7 @@ class Transaction:
         optimizer, memory, statistics = self.optimizer, self.optimizer.options.memory, self.statistics.get(layer.name)
         state = self.state_of(layer.anchor)
         new = "operators" not in state
-        if not due and not (new and optimizer.capture.due and statistics is not None and statistics.samples > 0):
+        if not due and not (new and optimizer.capture.due and statistics is not None and statistics.measured):
             return  # a layer that was not there at the last refresh is measured in the next step
         if statistics is None and optimizer.method.damped and not has_values(self, layer):
             return  # a gradient of zeros, for a layer that did not run
@@ -183,8 +183,8 @@ class Transaction:
                         rho = {name: torch.full_like(trace, torch.nan) for name, trace in traces.items()}
                     self.factors[layer.name, block] = factors, rho
         values = {"memory": kept, "peaks": peaks, "operators": dict(state.get("operators", {}))}
-        if statistics is not None and statistics.samples:
-            values["positions"] = statistics.rows / statistics.samples * statistics.weight  # A of an input of ones
+        if statistics is not None and statistics.measured:
+            values["positions"] = statistics.positions * statistics.weight  # A of an input of ones
         self.stage(layer.anchor, **values)
 
     # Factors and damping -> operators.
