@@ -38,8 +38,10 @@ from mukron.curvature.precision import perturbed as perturbed
 from mukron.curvature.products import Host as Host
 from mukron.curvature.products import Watch as Watch
 from mukron.curvature.products import hosts as hosts
+from mukron.curvature.ranks import IN_A_STEP as IN_A_STEP
 from mukron.curvature.ranks import Ranks as Ranks
 from mukron.curvature.ranks import local as local
+from mukron.curvature.ranks import said as said
 from mukron.curvature.records import PassRecord as PassRecord
 from mukron.curvature.scale import AS_A_SUM as AS_A_SUM
 from mukron.curvature.scale import OVER_POSITIONS as OVER_POSITIONS

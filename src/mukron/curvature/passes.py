@@ -113,6 +113,7 @@ class LayerStatistics:
     B: Accumulator | None = None
     samples: float | Tensor = 0  # that count
     rows: float | Tensor = 0  # samples x positions that count
+    positions: float | Tensor | None = None  # of a sample; None: not measured
     weight: float | Tensor = 1.0  # s, which A is multiplied by
     halves: list[Halves] = field(default_factory=list)
     jacobians: list[Jacobian] = field(default_factory=list)
@@ -125,13 +126,11 @@ class LayerStatistics:
         """Whether there is more than a gradient."""
         return self.A is not None or bool(self.jacobians)
 
-    @property
-    def positions(self) -> float | Tensor:
-        """Of a sample, that count."""
-        return self.rows / total_count([self.samples])
-
     def join(self) -> None:
-        """Put the halves of all passes together."""
+        """Put all passes together."""
+        if self.measured:
+            n = self.samples.clamp_min(1.0) if isinstance(self.samples, Tensor) else self.samples or 1
+            self.positions = self.rows / n
         self.product = self.unformed = None
         if self.halves:
             join_halves(self)

@@ -14,12 +14,22 @@ from __future__ import annotations
 import datetime
 import io
 import pickle
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor, distributed
 
+IN_A_STEP = (
+    "the processes that train this model did not come together in a step: one of them has ended, or takes another "
+    "number of steps or of forward and backward passes"
+)
+IN_A_PASS = (
+    "the processes that train this model did not come together in a backward pass, where they number the samples that "
+    "targets are drawn for: one of them has ended, or takes another number of passes in a step. With "
+    'fisher="empirical" these numbers may differ'
+)
 T = TypeVar("T")
 ALIGNMENT = 64  # bytes, to which torch aligns memory on CPUs; GPUs take more
 
@@ -79,6 +89,19 @@ def flat(tensor: Tensor) -> Tensor:
     return (tensor.mT if _is_turned(tensor) else tensor).reshape(-1)
 
 
+@contextmanager
+def said(where: str) -> Iterator[None]:
+    """Say more than torch.distributed does where ranks do not come together.
+
+    Args:
+        where: Where they should have.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        raise RuntimeError(f"{where} (torch.distributed: {error})") from error
+
+
 class Ranks:
     """A process group, and what its ranks exchange. Every call must be made by all of them."""
 
@@ -91,7 +114,8 @@ class Ranks:
     def objects(self, own: T) -> list[T]:
         """Every rank's object, in the order of ranks."""
         found: list[Any] = [None] * self.size
-        distributed.all_gather_object(found, own, group=self.group)
+        with said(IN_A_STEP):
+            distributed.all_gather_object(found, own, group=self.group)
         return found
 
     def meet(self, patience: datetime.timedelta) -> bool:
@@ -114,7 +138,8 @@ class Ranks:
 
         numbers: how many this rank needs. So draws do not depend on how a batch is split over ranks.
         """
-        counts = [int(part) for part in self.gathered(torch.tensor([numbers], device=self.device))]
+        with said(IN_A_PASS):
+            counts = [int(part) for part in self.gathered(torch.tensor([numbers], device=self.device))]
         return sum(counts[: self.rank]), sum(counts)
 
     def delivered(self, parcels: Sequence[T], ahead: SentAhead | None = None) -> list[T]:

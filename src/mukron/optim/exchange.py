@@ -24,6 +24,7 @@ from torch import Tensor
 from mukron.curvature import EVERY_RANK, Ahead, Delivery, Joint, Kinds, Pass, Ranks, Samples, by_kind, joined
 from mukron.linalg import LowRank
 from mukron.optim.again import measure_again
+from mukron.optim.apart import Alike, refuse_apart
 from mukron.optim.communication import BY_FACTORS, BY_OWNER, BY_ROWS, LayerTraffic, owners_of, scheme_of
 from mukron.optim.direction import announce, directions
 from mukron.optim.gradients import Averaged, Given, Sharded
@@ -123,6 +124,7 @@ class _Word:
     rescue: bool = False
     waiting: bool = False
     double: dict[str, bool] = field(default_factory=dict)
+    alike: Alike = field(default_factory=Alike)
     sizes: dict[str, tuple[tuple[tuple[int, ...], ...], torch.dtype]] = field(default_factory=dict)  # of its moves
 
 
@@ -268,11 +270,13 @@ class Owners:
             word.error = f"{type(failed).__name__}: {failed}"
         own = {name: move for name, move in moves.items() if self._travels(name)}
         word.waiting, word.double, word.rescue = step.waiting, _double(step), step.rescue
+        word.alike = Alike.of(self.optimizer, step.length if type(self.gradients) is Given else None)
         word.sizes = {name: size_of(sent_move(step, name, move)) for name, move in own.items()} if word.counts else {}
         self._words = self.ranks.objects(word)
         if failed is not None:
             raise failed
         _raise_of_others([other.error for other in self._words])
+        refuse_apart(self.optimizer, [other.alike for other in self._words])
         step.waiting = any(other.waiting for other in self._words)
         verdicts = [other.counts for other in self._words]
         if False not in verdicts and None in verdicts and not step.rescue and any(o.rescue for o in self._words):

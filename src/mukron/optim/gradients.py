@@ -76,9 +76,14 @@ class Averaged(Given):
         off = [self._off(self.optimizer.layers[known[name]], kinds) if name in known else False for name in names]
         device = self.ranks.device
         differs = torch.stack([torch.as_tensor(verdict, device=device) for verdict in off])
-        flags = torch.stack([*torch.tensor([there, ran], device=device), differs]).int()
+        sparse = [entry.parameter.grad is not None and entry.parameter.grad.is_sparse for entry in entries.values()]
+        flags = torch.stack([*torch.tensor([there, ran, sparse], device=device), differs]).int()
         distributed.all_reduce(flags, distributed.ReduceOp.MAX, group=self.ranks.group)
-        there, ran, differs = flags.bool().tolist()
+        there, ran, sparse, differs = flags.bool().tolist()
+        if any(sparse):  # on one rank or on all of them, which all say so
+            raise ValueError(
+                f'parameter "{names[sparse.index(True)]}" has a sparse gradient; build it with sparse=False'
+            )
         seen = zip(names, ran, differs, strict=True)
         unformed = {known[name] for name, some, changed in seen if name in known and some and not changed}
         self._moving = frozenset(
@@ -208,11 +213,7 @@ def probed(layers: Sequence[LayerEntry]) -> dict[str, Tensor]:
 def _plain(entry: ParameterEntry) -> Tensor:
     """This rank's gradient; zeros if it has none."""
     grad = entry.parameter.grad
-    if grad is None:
-        return torch.zeros_like(entry.parameter)
-    if grad.is_sparse:
-        raise ValueError(f'parameter "{entry.name}" has a sparse gradient; build it with sparse=False')
-    return grad
+    return torch.zeros_like(entry.parameter) if grad is None else grad
 
 
 def _grad(layer: LayerEntry) -> Tensor | None:

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from mukron.curvature import Ranks, local
+from mukron.curvature import IN_A_STEP, Ranks, local, said
+from mukron.optim.apart import remedy
 from mukron.optim.exchange import Owners
 from mukron.params.sharded import is_sharded, refuse_sharded
 
@@ -162,14 +163,15 @@ def check_alike(optimizer: SecondOrder, initializes: bool = False) -> bool:
     settings = _settings(optimizer)
     own = torch.cat([_numbers(optimizer, settings), torch.tensor([initializes], device=optimizer.generator.device)])
     both = torch.stack([own, -own])
-    torch.distributed.all_reduce(both, torch.distributed.ReduceOp.MAX, group=group)
+    with said(IN_A_STEP):
+        torch.distributed.all_reduce(both, torch.distributed.ReduceOp.MAX, group=group)
     differs = (both[0] != -both[1]).tolist()
     differs[COMPARED.index("weights")] |= _replicas_differ(optimizer)
     apart = [name for name, other in zip(COMPARED, differs, strict=False) if other]
     if apart:
         where = _settings_apart(settings, group) if "options" in apart else ""
         found = f"the {' and '.join(apart)} of {_processes(optimizer.model, given)} processes differ{where}"
-        raise RuntimeError(f"{found}. {_remedy(optimizer, apart, spread=spread)}")
+        raise RuntimeError(f"{found}. {remedy(optimizer, apart)}")
     if any(entry.parameter.grad is not None for entry in optimizer.entries.values()):
         together.compared = (group, 1)
     return int(both[1][-1]) == -1
@@ -227,34 +229,6 @@ def _replicas_differ(optimizer: SecondOrder) -> bool:
         if len(by_part) > len(set(of.bounds)):
             return True
     return False
-
-
-def _remedy(optimizer: SecondOrder, apart: list[str], *, spread: bool) -> str:
-    """What to do where these differ between processes."""
-    alike = [name for name in apart if name != "gradients"]
-    same = (
-        f"Give all of them the same {' and '.join(alike)}: one seed for the initial weights, one schedule of learning "
-        "rates, and a checkpoint that all of them load"
-    )
-    if "gradients" not in apart:
-        return same
-    if spread:
-        way = (
-            "fully_shard has not spread all parameters, and nobody averages the gradients of the others: call "
-            "fully_shard(model) after its blocks, or average these gradients by all_reduce before the step"
-        )
-    elif isinstance(optimizer.model, nn.parallel.DistributedDataParallel):
-        way = (
-            "Call the wrapped model, the DistributedDataParallel, and not the one inside of it; its last backward pass "
-            "before a step must be outside of no_sync"
-        )
-    else:
-        way = (
-            "Call the model through DistributedDataParallel (its last backward pass before a step outside of no_sync), "
-            f"average gradients by all_reduce before the step, or let {type(optimizer).__name__} do it: "
-            "process_group=torch.distributed.group.WORLD"
-        )
-    return f"{way}. {same}" if alike else way
 
 
 def _refuse_late_sharding(optimizer: SecondOrder) -> None:

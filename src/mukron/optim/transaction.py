@@ -54,9 +54,9 @@ class Transaction:
         moving: Layers that have a gradient.
         active: Those of them that this rank owns.
         ready, waiting: Those of them that can be preconditioned; whether one without curvature waits for the next step.
-        gain: Of the moves, which ``KLClip`` bounds: the sum of eta^2 s <move, gradient>.
-        nu: What it multiplies all moves of layers by.
-        stale: Those of their blocks whose operators were made by an earlier step.
+        length: The sum of the lengths of this rank's gradients.
+        gain, nu: The sum of eta^2 s <move, gradient>, which ``KLClip`` bounds; what it multiplies all moves by.
+        stale: Blocks whose operators were made by an earlier step.
         rates: Learning rates by parameter, of those that have a direction.
         double: Layers that are preconditioned in float64, since their damping is too small for float32.
         altered: Layers whose gradient is not D^T H of this batch: somebody changed it.
@@ -68,8 +68,7 @@ class Transaction:
         scratch: What a method keeps from ``measure`` to ``precondition``.
         shortenings: By layer and block, the factor that its trust multiplies the move by.
         shortened: Layers whose fresh curvature gave a move that far exceeds their trust.
-        imprecise: Layers whose factors were summed in float32 though float64 was needed.
-        remarks: What the user is told if the step counts.
+        imprecise, remarks: Layers whose sums needed float64; what the user is told if the step counts.
         applied: Gradient, what was preconditioned, and the result before trust, by layer and block; None: not kept.
         rescue: Look at every inverse, and go to some lengths for it.
     """
@@ -87,7 +86,7 @@ class Transaction:
         self.rates, self.units = dict[str, float](), dict[str, dict[str, float]]()
         self.scratch: dict[Any, Any] = {}
         self.applied: dict[tuple[str, str], tuple[Move, Move, Move]] | None = None
-        self.rescue = self.operators_failed = False
+        self.rescue, self.operators_failed, self.length = False, False, 0.0
         self.gain, self.nu = torch.zeros((), dtype=torch.float64, device=optimizer.generator.device), 1.0
         self.remarks, self.shortened, self.imprecise = list[str](), list[str](), list[str]()
         self.rescues: list[tuple[str, str, str]] = []  # layer, factor, how
@@ -183,7 +182,7 @@ class Transaction:
                         rho = {name: torch.full_like(trace, torch.nan) for name, trace in traces.items()}
                     self.factors[layer.name, block] = factors, rho
         values = {"memory": kept, "peaks": peaks, "operators": dict(state.get("operators", {}))}
-        if statistics is not None and statistics.measured:
+        if statistics is not None and statistics.positions is not None:
             values["positions"] = statistics.positions * statistics.weight  # A of an input of ones
         self.stage(layer.anchor, **values)
 
@@ -248,6 +247,7 @@ class Transaction:
         if isinstance(trust, KLClip):
             self.nu = trust.factor(numbers[-1][0] if gain is None else gain)
         gradients, traces, sizes, inverted, lengths, bounds, shortenings, _ = numbers
+        self.length = sum(gradients)
         if not all(map(math.isfinite, gradients)):
             return False
         if self.sizes and changes_units(self, sizes, traces):

@@ -1,0 +1,145 @@
+"""What ranks run in ``test_every_step.py``."""
+
+from __future__ import annotations
+
+import copy
+import datetime
+import warnings
+
+import pytest
+import torch
+from joined_batches import METHODS
+from ranks import OWN, WRAPPED, batch, bounds, called_by, equal_everywhere, made
+from torch import nn
+from torch.nn import functional as F
+
+import mukron
+
+warnings.simplefilter("ignore")
+F64 = torch.float64
+
+
+def mistakes(rank, folder):
+    """What is no step of the joined batch is refused when it happens, and not when weights are compared again."""
+    for make in (METHODS["kfac"], METHODS["foof"], METHODS["muon"]):
+        for mistake in ("the inner model", "no_sync", "another learning rate"):
+            model = made("mlp", F64)
+            called = called_by(WRAPPED, "mlp", model)
+            optimizer = make(called)
+            for step in range(4):
+                x, y = (part[6 * rank : 6 * rank + 6] for part in batch("mlp", step, F64))
+                optimizer.zero_grad()
+                before = copy.deepcopy(model.state_dict())
+                if step == 3 and mistake == "another learning rate":
+                    optimizer.param_groups[0]["lr"] *= 1 + rank
+                if step == 3 and mistake == "no_sync":
+                    with called.no_sync():
+                        F.cross_entropy(called(x), y).backward()
+                else:
+                    right = step < 3 or mistake != "the inner model"
+                    F.cross_entropy((called if right else model)(x), y).backward()
+                if step < 3:
+                    optimizer.step()
+                    continue
+                apart = "learning rates" if "rate" in mistake else "gradients"
+                with pytest.raises(RuntimeError, match=f"the {apart} of 2 processes differ"):
+                    optimizer.step()
+                assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+class Tokens(nn.Module):
+    """An embedding, a layer and a head, at every position."""
+
+    def __init__(self, sparse=False):
+        super().__init__()
+        self.embedding, self.hidden, self.head = nn.Embedding(9, 6, sparse=sparse), nn.Linear(6, 12), nn.Linear(12, 9)
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.hidden(self.embedding(x))))
+
+
+IGNORED = {  # targets [12, 5] of two ranks or three
+    "some": (slice(0, 4), slice(2, None)),
+    "half of a rank": (slice(0, 6), slice(2, None)),
+    "all of a rank": (slice(0, 6), slice(None)),
+}
+WITH_POSITIONS = {
+    "kfac": lambda model, **given: mukron.KFAC(model, lr=0.05, class_dim=-1, **given),
+    "kfac, plain": lambda model, **given: mukron.KFAC(model, lr=0.01, class_dim=-1, trust=None, **given),
+    "kfac, empirical": lambda model, **given: mukron.KFAC(
+        model, lr=0.05, class_dim=-1, fisher="empirical", exclude=(), **given
+    ),
+    "kfac, reduce": lambda model, **given: mukron.KFAC(model, lr=0.05, class_dim=-1, sharing="reduce", **given),
+    "foof": lambda model, **given: mukron.FOOF(model, lr=0.1, class_dim=-1, exclude=(), **given),
+    "gauss-newton": lambda model, **given: mukron.GaussNewton(model, lr=0.05, **given),
+}
+
+
+def trained_with_padding(make, ignored, reduction, ranks, micro, how):
+    """The weights after some steps: of this rank, or of one process, whose micro-batches are then the ranks' parts."""
+    torch.manual_seed(0)
+    model = Tokens().double()
+    called = called_by(how, "tokens", model)
+    optimizer = make(called, **({"process_group": torch.distributed.group.WORLD} if how == OWN else {}))
+    ends = bounds(micro)
+    mine = range(micro) if ranks == 1 else [torch.distributed.get_rank()]
+    for step in range(4):
+        generator = torch.Generator().manual_seed(step)
+        x, y = (torch.randint(9, (12, 5), generator=generator) for _ in range(2))
+        y[IGNORED[ignored]] = -100
+        optimizer.zero_grad()
+        used = (y != -100).sum() if reduction == "positions" else (y != -100).any(1).sum()
+        for part in mine:
+            of = slice(ends[part], ends[part + 1])
+            loss = F.cross_entropy(called(x[of]).flatten(0, 1), y[of].flatten(), reduction="sum") / used
+            (loss * ranks).backward()
+        optimizer.step()
+    return {name: value.detach().clone() for name, value in model.state_dict().items()}
+
+
+def padding(rank, folder):
+    """Positions that the loss ignores may be on one rank alone, or in one micro-batch."""
+    size = torch.distributed.get_world_size()
+    for place, (name, make) in enumerate(WITH_POSITIONS.items()):
+        for ignored in IGNORED:
+            reduction = ("positions", "samples")[place % 2]
+            how = (WRAPPED, OWN)[(place + len(ignored)) % 2]
+            ours = trained_with_padding(make, ignored, reduction, size, size, how)
+            equal_everywhere(ours, name)
+            initialized, torch.distributed.is_initialized = torch.distributed.is_initialized, lambda: False
+            try:
+                for micro in (1, size):
+                    one = trained_with_padding(make, ignored, reduction, 1, micro, None)
+                    for key, value in one.items():
+                        off = float((ours[key] - value).norm() / value.norm())
+                        what = f"{name}, {ignored} ignored, {how}, {micro} micro-batches: {key}"
+                        assert off < 1e-10, f"{what} is {off:.1e} off"
+            finally:
+                torch.distributed.is_initialized = initialized
+
+
+def sparse_gradients(rank, folder):
+    """What one rank alone must refuse, all of them do, instead of waiting for it."""
+    torch.manual_seed(0)
+    model = Tokens(sparse=rank == 1)
+    optimizer = mukron.KFAC(model, lr=0.05, class_dim=-1, process_group=torch.distributed.group.WORLD)
+    F.cross_entropy(model(torch.arange(8).reshape(4, 2)).flatten(0, 1), torch.arange(8)).backward()
+    with pytest.raises(ValueError, match=r'parameter "embedding.weight" has a sparse gradient'):
+        optimizer.step()
+
+
+def uneven_passes(rank, folder):
+    """Targets are drawn for samples of the joined batch: with other numbers of passes ranks wait, and then say so."""
+    group = torch.distributed.new_group([0, 1], timeout=datetime.timedelta(seconds=5))
+    torch.manual_seed(0)
+    model = made("mlp", F64)
+    optimizer = mukron.KFAC(model, lr=0.05, process_group=group)
+    x, y = batch("mlp", 0, F64)
+
+    def train():
+        for _ in range(2 if rank == 0 else 1):
+            F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+    with pytest.raises(RuntimeError, match=r"did not come together in a (step|backward pass)"):
+        train()
