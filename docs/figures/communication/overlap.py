@@ -4,9 +4,10 @@ Two processes with one thread each, an MLP 784-1024-1024-10, 256 samples each, K
 kinds take turns. On a network of 1 Gbit/s (Linux, as root):
 
 unshare -n sh -c 'ip link set lo up; tc qdisc add dev lo root tbf rate 1gbit burst 128kb latency 50ms;
-    GLOO_SOCKET_IFNAME=lo torchrun --nproc-per-node 2 --master-addr 127.0.0.1 docs/figures/communication/overlap.py FILE'
+    GLOO_SOCKET_IFNAME=lo torchrun --nproc-per-node 2 --master-addr 127.0.0.1 \\
+    docs/figures/communication/overlap.py FILE "1 Gbit/s"'
 
-and without `unshare` and `tc` on the loopback device as it is.
+The second argument names the network in the file. Without `unshare` and `tc` the loopback device is used as it is.
 """
 
 from __future__ import annotations
@@ -58,7 +59,9 @@ def main() -> None:
             }
             for overlap, times in seconds.items()
         }
-        Path(sys.argv[1]).write_text(json.dumps({"torch": torch.__version__, "seconds": found}, indent=1) + "\n")
+        path, network = Path(sys.argv[1]), sys.argv[2]
+        kept = json.loads(path.read_text()) if path.exists() else {}
+        path.write_text(json.dumps(kept | {network: {"torch": torch.__version__, "seconds": found}}, indent=1) + "\n")
         print(json.dumps(found, indent=1))
 
 
