@@ -9,14 +9,28 @@ from mukron.curvature import Exact, Fisher, MonteCarlo, RandomSigns, drawn_targe
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_class_is_drawn_as_torch_draws_it(dtype):
+def test_a_class_is_the_first_of_races_whose_speeds_are_the_probabilities(dtype):
     """Classes first or last; one-hot of the class minus its probabilities."""
     f = 3 * torch.randn(40, 10, 3, dtype=dtype, generator=torch.Generator().manual_seed(0))
     [found] = targets(f, MonteCarlo(), "categorical", 1, torch.Generator().manual_seed(7))
     p = f.softmax(1).movedim(1, -1)
-    y = torch.multinomial(p.reshape(-1, 10), 1, generator=torch.Generator().manual_seed(7)).reshape(40, 3)
+    u = torch.rand(120, 10, dtype=torch.float64, generator=torch.Generator().manual_seed(7))
+    y = (-torch.log1p(-u) / p.reshape(-1, 10)).argmin(1).reshape(40, 3)
     expected = torch.nn.functional.one_hot(y, 10) - p
     assert torch.allclose(found, expected.movedim(-1, 1).to(dtype), atol=1e-6)
+
+
+@pytest.mark.parametrize("fisher", [MonteCarlo(), RandomSigns()], ids=str)
+@pytest.mark.parametrize("likelihood", ["categorical", "gaussian"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_parts_of_a_batch_draw_in_turn_what_the_batch_draws(fisher, likelihood, dtype):
+    """Parts of any size: torch's own draws come in groups, or begin another stream in each call."""
+    f = torch.randn(41, 3, 10, dtype=dtype, generator=torch.Generator().manual_seed(0))
+    whole, parts = (torch.Generator().manual_seed(3) for _ in range(2))
+    [at_once] = targets(f, fisher, likelihood, -1, whole)
+    in_turn = [v for part in f.split([7, 1, 32, 1]) for v in targets(part, fisher, likelihood, -1, parts)]
+    assert torch.allclose(torch.cat(in_turn), at_once, atol=1e-6)
+    assert torch.equal(whole.get_state(), parts.get_state())
 
 
 @pytest.mark.parametrize("fisher", [MonteCarlo(), RandomSigns()], ids=str)

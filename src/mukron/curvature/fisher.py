@@ -27,6 +27,7 @@ import torch
 from torch import Generator, Tensor
 from torch.autograd.graph import GradientEdge
 
+from mukron.curvature.draws import fill
 from mukron.readers import check_flag, check_whole
 
 if TYPE_CHECKING:
@@ -264,10 +265,10 @@ def drawn_targets(
     signs = isinstance(fisher, RandomSigns)
     if likelihood == "gaussian":
         noise = torch.empty(f.shape, device=generators[0].device)
-        return _drawn(noise, generators, "signs" if signs else "normal", share).to(f)
+        return fill(noise, generators, "signs" if signs else "normal", share).to(f)
     p = (f if f.dtype == torch.float64 else f.float()).softmax(-1)
     noise = torch.empty_like(p, device=generators[0].device)
-    noise = _drawn(noise, generators, "signs" if signs else "exponential", share).to(p.device)
+    noise = fill(noise, generators, "signs" if signs else "exponential", share).to(p.device)
     if signs:
         return _turned_signs(p, noise).to(f)
     y = (p.nan_to_num(1.0) / noise).argmax(-1)
@@ -285,25 +286,6 @@ def _turned_signs(p: Tensor, signs: Tensor) -> Tensor:
     largest, v = root.gather(-1, k), root * signs.scatter(-1, k, 0.0)
     along = v.sum(-1, keepdim=True)
     return (v - p * (along / (1 + largest))).scatter(-1, k, -largest * along)
-
-
-def _drawn(noise: Tensor, generators: Sequence[Generator], kind: str, share: tuple[int, int] | None) -> Tensor:
-    """The tensor, filled with random numbers of a kind, each network's by its own generator.
-
-    share: those of all parts of a batch are drawn, in one call as one process does, and this part's are taken.
-    """
-    if share is not None:
-        begin, total = share
-        whole = _drawn(noise.new_empty(1, total), generators, kind, None)
-        return whole[0, begin : begin + noise.numel()].reshape(noise.shape)
-    for part, generator in zip(noise, generators, strict=True):
-        if kind == "signs":
-            part.bernoulli_(0.5, generator=generator).mul_(2).sub_(1)
-        elif kind == "normal":
-            part.normal_(generator=generator)
-        else:
-            part.exponential_(generator=generator)
-    return noise
 
 
 def _exact(f: Tensor, likelihood: str, class_dim: int) -> Iterator[Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -248,7 +249,8 @@ class KFAC(SecondOrder):
             entry = layer.blocks.get(WEIGHT)
             if entry is None or not self._is_output(layer.name, entry.name):
                 continue
-            size = float(entry.parameter.detach().square().mean().sqrt())
+            weight = entry.parameter.detach()
+            size = math.sqrt(float(weight.square().sum()) / weight.numel())
             if size * layer.layer.d_in >= NEARLY_ZERO:
                 continue
             name = type(self).__name__

@@ -118,7 +118,8 @@ def _cost(plan: RanksPrediction) -> Table:
     heaviest = max(plan.loads, key=lambda load: load.work)
     share = k * heaviest.work / sum(plan.work)
     notes = [
-        f"Speed: {bandwidth:.3g} bytes and {multiplications:.3g} multiplications a second; times add up as if nothing overlapped.",
+        f"Speed: {bandwidth:.3g} bytes and {multiplications:.3g} multiplications a second; times add up as if nothing "
+        "overlapped.",
         "Memory: without activations, and without copies that last less than a step.",
     ]
     if share > 1 and heaviest.scheme != "rows":
