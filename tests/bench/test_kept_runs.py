@@ -1,4 +1,4 @@
-"""Runs that are kept in docs: pages show them, and the commands that made them add to them instead of repeating them."""
+"""Runs that are kept in docs: pages show them, and commands add to them instead of repeating them."""
 
 from __future__ import annotations
 
