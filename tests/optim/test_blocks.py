@@ -105,6 +105,78 @@ def test_a_part_has_the_step_of_a_layer_of_its_own(method):
         torch.testing.assert_close(fused["qkv"].bias, torch.cat([apart[name].bias for name in "qkv"]))
 
 
+HEADS, CLASSES = 3, 20  # the number of heads is the same at every width
+
+
+class Attention(nn.Module):
+    """Words to classes by attention, whose projections are one Linear layer, or one for each head of q, k and v.
+
+    Heads are as large as their inputs, and there are many classes: gradients have full rank, so that no eigenbasis of
+    theirs is arbitrary.
+    """
+
+    def __init__(self, width: int, fused: bool) -> None:
+        super().__init__()
+        self.words = nn.Embedding(31, width)
+        sizes = [3 * HEADS * width] if fused else [width] * 3 * HEADS
+        self.qkv = nn.ModuleList(nn.Linear(width, size) for size in sizes)
+        self.out, self.head = nn.Linear(HEADS * width, width), nn.Linear(width, CLASSES)
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        x = self.words(words)
+        rows = torch.cat([layer(x) for layer in self.qkv], -1)  # heads of q, then those of k, then those of v
+        q, k, v = rows.unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(q, k, v, scale=1 / q.shape[-1])
+        return self.head(self.out(mixed.transpose(1, 2).flatten(2)).mean(1))
+
+
+def attentions() -> list[tuple[nn.Module, mukron.Parametrization]]:
+    """The fused one and that of single heads, with the same weights in float64, at twice the base width."""
+    pairs = []
+    for fused in (True, False):
+        model = Attention(6, fused).double()
+        plan = mukron.parametrize(model, mukron.base_shapes(lambda width, f=fused: Attention(width, f), 3))
+        pairs.append((model, plan))
+    (whole, _), (apart, _) = pairs
+    torch.manual_seed(1)
+    for name, values in whole.named_parameters():
+        nn.init.normal_(values)
+        if not name.startswith("qkv."):
+            apart.get_parameter(name).data.copy_(values)
+    for kind in ("weight", "bias"):
+        for part, layer in zip(whole.get_parameter(f"qkv.0.{kind}").split(6), apart.qkv, strict=True):
+            layer.get_parameter(kind).data.copy_(part)
+    return pairs
+
+
+@pytest.mark.parametrize("trust", [None, "spectral:0.1", "kl:1e-4"])  # lengths of grafts are those of the whole weight
+@pytest.mark.parametrize("cut", [{}, {"block": 4}], ids=str)
+@pytest.mark.parametrize("method", PARTS)
+def test_a_split_by_heads_has_the_steps_of_heads_that_are_layers(method, cut, trust):
+    options = {"lr": 0.02, "weight_decay": 0.1, "exclude": ("head", "words", "out"), "fallback": "adamw"}
+    if method == "muon":
+        if cut or trust:
+            pytest.skip("Muon has neither blocks nor a trust")
+        options["precision"] = "float32"  # and float64 for weights of float64
+    else:
+        options |= {"trust": trust, "inverse_every": 2, **cut}
+    (whole, plan), (apart, plan_apart) = attentions()
+    ours = PARTS[method](whole, plan, split={"qkv.0": 3 * HEADS}, **options)
+    theirs = PARTS[method](apart, plan_apart, **options)
+    assert ours.layers["qkv.0"].layer.groups >= 3 * HEADS
+    start = whole.qkv[0].weight.detach().clone()
+    for seed in range(6):
+        words = torch.randint(31, (64, 4), generator=torch.Generator().manual_seed(seed))
+        for model, optimizer in ((whole, ours), (apart, theirs)):
+            optimizer.zero_grad()
+            F.cross_entropy(model(words), words[:, 0] % CLASSES).backward()
+            optimizer.step()
+    assert (whole.qkv[0].weight - start).abs().max() > 0.003
+    made = torch.cat([layer.weight for layer in apart.qkv])
+    torch.testing.assert_close(whole.qkv[0].weight, made, rtol=1e-7, atol=1e-7)
+    torch.testing.assert_close(whole.out.weight, apart.out.weight, rtol=1e-7, atol=1e-7)
+
+
 def test_the_bound_is_on_the_whole_matrix():
     """Blocks of one direction add up: each within a bound of its own, they would exceed it together."""
     torch.manual_seed(0)

@@ -55,6 +55,30 @@ def test_explain_shows_each_eps_that_the_optimizer_has(method, trust):
         assert row["eps x"] == (own if entry.preconditioned else f"{entry.adams_eps:.4g}"), name
 
 
+@pytest.mark.parametrize("scheme", ["mup", "sp"])
+@pytest.mark.parametrize("decay", ["constant", "1/width", 0.5])
+def test_explain_always_shows_the_decay_that_a_step_makes(scheme, decay):
+    """Of every optimizer, and in the groups of others; Adam alone has no decoupled decay, and no column for it."""
+    model = Words(32)
+    plan = parametrize(model, base_shapes(Words, width=8), scheme, decay=decay)
+    for spec in SPECS.values():
+        if spec.layerwise:
+            for trust in (USUAL, None) if spec.method.damped else (None,):
+                given = {"fallback": "sgd", **({"trust": trust} if spec.method.damped else {})}
+                optimizer = spec.optimizer(model, plan, lr=0.1, weight_decay=0.1, **given)
+                shown = rows_of(plan.explain(spec.method, **given, whole=True))
+                assert {name: row["decay x"] for name, row in shown.items()} == {
+                    entry.name: f"{entry.decay:.4g}" for entry in optimizer.entries.values()
+                }
+    for name in ("sgd", "adamw", "lion"):
+        shown = {row["decay x"] for row in rows_of(plan.explain(name, whole=True)).values()}
+        assert shown == {
+            f"{g['lr'] * g['weight_decay'] / 0.01:.4g}" for g in plan.param_groups(name, 0.1, weight_decay=0.1)
+        }
+    assert {"AdamW, " + scheme, "Adam, " + scheme} == {plan.explain(name).title for name in ("adamw", "adam")}
+    assert "decay" not in str(plan.explain("adam"))
+
+
 @pytest.mark.parametrize(
     "given",
     [

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import re
+from pathlib import Path
 from typing import ClassVar
 
 import pytest
@@ -101,6 +103,46 @@ def test_what_is_taken_and_what_explain_says(method, kind):
         entry = optimizer.entries[row["parameter"]]
         assert row["why"].startswith("not preconditioned") != entry.preconditioned, row
         assert row["lr x"] == f"{entry.scale:.4g}"
+
+
+def encoder(width: int) -> nn.Module:
+    layer = nn.TransformerEncoderLayer(width, width // 64, 4 * width, batch_first=True)
+    return nn.TransformerEncoder(layer, 4, enable_nested_tensor=False)
+
+
+def lstm(width: int) -> nn.Module:
+    return nn.LSTM(width, width, 2)
+
+
+@pytest.mark.parametrize("make", [encoder, lstm])
+@pytest.mark.parametrize("method", METHODS)
+def test_nearly_all_of_an_encoder_and_of_an_lstm_is_preconditioned(method, make):
+    """All matrices, and with Shampoo the biases of layers; the page says how much that is."""
+    model = make(256)
+    plan = mukron.parametrize(model, mukron.base_shapes(make, width=64))
+    entries = METHODS[method](model, plan).entries
+    left = [name for name, values in model.named_parameters() if not entries[name].preconditioned]
+    assert all(model.get_parameter(name).ndim == 1 for name in left), left
+    if make is encoder and method == "shampoo":
+        assert all(".norm" in name for name in left), left
+    numbers = {name: values.numel() for name, values in model.named_parameters()}
+    share = 1 - sum(numbers[name] for name in left) / sum(numbers.values())
+    assert share > 0.995
+    of = {encoder: "`nn.TransformerEncoder`", lstm: "`nn.LSTM`"}[make]
+    title = {"shampoo": "Shampoo", "soap": "SOAP", "muon": "Muon"}[method]
+    page = (Path(__file__).parents[2] / "docs" / "optimizers.md").read_text()
+    (said,) = re.findall(rf"of an {of} .*?: ([^;:]*?)[;.] ", page)
+    assert f"{title} {share:.1%}" in said, said
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_beside_vectors_only_the_embedding_and_the_head_are_left(method):
+    """And to Shampoo, which has no rule for heads, the embedding alone; without a plan as with one."""
+    for kind in (Encoder, Recurrent):
+        for model, given in (planned(kind), (kind(32), None)):
+            entries = METHODS[method](model, given).entries
+            left = {n for n, values in model.named_parameters() if values.ndim > 1 and not entries[n].preconditioned}
+            assert left == {"tokens.weight"} | ({"head.weight"} if method != "shampoo" else set())
 
 
 @pytest.mark.parametrize("kind", TAKEN, ids=lambda kind: kind.__name__)

@@ -80,7 +80,7 @@ def explain(
             return
         from mukron.trust import USUAL
 
-        methods = list(METHODS) if method == "all" else [get_method(method).name]
+        methods = list(METHODS) if method == "all" else [method]
         get_scheme(scheme)  # reports a wrong name before a network is built
         if depth is not None and base_depth is None:
             raise ValueError("--depth needs --base-depth, the depth that settings are tuned at")

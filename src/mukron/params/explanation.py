@@ -29,14 +29,15 @@ if TYPE_CHECKING:
 
 def explanation(
     plan: Parametrization,
-    method: Method,
+    asked: Method | str,
     fallback: str | StepRule | None,
     trust: Trust | None,
     exclude: tuple[str, ...] | None,
     whole: bool = False,
 ) -> Table:
     """Torch's own methods have neither a trust nor a fallback rule, Muon has no trust. whole: one row a parameter."""
-    preconditions = method.layerwise
+    method, title = get_method(asked), method_title(asked)
+    preconditions, decays = method.layerwise, title != get_method("adam").title  # AdamW has weight decay, Adam none
     rule = usual_fallback(method, trust) if fallback is None else step_rule("fallback", fallback, FALLBACKS)
     left = usual_exclude(method, trust) if exclude is None else exclude
     bound = get_method(trust.rates) if takes_trust(method) and trust is not None and trust.rates else method
@@ -61,7 +62,7 @@ def explanation(
             _short(scale.lr),
             *((_short(scales[guarded][name].eps) if guarded.has_eps else "-",) if has_eps else ()),
             *(_short(rho[x]) if x in rho else "-" for x in factors),
-            *((_short(scale.decay),) if plan.decay else ()),
+            *((_short(scale.decay),) if decays else ()),
             (f"not preconditioned, {method_title(rule.name)}'s row: " if falls_back else "")
             + _reason(row, plan, entry),
         )
@@ -70,7 +71,7 @@ def explanation(
         *("parameter", "role", "shape", "base shape", "r_in", "r_out", *(["L"] if deep else []), "initial std", "lr x"),
         *(("eps x",) if has_eps else ()),
         *(f"rho_{factor} x" for factor in factors),
-        *(("decay x",) if plan.decay else ()),
+        *(("decay x",) if decays else ()),
         "why",
     )
     law = [law_of(trust, method)] if preconditions else []
@@ -79,7 +80,7 @@ def explanation(
     lines = tuple(
         (row.name, *row.cells[:sizes], row.std_text, *row.cells[sizes:]) for row in (rows if whole else merged(rows))
     )
-    return Table(f"{method.title}, {plan.scheme}", columns, lines, (*_notes(plan), *law))
+    return Table(f"{title}, {plan.scheme}", columns, lines, (*_notes(plan, decays), *law))
 
 
 REGIME = (
@@ -88,7 +89,7 @@ REGIME = (
 )
 
 
-def _notes(plan: Parametrization) -> tuple[str, ...]:
+def _notes(plan: Parametrization, decays: bool) -> tuple[str, ...]:
     notes = ["r_in, r_out: fan-in and fan-out over those at the base width; 'x' columns multiply your own numbers."]
     if any(entry.growth.L is not None for entry in plan.parameters.values()):
         notes.append(
@@ -98,8 +99,9 @@ def _notes(plan: Parametrization) -> tuple[str, ...]:
     notes += [f"{name} is also {', '.join(entry.tied)}" for name, entry in plan.parameters.items() if entry.tied]
     if plan.output_exponent is not None:
         notes.append(f"b of the output weights is {plan.output_exponent} by request.")
-    if plan.decay:
-        notes.append(f"decay: learning rate times weight decay is multiplied by r_in^{-plan.decay} by request.")
+    if decays:
+        law = f"r_in^{-plan.decay} by request" if plan.decay and plan.scheme != SP else "1 in every layer"
+        notes.append(f"decay x multiplies learning rate times decoupled weight decay: {law}.")
     return tuple(notes)
 
 

@@ -177,9 +177,10 @@ class Parametrization:
         *,
         whole: bool = False,
     ) -> Table:
-        """For every parameter: role, sizes, initial std, multipliers of learning rate, eps and damping, and why.
+        """For every parameter: role, sizes, initial std, multipliers of learning rate, eps, damping and decay, and why.
 
-        The multipliers of weight decay are shown if the plan has another law than "constant" for it.
+        The columns of eps and damping are there if some parameter has one. That of decay multiplies learning rate times
+        weight decay, and is there for every method but Adam, which has no decoupled decay ("adamw" has).
 
         ``fallback``, ``trust`` and ``exclude`` are the optimizers' arguments, with the same defaults.
 
@@ -192,7 +193,7 @@ class Parametrization:
                 ``trust`` embeddings.
             whole: One row a parameter. Otherwise equal rows are one, as ``blocks.0-3.mlp.up.weight``.
         """
-        return explanation(self, get_method(method), fallback, Trust.of(trust), exclude, whole)
+        return explanation(self, method, fallback, Trust.of(trust), exclude, whole)
 
     def check(self, saved: Parametrization | Mapping[str, Any]) -> None:
         """Refuse a plan, such as one from a checkpoint, that was made with other base shapes or another scheme.
