@@ -9,7 +9,7 @@ import warnings
 import pytest
 import torch
 from joined_batches import METHODS
-from ranks import OWN, WRAPPED, batch, bounds, called_by, equal_everywhere, made
+from ranks import OWN, SPREAD, WRAPPED, batch, bounds, called_by, equal_everywhere, made, reference_of, whole
 from torch import nn
 from torch.nn import functional as F
 
@@ -143,3 +143,47 @@ def uneven_passes(rank, folder):
 
     with pytest.raises(RuntimeError, match=r"did not come together in a (step|backward pass)"):
         train()
+
+
+OWN_PASSES = ("kfac", "kfac, mc", "kfac, exact", "gauss-newton")
+
+
+def no_samples(rank, folder):
+    """All samples are on rank 0. Where passes of our own would wait for the other rank, both say so, and can go on."""
+    for name in (*OWN_PASSES, "kfac, empirical", "foof", "shampoo"):
+        for how in (SPREAD, WRAPPED, OWN):
+            model = made("mlp", F64)
+            called = called_by(how, "mlp", model)
+            group = {"process_group": torch.distributed.group.WORLD} if how == OWN else {}
+            optimizer = METHODS[name](called, **group)
+
+            def backward(step, ends, called=called):
+                x, y = (part[ends[rank] : ends[rank + 1]] for part in batch("mlp", step, F64))
+                (F.cross_entropy(called(x), y, reduction="sum") * 2 / 12).backward()
+
+            refused = how == SPREAD and name in OWN_PASSES
+            if refused:
+                advice = "FOOF and KFAC" if name == "gauss-newton" else 'fisher="empirical" can do without'
+                with pytest.raises(RuntimeError, match=f"rank 1 of 2 got no sample of this batch.*{advice}"):
+                    backward(0, (0, 12, 12))
+            for step in range(2):
+                optimizer.zero_grad()
+                backward(step, (0, 6, 12) if refused else (0, 12, 12))
+                optimizer.step()
+            for key, value in reference_of("mlp", METHODS[name], F64, 2, 1, "cpu").items():
+                off = float((whole(model.state_dict()[key]) - value).norm() / value.norm())
+                assert off < 1e-10, f"{name}, {how}: {key} is {off:.1e} off"
+
+
+def sequences_of_other_lengths(rank, folder):
+    """One pass of our own for each output: with other numbers of them ranks would wait for each other."""
+    for method, given in ((mukron.KFAC, {"fisher": "exact", "class_dim": -1}), (mukron.GaussNewton, {})):
+        torch.manual_seed(0)
+        model = Tokens()
+        called = called_by(SPREAD, "tokens", model)
+        optimizer = method(called, lr=0.05, **given)
+        with pytest.raises(RuntimeError, match="output has 18, 27 numbers a sample on ranks 0 to 1"):
+            called(torch.zeros(4, 2 + rank, dtype=torch.long))
+        F.cross_entropy(called(torch.arange(8).reshape(4, 2)).flatten(0, 1), torch.arange(8)).backward()
+        optimizer.step()
+        assert optimizer.steps == 1

@@ -138,3 +138,50 @@ def layers_added_later(rank, folder):
     equal_everywhere(weights[0], "added later")
     for name, value in weights[1].items():
         torch.testing.assert_close(weights[0][name], value, rtol=1e-10, atol=1e-10, msg=name)
+
+
+def tensor_parallelism(rank, folder):
+    """A layer of which each rank has some rows looks like one of fully_shard, but sees the batch of all ranks."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
+
+    both = init_device_mesh("cpu", (1, 2), mesh_dim_names=("data", "tensor"))
+    layers = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+
+    def parallel(mesh, layers=layers):
+        return parallelize_module(made("mlp", F64), mesh, layers)
+
+    def ignored(model):
+        return fully_shard(model, ignored_params={p for p in model.parameters() if hasattr(p, "placements")})
+
+    said = r'parameters "0.weight".* are spread over processes by tensor parallelism .*: the first one as \[\w*Shard'
+    remedy = r".* train with fully_shard .*HSDP.*, replicate or DistributedDataParallel"
+    for method in (mukron.KFAC, mukron.FOOF, mukron.GaussNewton, mukron.Shampoo, mukron.SOAP, mukron.Muon):
+        with pytest.raises(ValueError, match=said + remedy):
+            method(parallel(init_device_mesh("cpu", (2,))), lr=0.05)
+    shapes = mukron.base_shapes(lambda width: torch.nn.Linear(6, width), 8)
+    for model, what in (
+        (parallel(init_device_mesh("cpu", (2,))), said),
+        (ignored(parallel(init_device_mesh("cpu", (2,)))), said),
+        (fully_shard(parallel(both["tensor"]), mesh=both["data"]), said),
+        (fully_shard(parallel(both["tensor"], {"0": SequenceParallel()}), mesh=both["data"]), said),
+    ):
+        with pytest.raises(ValueError, match=what):
+            mukron.KFAC(model, lr=0.05)
+        with pytest.raises(ValueError, match=what):
+            mukron.parametrize(model, shapes)
+
+
+def sharded_parameters_in_other_places(rank, folder):
+    """Parameters of fully_shard that others have taken the place of are still its own."""
+    from torch.distributed.fsdp import fully_shard
+
+    assigned = fully_shard(made("mlp", F64))
+    assigned.load_state_dict({name: value.clone() for name, value in assigned.state_dict().items()}, assign=True)
+    with torch.device("meta"):
+        empty = fully_shard(made("mlp", F64)).to_empty(device="cpu")
+    tied = torch.nn.Sequential(torch.nn.Embedding(8, 6), torch.nn.Linear(6, 8), torch.nn.Linear(8, 4))
+    tied[1].weight = tied[0].weight
+    for model in (assigned, empty, fully_shard(tied)):
+        assert mukron.Shampoo(model, lr=0.05, exclude=()).entries

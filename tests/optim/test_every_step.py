@@ -7,6 +7,7 @@ import torch
 from ranks import in_ranks
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
+NEW_ENOUGH = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 9)  # before, fully_shard needs a GPU
 
 
 @pytest.mark.parametrize(
@@ -15,3 +16,9 @@ pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="th
 )
 def test_a_step_is_that_of_the_joined_batch_or_is_refused(what, size, tmp_path):
     in_ranks(f"every_step:{what}", size, tmp_path)
+
+
+@pytest.mark.skipif(not NEW_ENOUGH, reason="fully_shard trains on CPUs from torch 2.9 on")
+@pytest.mark.parametrize("what", ["no_samples", "sequences_of_other_lengths"])
+def test_ranks_without_the_passes_of_others_are_refused(what, tmp_path):
+    in_ranks(f"every_step:{what}", 2, tmp_path)

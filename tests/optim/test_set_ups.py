@@ -27,3 +27,9 @@ def test_replicas_with_other_weights_are_refused(tmp_path):
 @pytest.mark.skipif(not REPLICATES, reason="this torch has no such replicate")
 def test_replicate_that_makes_dtensors(tmp_path):
     in_ranks("set_ups:replicate_without_shards", 2, tmp_path)
+
+
+@pytest.mark.skipif(not NEW, reason="fully_shard needs torch 2.9 without GPUs")
+@pytest.mark.parametrize("what", ["tensor_parallelism", "sharded_parameters_in_other_places"])
+def test_models_that_others_have_spread(what, tmp_path):
+    in_ranks(f"set_ups:{what}", 2, tmp_path)

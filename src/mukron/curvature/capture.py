@@ -38,7 +38,7 @@ from mukron.curvature.passes import LayerPass, LayerStatistics, Pass, gather, pr
 from mukron.curvature.products import Watch, hosts, passes_of_product
 from mukron.curvature.ranks import Ranks, local
 from mukron.curvature.scale import add_scale, classes_at
-from mukron.curvature.spread import refuse_empty, weights_kept
+from mukron.curvature.spread import check_parts, weights_kept
 from mukron.curvature.uses import Joined, add_probe
 from mukron.layers import MatrixLayer
 from mukron.stages import stage
@@ -221,15 +221,15 @@ class Capture:
         running, self._running = self._running, None  # layers that backward passes recompute are not measured
         if running is None or output is None:  # None: not listened to, or the forward pass failed
             return
-        if not running and not (self.due and self.options.draws and in_ranks(self)):
+        ranks = in_ranks(self) if self.due and self.options.own_passes else None
+        if not running and ranks is None:
             return
         f = output_of(self.options, output)
+        if ranks is not None and f.requires_grad:
+            check_parts(self.model, self.options, ranks, f)
         if f.requires_grad and not len(f) and self.due and self.options.draws:
-            refuse_empty(self.model)
             on_gradient(get_gradient_edge(f), partial(draw_nothing, self))
-        if not running:
-            return
-        if not f.requires_grad or not len(f):  # an empty batch shows nothing
+        if not running or not f.requires_grad or not len(f):  # an empty batch shows nothing
             return
         for layer in running.values():
             if layer.input is not None and layer.input._version != layer.version:
@@ -281,7 +281,7 @@ class Capture:
             self._generator_before = self.generator.get_state()
         edges = {name: layer.edge for name, layer in this.layers.items() if layer.edge is not None}
         with torch.autocast(f.device.type, enabled=False):  # statistics keep their precision
-            if this.due and (self.options.jacobian or (self.options.signals and not self.options.empirical)):
+            if this.due and self.options.own_passes:
                 if f._version != version:
                     raise RuntimeError("the model's output was changed in place before its backward pass; use a copy")
                 root = GradientEdge(torch._C._current_autograd_node(), number)

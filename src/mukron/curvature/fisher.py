@@ -71,6 +71,8 @@ class Fisher:
         kind = Fisher.kinds.get(name)
         if kind is None or (draws and not issubclass(kind, Drawn)):
             raise ValueError(f"unknown fisher {fisher!r}; known: {', '.join(map(repr, Fisher.kinds))}")
+        if draws and not draws.isdecimal():
+            raise ValueError(f'expected a whole number of draws, as in "{name}:4", got fisher={fisher!r}')
         if issubclass(kind, Drawn):
             return kind(int(draws) if draws else 1)
         return Empirical(reduction, grad_scaler) if kind is Empirical else kind()
@@ -152,8 +154,7 @@ class Empirical(Fisher):
 
     def __post_init__(self) -> None:
         if self.reduction is not None and self.reduction not in REDUCTIONS:
-            known = ", ".join(map(repr, REDUCTIONS))
-            raise ValueError(f"unknown reduction {self.reduction!r}; known: {known}")
+            raise ValueError(f"unknown reduction {self.reduction!r}; known: {', '.join(map(repr, REDUCTIONS))}")
 
 
 @dataclass(frozen=True)
@@ -174,6 +175,7 @@ class CaptureOptions:
         reduction: How the user says that his loss reduces over samples; None: not said.
         grad_scaler: The GradScaler that multiplies the loss; None: there is none, or it is not known.
         empirical: Signals are the derivatives of the user's own loss.
+        own_passes: A pass that is measured takes backward passes beside that of the loss.
         weighs_loss: How the loss reduces can be found from its derivative.
 
     Example:
@@ -194,6 +196,7 @@ class CaptureOptions:
     reduction: str | None = None
     grad_scaler: torch.amp.GradScaler | None = field(default=None, compare=False, repr=False)
     empirical: bool = field(init=False)
+    own_passes: bool = field(init=False)
     weighs_loss: bool = field(init=False)
 
     def __post_init__(self) -> None:
@@ -205,6 +208,7 @@ class CaptureOptions:
         if self.grad_scaler is not None and not hasattr(self.grad_scaler, "get_scale"):
             raise TypeError(f"grad_scaler must be a torch.amp.GradScaler, got {self.grad_scaler!r:.80}")
         object.__setattr__(self, "empirical", self.signals and isinstance(self.fisher, Empirical))
+        object.__setattr__(self, "own_passes", self.jacobian or (self.signals and not self.empirical))
         object.__setattr__(self, "weighs_loss", self.measures and self.likelihood == "categorical")
 
     @property
@@ -216,11 +220,6 @@ class CaptureOptions:
     def draws(self) -> bool:
         """Whether signals are drawn at random."""
         return self.signals and isinstance(self.fisher, Drawn)
-
-    @property
-    def anything(self) -> bool:
-        """Whether passes are looked at at all."""
-        return self.measures or self.fused
 
 
 def targets(

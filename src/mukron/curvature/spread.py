@@ -11,7 +11,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+
+from mukron.curvature.fisher import CaptureOptions, Exact
+from mukron.curvature.ranks import IN_A_STEP, Ranks, said
 
 
 @contextmanager
@@ -25,18 +29,49 @@ def weights_kept(model: nn.Module) -> Iterator[None]:
             module.unshard()
 
 
-def refuse_empty(model: nn.Module) -> None:
-    """Refuse a batch without samples: other ranks gather weights in passes of which this one has none."""
-    if _spread_modules(model):
+def check_parts(model: nn.Module, options: CaptureOptions, ranks: Ranks, f: Tensor) -> None:
+    """Refuse, on all ranks, a batch whose parts take other passes of our own than each other: none waits for another.
+
+    Each such pass gathers weights, which takes all ranks. A rank without a sample has none.
+
+    Args:
+        model: The model, after a forward pass.
+        options: What is measured in it.
+        ranks: The processes that train it; all of them must call this.
+        f: The model's output.
+    """
+    again = torch._C._current_graph_task_id() != -1  # a backward pass that computes the model once more
+    if again or not any(not _is_replicated(module) for module in _spread_modules(model)):
+        return
+    passes = f.shape[1:].numel() if options.jacobian or isinstance(options.fisher, Exact) else 0
+    with said(IN_A_STEP):
+        parts = ranks.gathered(torch.tensor([len(f), passes], device=ranks.device))
+    samples, counts = zip(*(part.tolist() for part in parts), strict=True)
+    empty = [str(rank) for rank, number in enumerate(samples) if not number]
+    who = "Gauss-Newton" if options.jacobian else f'fisher="{options.fisher.name}"'
+    why = f"{who} takes backward passes of its own, for which all ranks gather weights that fully_shard has spread"
+    if empty:
+        others = 'FOOF and KFAC(fisher="empirical")' if options.jacobian else 'fisher="empirical"'
         raise RuntimeError(
-            "this process has no sample of the batch, and fully_shard has spread the model: the Fisher signals of the "
-            'other processes need its part of the weights. Give each process a sample, or choose fisher="empirical"'
+            f"rank{'s' * (len(empty) > 1)} {', '.join(empty)} of {ranks.size} got no sample of this batch. {why}, and "
+            f"without a sample there are none. Give every rank a sample; {others} can do without"
+        )
+    if len({*counts}) > 1:
+        raise RuntimeError(
+            f"the model's output has {', '.join(map(str, counts))} numbers a sample on ranks 0 to {ranks.size - 1}. "
+            f"{why}, one for each of these numbers: give all ranks sequences of one length"
         )
 
 
 def _spread_modules(model: nn.Module) -> list[Any]:
     kind: type | None = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", None)
     return [] if kind is None else [module for module in model.modules() if isinstance(module, kind)]
+
+
+def _is_replicated(module: Any) -> bool:
+    """Whether every rank has all of its weights, with nothing to gather."""
+    kind = getattr(sys.modules.get("torch.distributed._composable.replicate_with_fsdp"), "ReplicateModule", ())
+    return isinstance(module, kind)
 
 
 def _is_gathered(module: nn.Module) -> bool:

@@ -326,12 +326,12 @@ def _listen(optimizer: SecondOrder) -> None:
     rates = (options.trust and options.trust.rates) or optimizer.method
     optimizer.entries, optimizer.layers = build_tables(
         optimizer.model, optimizer.param_groups, options, optimizer.parametrization, optimizer.method,
-        (rates, options.fallback.name), measured.anything,
+        (rates, options.fallback.name), measured.measures or measured.fused,
     )  # fmt: skip
     optimizer.check_tables()
     if optimizer._capture is not None:
         optimizer._capture.close()
-    entries = optimizer.layers if measured.anything else {}
+    entries = optimizer.layers if measured.measures or measured.fused else {}
     heard = {name: entry.layer for name, entry in entries.items()}
     others = {other: (name, layer) for name, of in entries.items() for other, layer in of.others.items()}
     optimizer._capture = Capture(unwrap(optimizer.model), heard, measured, optimizer.generator, others)

@@ -14,9 +14,15 @@ from torch import Tensor, nn
 
 from mukron.params.errors import ParametrizationError
 
+SUPPORTED = (
+    "That is not supported, alone or below fully_shard: a process sees a part of a layer's inputs or outputs alone. "
+    "Leave it out, and train with fully_shard (also on a mesh of two dimensions, HSDP), replicate or "
+    "DistributedDataParallel over all processes"
+)
+
 
 def refuse_sharded(model: nn.Module) -> None:
-    """Refuse sharding other than that of ``fully_shard`` over all processes.
+    """Refuse sharding other than that of ``fully_shard`` and ``replicate`` over all processes.
 
     Args:
         model: The model.
@@ -31,9 +37,21 @@ def refuse_sharded(model: nn.Module) -> None:
             "matrix alone. That is not supported: shard it by torch.distributed.fsdp.fully_shard (FSDP2), or replicate "
             "it by DistributedDataParallel"
         )
-    for name, parameter in model.named_parameters():
-        if is_sharded(parameter):
-            _check_placements(name, parameter)
+    sharded = {name: parameter for name, parameter in model.named_parameters() if is_sharded(parameter)}
+    if not sharded:
+        return
+    by_hand = _sharded_by_hand(model)
+    split = [name for name, parameter in sharded.items() if id(parameter) in by_hand]
+    if split:
+        parameter: Any = sharded[split[0]]
+        names, more = ", ".join(f'"{name}"' for name in split[:3]), f" and {len(split) - 3} more"
+        raise ParametrizationError(
+            f"parameters {names}{more * (len(split) > 3)} are spread over processes by tensor parallelism "
+            f"(parallelize_module), or by distribute_tensor: the first one as {list(parameter.placements)} over "
+            f"{parameter.device_mesh.size()} of them. {SUPPORTED}"
+        )
+    for name, parameter in sharded.items():
+        _check_placements(name, parameter)
 
 
 def is_sharded(parameter: Tensor) -> bool:
@@ -110,17 +128,54 @@ def _other_sharding(model: nn.Module) -> str:
 
 
 def _check_placements(name: str, parameter: Any) -> None:
-    """Refuse what ``fully_shard`` does not make: it shards over one dimension of a mesh of all processes."""
+    """Refuse what ``fully_shard`` does not make: it shards over the last dimension of a mesh of all processes."""
     kinds = [type(placement).__name__ for placement in parameter.placements]
     processes, size = torch.distributed.get_world_size(), parameter.device_mesh.size()
-    if set(kinds) <= {"Replicate", "Shard"} and kinds.count("Shard") <= 1 and size == processes:
+    if {*kinds[:-1]} <= {"Replicate"} and kinds[-1] in ("Replicate", "Shard") and size == processes:
         return
-    placements = ", ".join(map(str, parameter.placements))
     raise ParametrizationError(
-        f'parameter "{name}" is spread as [{placements}] over {size} of {processes} processes. Expected what '
-        "fully_shard makes of a plain model on a mesh of all processes, [Shard] or [Replicate, Shard]; tensor "
-        "parallelism and meshes of some processes alone are not supported"
+        f'parameter "{name}" is spread as {list(parameter.placements)} over {size} of {processes} processes. Expected '
+        "what fully_shard makes of a plain model on a mesh of all processes, [Shard] or [Replicate, Shard]; meshes of "
+        "some processes alone are not supported"
     )
+
+
+def _sharded_by_hand(model: nn.Module) -> set[int]:
+    """Parameters, by identity, that FSDP2 does not keep, or that were DTensors before it took them.
+
+    Meshes and placements alone do not tell: a layer of which each process has some rows looks like one of FSDP2.
+    """
+    kept = _kept_by_fsdp(model)
+    taken = {id(of.sharded_param): of for of in kept.values()}
+    found: dict[int, Any] = {}
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+            of = kept.get((id(module), name)) or taken.get(id(parameter))
+            found[id(parameter)] = found.get(id(parameter)) or of
+    return {key for key, of in found.items() if of is None or _was_spread(of)}
+
+
+def _kept_by_fsdp(model: nn.Module) -> dict[tuple[int, str], Any]:
+    """What FSDP2 knows of each parameter that it keeps, by the identity of a module and the parameter's name there.
+
+    Not by that of the parameter: ``load_state_dict(assign=True)`` and ``to_empty`` put others in their place.
+    """
+    kept: dict[tuple[int, str], Any] = {}
+    for module in _fsdp_modules(model):
+        state = module._get_fsdp_state()
+        groups = getattr(state, "_fsdp_param_groups", None)  # before torch 2.12 there was one
+        for group in [state._fsdp_param_group] if groups is None else groups:
+            for of in () if group is None else group.fsdp_params:
+                info = of._module_info
+                kept[id(info.module), info.param_name] = of
+                kept |= {(id(m), n): of for m, n in zip(info.shared_modules, info.shared_param_names, strict=True)}
+    return kept
+
+
+def _was_spread(of: Any) -> bool:
+    """Whether a parameter of FSDP2 was a DTensor before, over dimensions of a mesh that are not FSDP2's own."""
+    own = getattr(of, "_dp_dim_indices", ())  # if fully_shard was told which dimensions of a mesh are its own
+    return bool(of.is_dtensor) and len(own) < of.sharded_param.device_mesh.ndim
 
 
 def _fsdp_modules(model: nn.Module) -> list[Any]:
