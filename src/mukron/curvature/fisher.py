@@ -27,7 +27,7 @@ import torch
 from torch import Generator, Tensor
 from torch.autograd.graph import GradientEdge
 
-from mukron.curvature.draws import fill
+from mukron.curvature.exact import exact_targets
 from mukron.readers import check_flag, check_whole
 
 if TYPE_CHECKING:
@@ -231,7 +231,7 @@ def targets(
     """
     f = f.detach()
     if isinstance(fisher, Exact):
-        yield from _exact(f, likelihood, class_dim)
+        yield from exact_targets(f, likelihood, class_dim)
         return
     assert isinstance(fisher, Drawn)
     share = None if ranks is None else ranks.share(f.numel())
@@ -264,10 +264,10 @@ def drawn_targets(
     signs = isinstance(fisher, RandomSigns)
     if likelihood == "gaussian":
         noise = torch.empty(f.shape, device=generators[0].device)
-        return fill(noise, generators, "signs" if signs else "normal", share).to(f)
+        return _fill(noise, generators, "signs" if signs else "normal", share).to(f)
     p = (f if f.dtype == torch.float64 else f.float()).softmax(-1)
     noise = torch.empty_like(p, device=generators[0].device)
-    noise = fill(noise, generators, "signs" if signs else "exponential", share).to(p.device)
+    noise = _fill(noise, generators, "signs" if signs else "exponential", share).to(p.device)
     if signs:
         return _turned_signs(p, noise).to(f)
     y = (p.nan_to_num(1.0) / noise).argmax(-1)
@@ -287,23 +287,41 @@ def _turned_signs(p: Tensor, signs: Tensor) -> Tensor:
     return (v - p * (along / (1 + largest))).scatter(-1, k, -largest * along)
 
 
-def _exact(f: Tensor, likelihood: str, class_dim: int) -> Iterator[Tensor]:
-    """Every class at every position of the output: positions are independent, so each has its turn alone."""
-    if f.ndim == 1:
-        f = f.unsqueeze(1)
-        yield torch.ones_like(f).squeeze(1)  # one number a sample: gaussian
-        return
-    shape = f.movedim(class_dim, -1).shape  # [samples, *positions, classes]
-    classes, positions = shape[-1], shape[1:-1].numel()
-    p = f.softmax(class_dim).movedim(class_dim, -1).reshape(shape[0], positions, classes)
-    for position in range(positions):
-        for c in range(classes):
-            v = torch.zeros_like(p)
-            v[:, position, c] = 1
-            if likelihood == "categorical":
-                v[:, position] -= p[:, position]
-                v[:, position] *= p[:, position, c, None].sqrt()
-            yield v.reshape(shape).movedim(-1, class_dim)
+def _fill(noise: Tensor, generators: Sequence[Generator], kind: str, share: tuple[int, int] | None = None) -> Tensor:
+    """The tensor [networks, ...], filled with random numbers of a kind, each network's by its own generator.
+
+    kind: "signs", "normal" or "exponential".
+    share: those of all parts of a batch are drawn, in one call as one process does, and this part's are taken.
+    """
+    if share is not None:
+        begin, total = share
+        whole = _fill(noise.new_empty(1, total), generators, kind)
+        return whole[0, begin : begin + noise.numel()].reshape(noise.shape)
+    for part, generator in zip(noise, generators, strict=True):
+        if generator.device.type == "cpu":
+            _draw_in_order(part, generator, kind)
+        elif kind == "signs":
+            part.bernoulli_(0.5, generator=generator).mul_(2).sub_(1)
+        elif kind == "normal":
+            part.normal_(generator=generator)
+        else:
+            part.exponential_(generator=generator)
+    return noise
+
+
+def _draw_in_order(part: Tensor, generator: Generator, kind: str) -> None:
+    """From uniform numbers u, one for each entry: those of a call follow those of the last.
+
+    ``bernoulli_`` and ``exponential_`` begin another stream in each call where torch was built with MKL, and
+    ``normal_`` draws numbers in groups of 16.
+    """
+    u = torch.rand(part.shape, generator=generator, dtype=torch.float64)
+    if kind == "signs":
+        part.copy_(u < 0.5).mul_(2).sub_(1)
+    elif kind == "normal":
+        part.copy_(torch.special.ndtri(u.clamp_min_(2.0**-54)))
+    else:
+        part.copy_(-torch.log1p(-u))
 
 
 # From the model's output to its layers, in backward passes of our own inside the user's.
