@@ -22,8 +22,8 @@ from mukron.optim.spec import MethodSpec, spec_of
 from mukron.train.randomness import own_random_numbers
 
 CLASS_DEFAULTS, PLAIN_STEP = "defaults", "plain"
-# Arguments that methods were given later, with the value that means what they did before. One that is missing here
-# makes benchmarks repeat the runs that are kept in docs.
+# Arguments that methods were given later, with the value that means what they did before. Without it here benchmarks
+# repeat the runs that are kept in docs.
 ADDED = {"sides": "both", "communication": "auto"}  # the second moves data between ranks, and changes no step
 HOPELESS = 1e6  # a run whose loss exceeds its initial loss so many times is stopped
 LOOKS = 10  # steps from one look at the losses to the next: each look waits for the device
