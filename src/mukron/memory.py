@@ -37,6 +37,14 @@ class Memory:
         """
         return 0.0, 1.0
 
+    def batches_in(self, kept: State) -> float:
+        """How many batches are remembered; an average counts each by its weight beside the newest one's.
+
+        Args:
+            kept: The state of a factor.
+        """
+        return 1.0
+
     def update(self, kept: State, factor: Factor) -> Factor:
         """Add this batch's factor, and return what is remembered.
 
@@ -98,6 +106,14 @@ class EMA(Memory):
         new = (1 - self.decay) / (1 - self.decay**updates)
         return 1 - new, new
 
+    def batches_in(self, kept: State) -> float:
+        """How many batches are remembered, each counted by its weight beside the newest one's; at most 1 / (1 - decay).
+
+        Args:
+            kept: The state of a factor.
+        """
+        return 1 / self.weights(kept["updates"])[1] if "updates" in kept else 1.0
+
 
 @dataclass(frozen=True)
 class Auto(EMA):
@@ -144,6 +160,14 @@ class Sum(Memory):
         """
         return 1.0, 1.0
 
+    def batches_in(self, kept: State) -> float:
+        """All of them.
+
+        Args:
+            kept: The state of a factor.
+        """
+        return float(kept.get("updates", 1))
+
 
 @dataclass(frozen=True)
 class Window(Memory):
@@ -173,6 +197,14 @@ class Window(Memory):
             factor: This batch's factor.
         """
         return factor.append(kept, self.batches)
+
+    def batches_in(self, kept: State) -> float:
+        """Those that are kept so far.
+
+        Args:
+            kept: The state of a factor.
+        """
+        return float(len(kept.get("batches", [None])))
 
 
 def parse_memory(text: str) -> Memory:

@@ -44,6 +44,15 @@ def test_explain_shows_damping_of_the_factors_that_shampoo_has(sides):
             assert shown == set(optimizer.factors_of(layer, block)), entry.name
 
 
+@pytest.mark.parametrize(
+    ("method", "scheme", "told"), [("kfac", "mup", 1), ("foof", "mup", 1), ("kfac", "sp", 0), ("shampoo", "mup", 0)]
+)
+def test_explain_says_from_how_many_rows_on_ranks_decide(method, scheme, told):
+    """Where damping is multiplied and a factor is made of rows."""
+    notes = parametrize(Words(32), base_shapes(Words, width=8), scheme).explain(method).notes
+    assert sum("rows (samples x positions x remembered batches) than the layer has inputs" in x for x in notes) == told
+
+
 @pytest.mark.parametrize("trust", TRUSTS)
 @pytest.mark.parametrize("method", [*METHODS, "soap"])
 def test_explain_shows_each_eps_that_the_optimizer_has(method, trust):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 
 import pytest
 import torch
 from torch.nn import functional as F
 
-from mukron import KFAC, GaussNewton, Shampoo
+from mukron import FOOF, KFAC, SOAP, GaussNewton, Rescaled, Shampoo, base_shapes, parametrize
 from networks import INPUTS, Net
 
 DATA = torch.Generator().manual_seed(0)
@@ -59,3 +60,90 @@ def test_the_plan_shows_effective_ranks(columns, rank):
     optimizer.step()
     assert optimizer.plan().rows[0][3].startswith(f"A: {rank} of 8, B: ")
     assert "MeanEigenvalue" in str(optimizer.plan())
+
+
+def rows_shown(optimizer, model, x, steps=1):
+    """The column of rows by layer, after some steps on the same inputs."""
+    for _ in range(steps):
+        optimizer.zero_grad()
+        output = model(x)
+        F.cross_entropy(output.flatten(0, -2), torch.arange(output.shape[:-1].numel()) % output.shape[-1]).backward()
+        optimizer.step()
+    column = optimizer.plan().columns.index("rows")
+    return {row[0]: row[column] for row in optimizer.plan().rows}
+
+
+def notes_on_damping(optimizer):
+    """Which of the two notes on rows the plan has."""
+    notes = " ".join(optimizer.plan().notes)
+    return "fewer (<)" in notes, "more (>=), ranks decide" in notes and "Damping and the number of rows" in notes
+
+
+@pytest.mark.parametrize(
+    ("options", "steps", "number", "of_b"),
+    [
+        ({}, 2, 6, "6"),
+        ({"fisher": "mc:3"}, 1, 6, "18"),
+        ({"fisher": "empirical"}, 1, 6, "6"),
+        ({"fisher": "exact"}, 1, 6, None),
+        ({"sharing": "reduce"}, 1, 2, "2"),
+        ({"memory": "ema:0.5"}, 1, 6, "6"),
+        ({"memory": "ema:0.5"}, 2, 9, "9"),
+        ({"memory": "ema:0.5"}, 9, 12, "12"),
+        ({"memory": "sum"}, 3, 18, "18"),
+        ({"memory": "window:2"}, 1, 6, "6"),
+        ({"memory": "window:2"}, 5, 12, "12"),
+        ({"trust": "spectral"}, 2, 12, "12"),
+    ],
+)
+def test_the_plan_counts_the_rows_of_each_factor(options, steps, number, of_b):
+    """Samples x positions, times draws for B, times the batches that are remembered: whichever form factors have."""
+    layer = torch.nn.Linear(8, 16)
+    optimizer = KFAC(layer, lr=1e-6, class_dim=-1, **{"trust": None, **options})
+    torch.manual_seed(0)
+    shown = rows_shown(optimizer, layer, torch.randn(2, 3, 8), steps)[""]
+    expected = "6 for each output" if of_b is None else f"{of_b} {'<' if int(of_b) < 16 else '>='} 16"
+    assert shown == f"A: {number} {'<' if number < 8 else '>='} 8, B: {expected}"
+    assert notes_on_damping(optimizer) == ("<" in shown, ">=" in shown)
+
+
+def test_rows_are_of_this_memory_at_this_place():
+    """FOOF has no B, an embedding's A is a diagonal; methods whose factors are made of gradients show no rows."""
+    model = torch.nn.Sequential(torch.nn.Embedding(5, 16), torch.nn.Linear(16, 5))
+    x = torch.arange(4)[None]
+    assert rows_shown(FOOF(model, lr=1e-6, exclude=()), model, x) == {"0": "", "1": "A: 4 < 16"}
+    assert rows_shown(KFAC(model, lr=1e-6, class_dim=-1, exclude=()), model, x) == {
+        "0": "B: 4 < 16",
+        "1": "A: 4 < 16, B: 4 < 5",
+    }
+    for make in (partial(Shampoo, damping=Rescaled(1e-3)), Shampoo, SOAP, GaussNewton):
+        net = Net(8)
+        optimizer = make(net, lr=1e-6)
+        backward(net)
+        optimizer.step()
+        assert "rows" not in optimizer.plan().columns
+        assert notes_on_damping(optimizer) == (False, False)
+        by_ranks = "where ranks do not grow" in str(
+            optimizer.plan()
+        )  # whose rule has a size in it, and whose ranks show
+        assert by_ranks == isinstance(make, partial)
+
+
+def test_with_a_plan_rows_stand_beside_the_sizes_that_grow_with_the_width():
+    model = Net(64)
+    optimizer = KFAC(model, parametrize(model, base_shapes(Net, width=16)), lr=1e-6, trust=None)
+    shown = rows_shown(optimizer, model, X)
+    assert shown == {"first": "B: 10 < 64", "hidden": "A: 10 < 64, B: 10 < 64", "head": "A: 10 < 64"}
+    assert notes_on_damping(optimizer) == (True, False)
+
+
+def test_rows_that_do_not_count_are_left_out_and_a_saved_state_has_them():
+    layer = torch.nn.Linear(8, 16, bias=False)
+    optimizer, x = KFAC(layer, lr=1e-6, class_dim=-1), torch.randn(2, 3, 8)
+    targets = torch.tensor([[1, -100, -100], [2, 3, -100]])
+    F.cross_entropy(layer(x).flatten(0, 1), targets.flatten(), ignore_index=-100).backward()
+    optimizer.step()
+    assert optimizer.plan().rows[0][optimizer.plan().columns.index("rows")] == "A: 3 < 8, B: 3 < 16"
+    copy = KFAC(layer, lr=1e-6, class_dim=-1)
+    copy.load_state_dict(optimizer.state_dict())
+    assert copy.plan().rows == optimizer.plan().rows

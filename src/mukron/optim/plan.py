@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
-from mukron.curvature import EVERY_RANK
+from mukron.curvature import EVERY_RANK, Exact
+from mukron.curvature.fisher import Drawn
 from mukron.damping import Rescaled, Rule
+from mukron.layers import WEIGHT
 from mukron.optim.communication import sgd_numbers, traffic_of
 from mukron.optim.direction import IN_SIDE
 from mukron.optim.exchange import Owners
@@ -20,14 +24,20 @@ if TYPE_CHECKING:
     from mukron.optim.optimizer import SecondOrder
     from mukron.optim.table import LayerEntry
 
-PLAN_COLUMNS = ("layer", "out x in", "form", "rank", "memory", "work", "owner", "arrives")
-RANK, WORK = PLAN_COLUMNS.index("rank"), PLAN_COLUMNS.index("work")
+PLAN_COLUMNS = ("layer", "out x in", "form", "rank", "rows", "memory", "work", "owner", "arrives")
+RANK, ROW_COUNTS, WORK = map(PLAN_COLUMNS.index, ("rank", "rows", "work"))
 FORM_NOTE = "matrix: d x d, made of all rows; sample space: N rows, no d x d matrix; work: multiplications to apply it"
 RANK_NOTE = "rank: the effective rank (tr M)^2 / tr M^2, about how many directions carry a factor's trace"
-REGIME_NOTE = (
-    "where ranks do not grow with the width, damping must grow like the trace (Rescaled); where they grow like the "
-    "width, it must stay (MeanEigenvalue)"
+ROWS_NOTE = (
+    "rows: those that a factor is made of (samples x positions x remembered batches, of B for each draw), beside its "
+    "size, where that grows with the width"
 )
+FEW_ROWS_NOTE = "where rows are fewer (<), eigenvalues grow with the width, and so must damping (Rescaled)"
+RANKS_NOTE = (
+    "where ranks do not grow with the width, damping must grow like the trace (Rescaled); where they grow like the "
+    'width, it must stay (MeanEigenvalue); see "Damping and the number of rows" in docs/theory.md'
+)
+MANY_ROWS_NOTE = f"where rows are as many or more (>=), ranks decide: {RANKS_NOTE}"
 DAMPING_RULES = {  # what a damping number means
     "Rescaled": "that many times a factor's trace over its size at the base width",
     "MeanEigenvalue": "that many times a factor's trace over its actual size",
@@ -45,9 +55,11 @@ def plan_table(optimizer: SecondOrder) -> Table:
     others = [name for name, entry in optimizer.entries.items() if not entry.preconditioned]
     notes = [FORM_NOTE] if any(row[WORK] for row in rows) else []
     ranked, together = any(row[RANK] for row in rows), isinstance(optimizer.exchange, Owners)
-    if ranked:
-        relative = any(isinstance(Rule.of_group(group), Rescaled) for group in optimizer.param_groups)
-        notes += [RANK_NOTE, *([REGIME_NOTE] if relative else [])]
+    counts = " ".join(row[ROW_COUNTS] for row in rows).split()
+    notes += [*([RANK_NOTE] if ranked else []), *([ROWS_NOTE] if counts else [])]
+    if any(isinstance(Rule.of_group(group), Rescaled) for group in optimizer.param_groups):
+        notes += [note for sign, note in (("<", FEW_ROWS_NOTE), (">=", MANY_ROWS_NOTE)) if sign in counts]
+        notes += [RANKS_NOTE] if ranked and not counts else []
     notes += [law_of(optimizer.options.trust, optimizer.method), *_rules(optimizer), *optimizer.notes()]
     notes += _of_ranks(optimizer)
     if others:
@@ -59,8 +71,8 @@ def plan_table(optimizer: SecondOrder) -> Table:
             notes.append(f"adaptive damping{which}: {Rule.of_group(group).rho:.4g} now{ratio}")
     rescued = sum(optimizer.rescues.values())
     title = f"{type(optimizer).__name__}: {optimizer.skipped} steps skipped, {rescued} factorizations rescued"
-    left_out = {*([] if ranked else ["rank"]), *([] if together else ["owner", "arrives"])}
-    kept = [place for place, column in enumerate(PLAN_COLUMNS) if column not in left_out]
+    shown = {"rank": ranked, "rows": counts, "owner": together, "arrives": together}
+    kept = [place for place, column in enumerate(PLAN_COLUMNS) if shown.get(column, True)]
     columns = tuple(PLAN_COLUMNS[place] for place in kept)
     return Table(title, columns, tuple(tuple(row[place] for place in kept) for row in rows), tuple(notes))
 
@@ -137,7 +149,7 @@ def _rows(optimizer: SecondOrder, entry: LayerEntry) -> list[tuple[str, ...]]:
     if not operators:
         form = "after the first step" if optimizer.by_block or optimizer.method.damped else "no factors"
         form = "on its owner" if owner[0] not in ("", "all") and optimizer.steps and form != "no factors" else form
-        return [(entry.name, f"{layer.d_out} x {layer.d_in}{groups}", form, "", "", "", *owner)]
+        return [(entry.name, f"{layer.d_out} x {layer.d_in}{groups}", form, "", "", "", "", *owner)]
     rows: list[tuple[str, ...]] = []
     for block, sides in operators.items():
         d_in = layer.d_in if block == "weight" else 1
@@ -149,6 +161,7 @@ def _rows(optimizer: SecondOrder, entry: LayerEntry) -> list[tuple[str, ...]]:
         cells = (
             forms + precision,
             _ranks(optimizer, entry, block),
+            _row_counts(optimizer, entry, block, sides),
             f"{size / 2**20:.3g} MiB",
             f"{work / 1e6:.3g} M",
             *(owner if not rows else ("", "")),
@@ -169,3 +182,34 @@ def _ranks(optimizer: SecondOrder, entry: LayerEntry, block: str) -> str:
         f"{name}: {float(rank):.{0 if rank >= 10 else 1}f} of {matrices[name].shape[-1]}"
         for name, rank in ranks.items()
     )
+
+
+def _row_counts(optimizer: SecondOrder, entry: LayerEntry, block: str, sides: Iterable[str]) -> str:
+    """How many rows each factor is made of, and whether these are fewer than its size."""
+    layer, state = entry.layer, optimizer.state[entry.anchor]
+    if "rows" not in state or not optimizer.capture_options.inputs:  # factors of gradients, or of Jacobians
+        return ""
+    fewest, fisher = float(torch.as_tensor(state["rows"]).min()), optimizer.capture_options.fisher  # of several maps
+    diagonal = layer.one_hot and all(other.one_hot for other in entry.others.values())
+    cells = []
+    for name in _growing(optimizer, entry, sides):
+        of_input, kept = name in IN_SIDE, state.get("memory", {}).get(block, {}).get(name, {})
+        number = fewest * optimizer.options.memory.batches_in(kept)
+        if of_input and diagonal:
+            continue
+        if not of_input and isinstance(fisher, Exact):
+            cells.append(f"{name}: {number:.0f} for each output")
+            continue
+        number *= fisher.draws if isinstance(fisher, Drawn) and not of_input else 1
+        d = layer.d_in if of_input else layer.d_out
+        cells.append(f"{name}: {number:.0f} {'<' if round(number) < d else '>='} {d}")
+    return ", ".join(cells)
+
+
+def _growing(optimizer: SecondOrder, entry: LayerEntry, sides: Iterable[str]) -> list[str]:
+    """The factors whose size grows with the width; all of them, where there is no plan to say so."""
+    plan, weight = optimizer.parametrization, entry.blocks.get(WEIGHT)
+    if plan is None or plan.scheme == SP or weight is None:
+        return list(sides)
+    role = plan.parameters[weight.name].role
+    return [name for name in sides if (role.fan_in if name in IN_SIDE else role.fan_out)]

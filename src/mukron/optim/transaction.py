@@ -183,7 +183,7 @@ class Transaction:
                     self.factors[layer.name, block] = factors, rho
         values = {"memory": kept, "peaks": peaks, "operators": dict(state.get("operators", {}))}
         if statistics is not None and statistics.positions is not None:
-            values["positions"] = statistics.positions * statistics.weight  # A of an input of ones
+            values |= {"rows": statistics.rows, "positions": statistics.positions * statistics.weight}  # A of ones
         self.stage(layer.anchor, **values)
 
     # Factors and damping -> operators.

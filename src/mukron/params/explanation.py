@@ -84,8 +84,9 @@ def explanation(
 
 
 REGIME = (
-    "Damping: its multipliers hold for any number of rows if the effective rank of a factor does not grow with the "
-    "width; opt.plan() shows ranks."
+    "Damping: its multipliers hold where a factor is made of fewer rows (samples x positions x remembered batches) "
+    "than the layer has inputs (A) or outputs (B); with more rows, if the factor's effective rank does not grow with "
+    "the width. opt.plan() shows rows and ranks."
 )
 
 
