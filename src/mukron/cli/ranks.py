@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from mukron.optim.shapes import NetworkShapes
 
 SLOWEST, FASTEST = 1.0, 1e30  # a second
-LARGEST = 2**31  # size of a sample
+MOST_POSITIONS = 2**31  # size of a sample
 OF_METHOD = "method_options."  # settings that go to the optimizer, as in a run's configuration
 
 RanksModelOption = Annotated[
@@ -124,7 +124,7 @@ class NetworkRequest:
 def _read_sample(text: str) -> list[int]:
     """The shape of a sample, as in 3,32,32."""
     sizes = text.split(",")
-    if not all(size.strip().isdecimal() and 0 < int(size) <= LARGEST for size in sizes):
+    if not all(size.strip().isdecimal() and 0 < int(size) <= MOST_POSITIONS for size in sizes):
         raise ValueError(f"--sample {text!r}: expected the sizes of a sample, as in 3,32,32")
     return [int(size) for size in sizes]
 
