@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 from torch import nn
+from typer.testing import CliRunner
 
+from mukron.cli import app
 from test_plan_command import plan, refuse
 
 LLAMA = ("--ranks", 64, "--shapes", "llama-7b", "--batch", 512, "--positions", 2048)
@@ -62,6 +64,63 @@ def test_other_requests_are_refused():
     assert "--batch: needs --ranks" in refuse("--width", 64, "--batch", 8)
     assert "Missing option '--width'" in refuse()
     assert "fixed sizes" in refuse(*LLAMA, "--width", 64)
+
+
+MLP = ("--ranks", 4, "--model", "mlp", "--batch", 64)
+
+
+@pytest.mark.parametrize(
+    ("request_", "said"),
+    [
+        (("--ranks", 0, *LLAMA[2:]), "ranks=0: expected at least 2"),
+        (("--ranks", -3, *LLAMA[2:]), "ranks=-3: expected at least 2"),
+        (("--ranks", 10**6, *LLAMA[2:4], "--batch", 10**9), "at most 100000"),
+        ((*LLAMA[:4], "--batch", 10**40), "at most 2^63"),
+        ((*LLAMA[:4], "--batch", 64, "--positions", 10**40), "at most 2^63"),
+        ((*LLAMA, "--bandwidth", "inf"), "--bandwidth inf: expected a positive number"),
+        ((*LLAMA, "--bandwidth", "1e-300"), "expected a positive number a second, 1 to 1e+30"),
+        ((*LLAMA, "--speed", "nan"), "--speed nan: expected a positive number"),
+        ((*LLAMA, "--communication", "auto:measured"), "a plan measures nothing"),
+        ((*LLAMA, "--set", "method_options.communication=rows"), "give it as --communication rows"),
+        ((*LLAMA, "--set", "method_options.fused=true"), 'choose sharding="plain", or leave out fused'),
+        ((*LLAMA, "--set", "method_options.fisher=mc:x"), "expected a whole number of draws"),
+        ((*LLAMA, "--width", 0), "fixed sizes"),
+        ((*MLP, "--width", 0), "--width 0: expected a positive number"),
+        ((*MLP, "--width", "nan"), "--width nan: expected a positive number"),
+        ((*MLP, "--width", -4), "--width -4: expected a positive number"),
+        ((*MLP, "--width", 2.5), "--model mlp cannot be built at --width 2.5"),
+        ((*MLP, "--width", 1e30), "--model mlp cannot be built at --width 1e+30"),
+        ((*MLP, "--width", 64, "--set", "method_options.exclude=fc1,fc2,fc3"), "has no layer that kfac preconditions"),
+        ((*GPT[:6], "--width", 64, "--sample", "0"), "expected the sizes of a sample"),
+        ((*GPT[:6], "--width", 64, "--sample", "3.5"), "expected the sizes of a sample"),
+        ((*GPT[:6], "--width", 64, "--sample", "17,17"), "the network does not take --sample 17,17"),
+        ((*GPT, "--width", 64, "--sample", "17"), "leave out --positions"),
+        (("--ranks", 4, "--factory", "torch.nn:ReLU", "--width", 8, "--batch", 64), "has no layer that kfac"),
+        ((*LLAMA, "--json", "/"), "cannot write /: it is a folder"),
+        ((*LLAMA, "--json", "/dev/null/plan.json"), "cannot write /dev/null/plan.json"),
+    ],
+)
+def test_bad_values_are_refused_in_one_line(request_, said):
+    result = CliRunner().invoke(app, ["plan", *map(str, request_)], catch_exceptions=False)
+    (error,) = result.stderr.splitlines()
+    assert said in error
+    assert (result.exit_code, result.stdout) == (2, "")
+
+
+@pytest.mark.parametrize("option", ["--ranks", "--batch", "--positions", "--bandwidth", "--speed", "--width"])
+def test_what_is_not_a_number_is_refused(option):
+    assert f"Invalid value for '{option}'" in refuse(*LLAMA, option, "many")
+
+
+@pytest.mark.parametrize("option", ["--batch", "--positions"])
+def test_nothing_at_all_is_refused(option):
+    assert f"Invalid value for '{option}'" in refuse(*LLAMA, option, 0)
+
+
+def test_layers_that_are_written_as_one_can_be_excluded():
+    output = plan(*LLAMA, "--set", "method_options.exclude=layers.*.attention.{q,o},head")
+    assert "layers.*.attention.{k,v}" in output
+    assert "{q,o}" not in output
 
 
 def test_the_page_shows_what_its_command_prints():

@@ -187,3 +187,28 @@ def sequences_of_other_lengths(rank, folder):
         F.cross_entropy(called(torch.arange(8).reshape(4, 2)).flatten(0, 1), torch.arange(8)).backward()
         optimizer.step()
         assert optimizer.steps == 1
+
+
+def experts_with_some_of_the_samples(rank, folder):
+    """An expert got some of one rank's samples: all ranks say the same, and what they say works."""
+    from test_idle_layers import Mixture
+    from torch.distributed.fsdp import fully_shard
+
+    for how in (WRAPPED, OWN, SPREAD):
+        group = {"process_group": torch.distributed.group.WORLD} if how == OWN else {}
+        for exclude in (None, ("experts.0", "experts.1", "experts.2")):
+            torch.manual_seed(0)
+            model = Mixture(3).double()
+            called = fully_shard(model) if how == SPREAD else called_by(how, "mixture", model)
+            optimizer = mukron.GaussNewton(called, lr=0.05, exclude=exclude, **group)
+            x, y = (part[6 * rank : 6 * rank + 6] for part in batch("mlp", 0, F64))
+            F.cross_entropy(called(x), y).backward()
+            if exclude is not None:
+                optimizer.step()
+                assert optimizer.steps == 1
+                continue
+            with pytest.raises(RuntimeError, match=r'in a pass of 6 samples.*exclude=\("experts.0",') as error:
+                optimizer.step()
+            told = [None, None]
+            torch.distributed.all_gather_object(told, str(error.value))
+            assert told[0] == told[1]

@@ -19,6 +19,6 @@ def test_a_step_is_that_of_the_joined_batch_or_is_refused(what, size, tmp_path):
 
 
 @pytest.mark.skipif(not NEW_ENOUGH, reason="fully_shard trains on CPUs from torch 2.9 on")
-@pytest.mark.parametrize("what", ["no_samples", "sequences_of_other_lengths"])
-def test_ranks_without_the_passes_of_others_are_refused(what, tmp_path):
+@pytest.mark.parametrize("what", ["no_samples", "sequences_of_other_lengths", "experts_with_some_of_the_samples"])
+def test_parts_of_a_batch_that_do_not_fit_are_refused_on_all_ranks(what, tmp_path):
     in_ranks(f"every_step:{what}", 2, tmp_path)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import copy
+import re
 
 import pytest
 import torch
@@ -106,3 +108,62 @@ def test_a_layer_that_waits_for_its_first_factors_waits_in_a_copy_too(way):
         step(model, optimizer)
         step(other.model, other)
         assert all(map(torch.equal, model.parameters(), other.model.parameters()))
+
+
+class Mixture(nn.Module):
+    """A router sends each sample to one expert."""
+
+    def __init__(self, experts=2):
+        super().__init__()
+        self.first, self.router, self.head = nn.Linear(6, 8), nn.Linear(8, experts), nn.Linear(8, 4)
+        self.experts = nn.ModuleList(nn.Linear(8, 8) for _ in range(experts))
+
+    def forward(self, x):
+        h = torch.tanh(self.first(x))
+        gates = self.router(h).softmax(-1)
+        mixed = torch.zeros_like(h)
+        for k, expert in enumerate(self.experts):
+            rows = (gates.argmax(-1) == k).nonzero()[:, 0]
+            mixed = mixed.index_add(0, rows, expert(h[rows]) * gates[rows, k, None])
+        return self.head(h + mixed)
+
+
+def steps_of_mixture(experts, samples, micro=1, **given):
+    torch.manual_seed(0)
+    model = Mixture(experts)
+    optimizer = GaussNewton(model, lr=0.05, **given)
+    for _ in range(6):
+        optimizer.zero_grad()
+        for _ in range(micro):
+            F.cross_entropy(model(torch.randn(samples, 6)), torch.randint(4, (samples,))).backward()
+        optimizer.step()
+    return optimizer
+
+
+@pytest.mark.parametrize(("experts", "samples", "micro"), [(2, 7, 1), (2, 8, 2), (5, 4, 1), (12, 3, 2)])
+def test_experts_with_some_of_the_samples_are_named_with_an_exclusion_that_works(experts, samples, micro):
+    with pytest.raises(RuntimeError, match=r'"experts\.\d+" got \d in a pass of \d samples.*train with KFAC') as error:
+        steps_of_mixture(experts, samples, micro)
+    (pasted,) = re.findall(r"exclude=(\(.*?\)),", str(error.value))
+    exclude = ast.literal_eval(pasted)
+    assert set(exclude) <= {f"experts.{k}" for k in range(experts)}
+    optimizer = steps_of_mixture(experts, samples, micro, exclude=exclude)
+    assert optimizer.steps == 6
+    assert list(optimizer.layers) == ["first", "router", "head"]
+
+
+def test_a_model_of_such_layers_alone_is_told_of_other_methods():
+    model = nn.Linear(6, 4)
+
+    class Half(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = model
+
+        def forward(self, x):
+            return torch.cat([self.layer(x[:3]), x[3:, :4]])
+
+    optimizer = GaussNewton(Half(), lr=0.05, exclude=())
+    F.cross_entropy(optimizer.model(torch.randn(8, 6)), torch.arange(8) % 4).backward()
+    with pytest.raises(RuntimeError, match=r'"layer" got 3 in a pass of 8 samples.* each row: train with KFAC or FOOF'):
+        optimizer.step()

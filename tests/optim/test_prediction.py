@@ -163,6 +163,7 @@ def test_few_samples_travel_as_rows_and_cost_less_than_sgd():
         ({"ranks": 1}, "at least 2"),
         ({"batch": 63}, "a sample each"),
         ({"positions": 0}, "at least 1"),
+        ({"options": {"fused": True}}, "gradients that are never formed"),
         ({"sharding": "zero"}, "known: ddp, fsdp, plain"),
         ({"method": "muon"}, "measures no curvature"),
     ],

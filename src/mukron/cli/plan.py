@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import statistics
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -91,20 +92,21 @@ def plan(
     """
     with errors():
         _check_options(context, ranks)
+        for path in (json_file, code):  # reports a wrong path before the work is done
+            if path is not None:
+                with _reported_write(path):
+                    pass
         if ranks is not None:
             network = NetworkRequest(model, factory, shapes, width, settings or [], sample)
             rates = (bandwidth, speed)
-            plan_ranks(network, json_file, method, rates, ranks, batch, positions, sharding, communication)
+            with nullcontext() if json_file is None else _reported_write(json_file):
+                plan_ranks(network, json_file, method, rates, ranks, batch, positions, sharding, communication)
             return
         assert width is not None
         from mukron.params.storage import write_json
         from mukron.study.planning import plan_for
         from mukron.train import RunConfig
 
-        for path in (json_file, code):  # reports a wrong path before the work is done
-            if path is not None:
-                with _reported_write(path):
-                    pass
         if config is not None:
             if scheme is not None or tuned_at is not None:
                 raise ValueError("--scheme and --tuned-at choose a run of a study; --config is one already")
@@ -215,6 +217,8 @@ def _describe_settings(tuned: RunConfig) -> str:
 def _reported_write(path: Path) -> Iterator[None]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, "it is a folder")
         yield
     except OSError as error:
         raise ValueError(f"cannot write {path}: {error.strerror}") from error

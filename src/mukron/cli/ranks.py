@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,13 +14,14 @@ import typer
 
 from mukron.cli.common import BUILT_IN, show, split, value_of
 from mukron.cli.explain import with_options
-from mukron.cli.numbers import read_numbers
 from mukron.imports import import_function
 
 if TYPE_CHECKING:
     from mukron.optim.ranked_run import RankedRun
     from mukron.optim.shapes import NetworkShapes
 
+SLOWEST, FASTEST = 1.0, 1e30  # a second
+MOST_POSITIONS = 2**31  # size of a sample
 OF_METHOD = "method_options."  # settings that go to the optimizer, as in a run's configuration
 
 RanksModelOption = Annotated[
@@ -92,19 +97,48 @@ class NetworkRequest:
         if sum(name is not None for name in (self.model, self.factory, self.shapes)) != 1:
             raise ValueError("--ranks needs one of --model NAME, --factory MODULE:FUNCTION and --shapes NAME")
         if self.shapes is not None:
-            if self.settings or self.sample or self.width:
+            if self.settings or self.sample is not None or self.width is not None:
                 raise ValueError(f"--shapes {self.shapes} has fixed sizes: leave out --width, --set NAME and --sample")
             return known_shapes(self.shapes).without(run.step.exclude or ())
         if self.width is None:
             raise ValueError("--model and --factory need --width, the width of the network")
+        if not (math.isfinite(self.width) and self.width > 0):
+            raise ValueError(f"--width {self.width:g}: expected a positive number")
+        sample = None if self.sample is None else _read_sample(self.sample)
+        if sample is not None and run.positions > 1:
+            raise ValueError(f"--sample {self.sample} says how many positions each layer sees: leave out --positions")
         if self.model is not None:
-            make = get_model(self.model).factory
+            make = with_options(get_model(self.model).factory, self.settings)
+            with _one_line(f"--model {self.model} cannot be built at --width {self.width:g}"):
+                network = build_without_memory(make, plain_width(self.width))
         else:
             assert self.factory is not None
-            make = import_function(self.factory, "--factory")
-        network = build_without_memory(with_options(make, self.settings), plain_width(self.width))
-        sample = None if self.sample is None else [int(size) for size in read_numbers(self.sample, "--sample")]
-        return shapes_of(network, run.spec, run.known, sample)
+            make = with_options(import_function(self.factory, "--factory"), self.settings)
+            network = build_without_memory(
+                make, plain_width(self.width)
+            )  # a traceback shows where the user's own fails
+        with _one_line(f"the network does not take --sample {self.sample}") if sample else nullcontext():
+            return shapes_of(network, run.spec, run.known, sample)
+
+
+def _read_sample(text: str) -> list[int]:
+    """The shape of a sample, as in 3,32,32."""
+    sizes = text.split(",")
+    if not all(size.strip().isdecimal() and 0 < int(size) <= MOST_POSITIONS for size in sizes):
+        raise ValueError(f"--sample {text!r}: expected the sizes of a sample, as in 3,32,32")
+    return [int(size) for size in sizes]
+
+
+@contextmanager
+def _one_line(what: str) -> Iterator[None]:
+    """Says what a request came to, in place of a traceback into the network."""
+    try:
+        yield
+    except ValueError:
+        raise
+    except Exception as error:
+        first = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise ValueError(f"{what}: {first}") from error
 
 
 def plan_ranks(
@@ -140,13 +174,15 @@ def plan_ranks(
     if batch is None:
         raise ValueError("--ranks needs --batch, the samples of all ranks together")
     for option, rate in zip(("--bandwidth", "--speed"), rates, strict=True):
-        if rate is not None and not rate > 0:
-            raise ValueError(f"{option} {rate:g}: expected a positive number a second")
+        if rate is not None and not SLOWEST <= rate <= FASTEST:
+            raise ValueError(f"{option} {rate:g}: expected a positive number a second, {SLOWEST:g} to {FASTEST:g}")
     own = [setting.removeprefix(OF_METHOD) for setting in network.settings if setting.startswith(OF_METHOD)]
     network = replace(network, settings=[text for text in network.settings if not text.startswith(OF_METHOD)])
     exchange = Communication.of(communication)
     if exchange.bandwidth is not None:
         raise ValueError(f"--communication {communication}: give the bandwidth as --bandwidth {exchange.bandwidth:g}")
+    if exchange.measured:
+        raise ValueError(f"--communication {communication}: a plan measures nothing; give --bandwidth and --speed")
     speed = Speed(*(usual if rate is None else rate for rate, usual in zip(rates, Speed(), strict=True)))
     run = RankedRun(
         *(ranks, batch, positions, method, _options(method, own)),
@@ -170,7 +206,9 @@ def _options(method: str, settings: list[str]) -> dict[str, Any]:
         name, text = split(setting, "=", "--set", f"{OF_METHOD}NAME=VALUE")
         if name not in known:
             raise ValueError(f"--set {OF_METHOD}{setting}: {method} has no such option; it has {', '.join(known)}")
-        value = text.split(",") if name == "exclude" else value_of(text)
+        if name == "communication":
+            raise ValueError(f"--set {OF_METHOD}{setting}: give it as --communication {text}")
+        value = re.split(",(?![^{]*})", text) if name == "exclude" else value_of(text)
         try:
             options[name] = known[name].read(value)
         except ValueError as error:

@@ -32,6 +32,7 @@ from mukron.optim.options import KLClip
 from mukron.optim.schemes import Seen, ahead_of, cost_of, hold_as_exchanged, parts_in, seen_in, speed_of, traffic_for
 from mukron.optim.sent_moves import parts_of, sent_move, size_of, whole_move
 from mukron.optim.shards import shards_of, spread_state
+from mukron.optim.unseen import refuse_partial
 from mukron.optim.update import Move
 
 if TYPE_CHECKING:
@@ -211,6 +212,7 @@ class Owners:
             failed = error
         words = "" if failed is None else f"{type(failed).__name__}: {failed}"
         all_seen, errors, all_begun = zip(*self.ranks.objects((seen, words, begun)), strict=True)
+        refuse_partial(self.optimizer, all_seen)
         if failed is not None:
             raise failed
         _raise_of_others(errors)

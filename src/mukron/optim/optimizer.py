@@ -50,9 +50,10 @@ from mukron.optim.processes import (
 )
 from mukron.optim.reduction import ReductionRatio
 from mukron.optim.saving import complete_state, device_of, initializes_state, load_state, reserve, unpickle
-from mukron.optim.schemes import hold_as_exchanged
+from mukron.optim.schemes import hold_as_exchanged, seen_in
 from mukron.optim.table import LayerEntry, ParameterEntry, build_tables, entry_of
 from mukron.optim.transaction import Blocks, Transaction, wants
+from mukron.optim.unseen import refuse_partial
 from mukron.optim.update import Move, times, updates_of, write
 from mukron.params import Parametrization
 from mukron.params.inventory import unwrap
@@ -357,6 +358,8 @@ def _attempt(
     if not optimizer.steps + optimizer.skipped and optimizer.exchange is None:
         warn_of_no_group()
     passes, exchange = optimizer.capture.passes, optimizer.exchange
+    if exchange is None and optimizer.capture_options.jacobian:
+        refuse_partial(optimizer, [seen_in(passes)])
     joint = Joint(gather(passes), passes, partial(along, passes)) if exchange is None else exchange.gather(passes)
     step = Transaction(optimizer, joint)
     step.applied = {} if ratio is not None and ratio.groups else None

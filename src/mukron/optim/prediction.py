@@ -244,6 +244,8 @@ def predict(network: NetworkShapes, run: RankedRun, schemes: Mapping[str, str] |
         >>> plan.total < plan.sgd
         True
     """
+    if not network.layers:
+        raise ValueError(f"{network.title} has no layer that {run.method} preconditions: gradients alone travel")
     outputs, known = run.outputs or network.layers[-1].d_out, schemes or {}
     loads = tuple(_load(shape, run, outputs, known.get(shape.name)) for shape in network.layers)
     costs = [_cost(shape) for shape in network.layers for _ in range(shape.count)]

@@ -20,6 +20,7 @@ from mukron.optim.spec import MethodSpec, spec_of
 
 PLAIN, DDP, FSDP = "plain", "ddp", "fsdp"
 RANKED_SHARDINGS = (DDP, FSDP, PLAIN)
+MOST_RANKS, MOST_ROWS = 100_000, 2**63
 
 
 @dataclass(frozen=True)
@@ -58,18 +59,27 @@ class RankedRun:
     element: int = 4
 
     def __post_init__(self) -> None:
-        if self.ranks < 2:
-            raise ValueError(f"ranks={self.ranks}: nothing travels; give at least 2")
+        if not 2 <= self.ranks <= MOST_RANKS:
+            raise ValueError(
+                f"ranks={self.ranks}: expected at least 2, as with one nothing travels, and at most {MOST_RANKS}"
+            )
         if self.batch < self.ranks:
             raise ValueError(f"batch={self.batch}: {self.ranks} ranks need a sample each; it counts those of all ranks")
         if self.positions < 1:
             raise ValueError(f"positions={self.positions}: give at least 1")
+        if self.batch * self.positions > MOST_ROWS:
+            raise ValueError(f"batch={self.batch}, positions={self.positions}: expected a product of at most 2^63")
         if self.sharding not in RANKED_SHARDINGS:
             raise ValueError(f"unknown sharding {self.sharding!r}; known: {', '.join(RANKED_SHARDINGS)}")
         if not {"inputs", "jacobian"} & {*self.spec.captures}:
             raise ValueError(
                 f"method={self.method!r} measures no curvature, so that its ranks exchange gradients alone, as in "
                 'data-parallel SGD; choose "kfac", "foof" or "gauss-newton"'
+            )
+        if self.capture.fused and self.sharding != PLAIN:
+            raise ValueError(
+                f"fused=True with sharding={self.sharding!r}: gradients that are never formed cannot be averaged by "
+                f'somebody else; choose sharding="{PLAIN}", or leave out fused'
             )
 
     @property

@@ -45,11 +45,15 @@ class Seen(NamedTuple):
         rows: Samples times positions, by layer; maps that a weight stacks have rows of their own.
         samples: Of the batch.
         outputs: Numbers of the network's output for a sample.
+        partial: Layers whose rows are not those of all samples, with their number in a pass and that of its samples.
+        whole: If there are such layers, those that ran for all samples in every pass.
     """
 
     rows: dict[str, int]
     samples: int = 0
     outputs: int = 1
+    partial: tuple[tuple[str, int, int], ...] = ()
+    whole: frozenset[str] = frozenset()
 
 
 def seen_in(passes: Sequence[Pass]) -> Seen:
@@ -63,7 +67,17 @@ def seen_in(passes: Sequence[Pass]) -> Seen:
         for name, counts in of_maps.items():
             total[name] = total.get(name, 0) + max(counts.values())
     outputs = [one.errors.shape[1] for one in passes if one.errors is not None]
-    return Seen(total, sum(one.samples for one in passes), max(outputs, default=1))
+    partial = {
+        use.name: (use.name, of.inputs.shape[1] * of.inputs.shape[2], one.samples)
+        for one in passes
+        for use in one.layers.values()
+        for of in use.statistics.jacobians
+        if of.inputs.shape[1] != one.samples
+    }
+    runs = [frozenset(use.name for use in one.layers.values()) for one in passes] if partial else [frozenset[str]()]
+    whole = frozenset[str].intersection(*runs).difference(partial)
+    samples = sum(one.samples for one in passes)
+    return Seen(total, samples, max(outputs, default=1), tuple(partial.values()), whole)
 
 
 def forms_of(d_in: int, d_out: int, rows: Sequence[int], capture: CaptureOptions, averages: bool) -> tuple[bool, bool]:

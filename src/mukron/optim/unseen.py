@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from mukron.layers import BIAS
@@ -11,6 +11,7 @@ from mukron.params.inventory import inventory, unwrap
 
 if TYPE_CHECKING:
     from mukron.optim.optimizer import SecondOrder
+    from mukron.optim.schemes import Seen
     from mukron.optim.table import LayerEntry
     from mukron.optim.transaction import Transaction
 
@@ -32,6 +33,41 @@ def not_seen(layer: LayerEntry, step: Transaction) -> RuntimeError:
 def _is_unseen(layer: LayerEntry, step: Transaction) -> bool:
     statistics = step.statistics.get(layer.name)
     return statistics is None or (statistics.A is None and not statistics.jacobians)
+
+
+def refuse_partial(optimizer: SecondOrder, seen: Sequence[Seen]) -> None:
+    """Refuse layers that ran for some rows of a pass alone, where outputs are differentiated sample by sample.
+
+    The remedy names layers beside them in a list, too, that have not run for all samples: other experts of a mixture.
+
+    Args:
+        optimizer: The optimizer.
+        seen: What each process has of the batch.
+
+    Raises:
+        RuntimeError: There are such layers.
+    """
+    partial = {name: (rows, samples) for of in seen for name, rows, samples in of.partial}
+    if not partial:
+        return
+    whole = frozenset[str].intersection(*(of.whole for of in seen if of.partial))
+    beside = {name for name in optimizer.layers if name not in whole and any(_are_beside(name, p) for p in partial)}
+    layers = [layer for name, layer in optimizer.layers.items() if name in beside | partial.keys()]
+    found = ", ".join(f'"{name}" got {rows} in a pass of {n} samples' for name, (rows, n) in partial.items())
+    left = ""
+    if len(layers) < len(optimizer.layers):  # else nothing would be left to precondition
+        left = f"leave such layers to the fallback rule by {exclusion(optimizer, layers)}, or "
+    raise RuntimeError(
+        f"layers ran for other rows than those of all samples, as experts of a mixture do: {found}. "
+        f"{type(optimizer).__name__} must know the sample of each row: {left}train with KFAC or FOOF, which need not"
+    )
+
+
+def _are_beside(name: str, other: str) -> bool:
+    """Whether names differ in one number alone, as those of modules of one list do."""
+    parts, others = name.split("."), other.split(".")
+    differing = [pair for pair in zip(parts, others, strict=False) if pair[0] != pair[1]]
+    return len(parts) == len(others) and len(differing) == 1 and all(part.isdecimal() for part in differing[0])
 
 
 def exclusion(optimizer: SecondOrder, layers: Iterable[LayerEntry]) -> str:
