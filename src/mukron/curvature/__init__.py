@@ -4,6 +4,7 @@ Names with an alias of their own are for the neighbouring rooms; they may change
 """
 
 from mukron.curvature.ahead import Ahead as Ahead
+from mukron.curvature.ahead import Lane as Lane
 from mukron.curvature.capture import Capture as Capture
 from mukron.curvature.fisher import (
     LIKELIHOODS,

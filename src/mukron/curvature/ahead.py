@@ -15,12 +15,19 @@ Messages are begun if the last two steps that measured had the same sizes on all
 
 from __future__ import annotations
 
-import weakref
+import datetime
+import secrets
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, distributed
+from torch.distributed import (  # type: ignore[attr-defined]
+    PrefixStore,
+    ProcessGroup,
+    ProcessGroupGloo,
+    distributed_c10d,
+)
 
 from mukron.curvature.passes import Kinds, Pass, kinds_in
 from mukron.curvature.ranks import Ranks, flat
@@ -52,26 +59,44 @@ class Told(NamedTuple):
     Attributes:
         sizes: Numbers for the rank that is told, by message.
         again: They are those of the last such step.
-        begun: Messages that this process has begun in this lane, ever; None: there is no lane.
+        name: What this process would call a lane; that of the first rank is taken.
     """
 
     sizes: dict[tuple[int, str], int]
     again: bool
-    begun: int | None
+    name: str
 
 
 class Lane:
-    """A group of its own for messages of backward passes, so that their order is independent of all others."""
+    """A group of ranks for the messages of one optimizer, so that their order is independent of all others.
 
-    def __init__(self, group: Any) -> None:
-        ranks, backend = distributed.get_process_group_ranks(group), distributed.get_backend(group)
-        self.group = distributed.new_group(
-            ranks, backend=backend, timeout=_timeout_of(group), use_local_synchronization=True
-        )
-        self.begun = 0  # messages, by all optimizers that use it
+    It is none of the groups that torch knows of: those have names that depend on how many groups a process is in.
 
+    Args:
+        ranks: The processes that train the model.
+        name: One that no other lane has, the same on all of them.
+    """
 
-LANES: weakref.WeakKeyDictionary[Any, Lane] = weakref.WeakKeyDictionary()  # by group
+    open: ClassVar[set[Lane]] = set()  # with messages that others may not have begun: they wait as they are closed
+
+    def __init__(self, ranks: Ranks, name: str) -> None:
+        store = PrefixStore(f"mukron/{name}", distributed_c10d._get_default_store())
+        kind, place, device = ProcessGroup.BackendType, (ranks.rank, ranks.size), ranks.device
+        self.group = ProcessGroup(store, *place)
+        if device.type == "cpu":
+            self.group._set_default_backend(kind.GLOO)
+            self.group._register_backend(device, kind.GLOO, ProcessGroupGloo(store, *place, _timeout_of(ranks.group)))
+            return
+        options = distributed_c10d.ProcessGroupNCCL.Options()
+        options._timeout = _timeout_of(ranks.group)
+        self.group._set_default_backend(kind.NCCL)
+        self.group._register_backend(device, kind.NCCL, distributed_c10d.ProcessGroupNCCL(store, *place, options))
+
+    @staticmethod
+    def serves(ranks: Ranks) -> bool:
+        """Whether there are lanes for processes like these."""
+        name = distributed.get_backend(ranks.group)
+        return name == ("gloo" if ranks.device.type == "cpu" else "nccl") and ranks.device.type in ("cpu", "cuda")
 
 
 class _Begun(NamedTuple):
@@ -91,6 +116,7 @@ class Ahead:
 
     def __init__(self, ranks: Ranks, empirical: bool) -> None:
         self.ranks, self.empirical, self.outgoing = ranks, empirical, Outgoing(ranks.size, ranks.rank)
+        self.lane: Lane | None = None
         self.owner: Mapping[str, int] = {}  # of layers
         self.parts: Sequence[frozenset[str]] = ()  # layers of each message
         self.messages: Sequence[Message] = ()  # which all ranks begin in the coming backward pass
@@ -121,7 +147,9 @@ class Ahead:
     @torch.no_grad()
     def _begin(self, passes: Sequence[Pass]) -> None:
         """Send the next message: what is there of its layers, or zeros if that is not of the size that all expect."""
-        message, number, lane = self.messages[len(self.begun)], len(self.begun), LANES[self.ranks.group]
+        message, number, lane = self.messages[len(self.begun)], len(self.begun), self.lane
+        assert lane is not None
+        Lane.open.add(lane)
         device = self.ranks.device
         try:
             with torch.autocast(device.type, enabled=False):
@@ -140,7 +168,6 @@ class Ahead:
         else:
             inputs = torch.zeros(sum(message.sends), dtype=message.dtype, device=device)
         outputs = torch.empty(sum(message.receives), dtype=message.dtype, device=device)
-        lane.begun += 1
         splits = list(message.receives), list(message.sends)
         work = distributed.all_to_all_single(outputs, inputs, *splits, group=lane.group, async_op=True)
         self.begun.append(_Begun(message, work, outputs, inputs))
@@ -228,11 +255,8 @@ class Ahead:
                         sizes.setdefault((part, str(t.dtype)), [0] * self.ranks.size)[rank] += t.numel()
         again = (sizes, passes) == (self._sizes, self._passes)
         self._sizes, self._passes = sizes, passes
-        lane = LANES.get(self.ranks.group)
-        return [
-            Told({key: of[rank] for key, of in sizes.items()}, again, None if lane is None else lane.begun)
-            for rank in range(self.ranks.size)
-        ]
+        name = secrets.token_hex(8)
+        return [Told({key: of[rank] for key, of in sizes.items()}, again, name) for rank in range(self.ranks.size)]
 
     def agree(self, told: Sequence[Told]) -> None:
         """Choose the messages of the coming backward passes, the same on all ranks; what has arrived is dropped.
@@ -242,11 +266,11 @@ class Ahead:
         """
         self.begun, self.messages, self.outgoing = [], (), Outgoing(self.ranks.size, self.ranks.rank)
         self._placed = [{} for _ in self._placed]
+        Lane.open.discard(self.lane)
         if not all(one.again for one in told) or self._sizes is None:
             return
-        known = {one.begun for one in told}
-        if None in known or len(known) > 1:
-            LANES[self.ranks.group] = Lane(self.ranks.group)
+        if self.lane is None:
+            self.lane = Lane(self.ranks, told[0].name)
         self.messages = [
             Message(
                 key[0],
@@ -258,10 +282,11 @@ class Ahead:
         ]
 
 
-def _timeout_of(group: Any) -> Any:
-    """That of a group's collectives; None: the usual one."""
+def _timeout_of(group: Any) -> datetime.timedelta:
+    """That of a group's collectives."""
     try:
         backend = group._get_backend(torch.device("cuda" if distributed.get_backend(group) == "nccl" else "cpu"))
-        return backend.options._timeout
+        timeout: datetime.timedelta = backend.options._timeout
+        return timeout
     except (AttributeError, RuntimeError):
-        return None
+        return distributed_c10d.default_pg_timeout

@@ -91,7 +91,7 @@ class Capture:
         self.ahead: Ahead | None = None  # sends statistics as soon as they are there
         self.forms: Mapping[str, str] = {}  # of the statistics of some layers, until ranks have exchanged them
         self.products = frozenset[str]()  # those of them whose D and H are kept
-        self.paused = False
+        self.paused, self.lost = False, False  # lost: a pass that was thrown away was differentiated once more
         self.due = True  # the coming step wants fresh statistics
         self.checks_uses = True  # until a step has seen that gradients come from the layers' own passes
         self.asks_reduction = False  # no batch has shown yet how the loss reduces: they had one sample or position
@@ -128,7 +128,7 @@ class Capture:
         for one in self.passes:
             one.over = True
             one.layers.clear()  # a loss that the user still holds keeps its graph, and that these passes
-        self.passes, self.gradients = [], []
+        self.passes, self.gradients, self.lost = [], [], False
         if self._generator_before is not None and rewind:
             self.generator.set_state(self._generator_before)
             self._generator_before = None
@@ -251,6 +251,7 @@ class Capture:
 
     def _differentiated(self, this: Pass, f: Tensor, version: int, class_dim: int, number: int, errors: Tensor) -> None:
         """The derivative of the user's loss has arrived at the model's output."""
+        self.lost |= this.over
         if this.over:
             return
         errors, ranks = errors.detach(), in_ranks(self)
@@ -263,7 +264,8 @@ class Capture:
             if again:
                 this.restart()
                 self.passes.append(this)
-        torch.autograd.Variable._execution_engine.queue_callback(self._note_gradients)  # as this backward pass ends
+        engine = torch.autograd.Variable._execution_engine  # as this pass ends, and what averages gradients has ended
+        engine.queue_callback(partial(engine.queue_callback, self._note_gradients))
         weighs = this.checked and self.options.weighs_loss and f.ndim > 1 and f._version == version
         this.class_dim = self.class_dim
         if weighs and f.ndim > 2 and this.class_dim is None:

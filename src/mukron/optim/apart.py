@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from torch import nn
+from torch import Tensor, nn
 
 from mukron.params.sharded import is_sharded
 
 if TYPE_CHECKING:
     from mukron.optim.optimizer import SecondOrder
 
-SAME_LENGTH = 1e-4  # of gradients, relatively: what averaged them may have put them elsewhere in memory
+SAME_SIZE = 1e-4  # of gradients, relatively: what averaged them may have put them elsewhere in memory
+WORDS = {"lr": "learning rates", "fallback_lr": "learning rates", "weight_decay": "weight decays"}
 
 
 class Alike(NamedTuple):
     """What ranks tell each other of a step that must be alike on all of them.
 
     Attributes:
-        rates: Learning rates of all groups.
-        gradients: The sum of the gradients' lengths; None: they are not averages yet, or spread.
+        settings: Of all groups, in the order of groups: their numbers and texts.
+        trained: A digest of which parameters are trained.
+        gradients: The sum of the sizes of gradients' entries; None: they are not averages yet, or spread.
     """
 
-    rates: tuple[float, ...] = ()
+    settings: tuple[dict[str, float | str | None], ...] = ()
+    trained: int = 0
     gradients: float | None = None
 
     @staticmethod
@@ -33,14 +37,26 @@ class Alike(NamedTuple):
 
         Args:
             optimizer: The optimizer.
-            gradients: The sum of the gradients' lengths.
+            gradients: The sum of the sizes of gradients' entries.
         """
-        rates = [float(group[name] or 0) for group in optimizer.param_groups for name in ("lr", "fallback_lr")]
-        return Alike(tuple(rates), gradients)
+        settings = tuple(
+            {
+                key: float(value) if isinstance(value, Tensor) else value
+                for key, value in group.items()
+                if value is None or isinstance(value, (int, float, str)) or _is_number(value)
+            }
+            for group in optimizer.param_groups
+        )
+        trained = zlib.crc32(bytes(entry.parameter.requires_grad for entry in optimizer.entries.values()))
+        return Alike(settings, trained, gradients)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, Tensor) and value.numel() == 1
 
 
 def refuse_apart(optimizer: SecondOrder, told: Sequence[Alike]) -> None:
-    """Refuse a step whose learning rates or gradients differ.
+    """Refuse a step whose settings or gradients differ.
 
     Args:
         optimizer: The optimizer.
@@ -49,15 +65,24 @@ def refuse_apart(optimizer: SecondOrder, told: Sequence[Alike]) -> None:
     Raises:
         RuntimeError: They do. All of them are told.
     """
-    lengths = [one.gradients for one in told if one.gradients is not None and math.isfinite(one.gradients)]
-    apart = []
-    if len(lengths) == len(told) and max(lengths) - min(lengths) > SAME_LENGTH * max(lengths):
+    sizes = [one.gradients for one in told if one.gradients is not None and math.isfinite(one.gradients)]
+    apart, values = [], ""
+    if len(sizes) == len(told) and max(sizes) - min(sizes) > SAME_SIZE * max(sizes):
         apart.append("gradients")
-    if len({one.rates for one in told}) > 1:
-        apart.append("learning rates")
+    if len({len(one.settings) for one in told}) > 1:
+        apart.append("numbers of parameter groups")
+    for number, groups in enumerate(zip(*(one.settings for one in told), strict=False)):
+        for key in {key: None for group in groups for key in group}:
+            found = [group.get(key) for group in groups]
+            if len(set(found)) > 1 and not all(value != value for value in found):
+                word = WORDS.get(key, f'settings "{key}"')
+                apart += [word] if word not in apart else []
+                values = values or f" (in group {number}: {', '.join(map(str, found))})"
+    if len({one.trained for one in told}) > 1:
+        apart.append("parameters that are trained (requires_grad)")
     if apart:
         what = " and ".join(apart)
-        raise RuntimeError(f"the {what} of {len(told)} processes differ. {remedy(optimizer, apart)}")
+        raise RuntimeError(f"the {what} of {len(told)} processes differ{values}. {remedy(optimizer, apart)}")
 
 
 def remedy(optimizer: SecondOrder, apart: Sequence[str]) -> str:
@@ -69,8 +94,8 @@ def remedy(optimizer: SecondOrder, apart: Sequence[str]) -> str:
     """
     alike = [name for name in apart if name != "gradients"]
     same = (
-        f"Give all of them the same {' and '.join(alike)}: one seed for the initial weights, one schedule of learning "
-        "rates, and a checkpoint that all of them load"
+        f"Give all of them the same {' and '.join(alike)}: one seed for the initial weights, one schedule, and a "
+        "checkpoint that all of them load"
     )
     if "gradients" not in apart:
         return same

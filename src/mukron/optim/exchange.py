@@ -32,7 +32,7 @@ from mukron.optim.options import KLClip
 from mukron.optim.schemes import Seen, ahead_of, cost_of, hold_as_exchanged, parts_in, seen_in, speed_of, traffic_for
 from mukron.optim.sent_moves import parts_of, sent_move, size_of, whole_move
 from mukron.optim.shards import shards_of, spread_state
-from mukron.optim.unseen import refuse_partial
+from mukron.optim.unseen import refuse_partial, unmeasured
 from mukron.optim.update import Move
 
 if TYPE_CHECKING:
@@ -205,14 +205,17 @@ class Owners:
     ) -> tuple[Sequence[Pass], Kinds, Samples, dict[str, Any]]:
         """The passes and what they measured. Where that fails on one rank it does on all: none waits for another."""
         kinds, samples, uses, failed, seen = Kinds(), Samples(), dict[str, Any](), None, seen_in(passes)
+        optimizer, capture = self.optimizer, self.optimizer.capture
         begun = 0 if ahead is None else ahead.measured(passes)
         try:
             kinds, samples, uses = by_kind(list(passes))
         except Exception as error:
             failed = error
+        if failed is None and capture.due and not passes and (capture.lost or not optimizer.model.training):
+            failed = unmeasured()
         words = "" if failed is None else f"{type(failed).__name__}: {failed}"
         all_seen, errors, all_begun = zip(*self.ranks.objects((seen, words, begun)), strict=True)
-        refuse_partial(self.optimizer, all_seen)
+        refuse_partial(optimizer, all_seen)
         if failed is not None:
             raise failed
         _raise_of_others(errors)
@@ -272,7 +275,7 @@ class Owners:
             word.error = f"{type(failed).__name__}: {failed}"
         own = {name: move for name, move in moves.items() if self._travels(name)}
         word.waiting, word.double, word.rescue = step.waiting, _double(step), step.rescue
-        word.alike = Alike.of(self.optimizer, step.length if type(self.gradients) is Given else None)
+        word.alike = Alike.of(self.optimizer, step.gradient_size if type(self.gradients) is Given else None)
         word.sizes = {name: size_of(sent_move(step, name, move)) for name, move in own.items()} if word.counts else {}
         self._words = self.ranks.objects(word)
         if failed is not None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import distributed
 
-from mukron.curvature import MATRIX, ROWS, Ahead, CaptureOptions, Drawn, Exact, Pass, Ranks, as_rows, keeps_halves
+from mukron.curvature import MATRIX, ROWS, Ahead, CaptureOptions, Drawn, Exact, Lane, Pass, Ranks, as_rows, keeps_halves
 from mukron.layers import BIAS, WEIGHT
 from mukron.optim.communication import BY_FACTORS, Communication, LayerTraffic, Speed
 from mukron.optim.options import Spectral, Trust
@@ -151,7 +151,7 @@ def ahead_of(optimizer: SecondOrder, ranks: Ranks) -> Ahead | None:
     """What sends statistics in backward passes; None: all of them wait for the step."""
     known, capture = optimizer.together.ahead, optimizer.capture_options
     copies = ranks.wire.type != ranks.device.type  # to the CPU, which would hold the backward pass up
-    if copies or not (capture.measures and optimizer.options.communication.overlap):
+    if copies or not (capture.measures and optimizer.options.communication.overlap and Lane.serves(ranks)):
         return None
     return known if known is not None and known.ranks.group is ranks.group else Ahead(ranks, capture.empirical)
 

@@ -54,7 +54,7 @@ class Transaction:
         moving: Layers that have a gradient.
         active: Those of them that this rank owns.
         ready, waiting: Those of them that can be preconditioned; whether one without curvature waits for the next step.
-        length: The sum of the lengths of this rank's gradients.
+        gradient_size: The sum of the sizes of the entries of this rank's gradients.
         gain, nu: The sum of eta^2 s <move, gradient>, which ``KLClip`` bounds; what it multiplies all moves by.
         stale: Blocks whose operators were made by an earlier step.
         rates: Learning rates by parameter, of those that have a direction.
@@ -86,7 +86,7 @@ class Transaction:
         self.rates, self.units = dict[str, float](), dict[str, dict[str, float]]()
         self.scratch: dict[Any, Any] = {}
         self.applied: dict[tuple[str, str], tuple[Move, Move, Move]] | None = None
-        self.rescue, self.operators_failed, self.length = False, False, 0.0
+        self.rescue, self.operators_failed, self.gradient_size = False, False, 0.0
         self.gain, self.nu = torch.zeros((), dtype=torch.float64, device=optimizer.generator.device), 1.0
         self.remarks, self.shortened, self.imprecise = list[str](), list[str](), list[str]()
         self.rescues: list[tuple[str, str, str]] = []  # layer, factor, how
@@ -234,7 +234,7 @@ class Transaction:
         products = [part for of_layer in self.offsets.values() for part in of_layer]
         parts = {name: (move.D, move.H) if isinstance(move, LowRank) else (move,) for name, move in moves.items()}
         groups = [
-            norms([grad.coalesce().values() if grad.is_sparse else grad for grad in grads]),
+            norms([grad.coalesce().values() if grad.is_sparse else grad for grad in grads], order=1),
             list(self.traces.values()),
             [size for sizes in self.sizes.values() for size in sizes],
             self._inverted,
@@ -247,7 +247,7 @@ class Transaction:
         if isinstance(trust, KLClip):
             self.nu = trust.factor(numbers[-1][0] if gain is None else gain)
         gradients, traces, sizes, inverted, lengths, bounds, shortenings, _ = numbers
-        self.length = sum(gradients)
+        self.gradient_size = sum(gradients)
         if not all(map(math.isfinite, gradients)):
             return False
         if self.sizes and changes_units(self, sizes, traces):
@@ -369,13 +369,13 @@ def wants(optimizer: SecondOrder) -> tuple[bool, frozenset[str]]:
     return optimizer.waiting or measures(optimizer), frozenset(double)
 
 
-def norms(tensors: Sequence[Tensor]) -> list[Tensor]:
+def norms(tensors: Sequence[Tensor], order: int = 2) -> list[Tensor]:
     """Of each, in float32 at least: a half-precision norm overflows where its entries do not."""
     precise = [tensor.float() if tensor.dtype in HALF_PRECISION else tensor for tensor in tensors]
     result = list(precise)
     for dtype in {tensor.dtype for tensor in precise}:
         places = [place for place, tensor in enumerate(precise) if tensor.dtype == dtype]
-        for place, norm in zip(places, torch._foreach_norm([precise[place] for place in places]), strict=True):
+        for place, norm in zip(places, torch._foreach_norm([precise[place] for place in places], order), strict=True):
             result[place] = norm
     return result
 

@@ -30,6 +30,14 @@ def not_seen(layer: LayerEntry, step: Transaction) -> RuntimeError:
     )
 
 
+def unmeasured() -> RuntimeError:
+    """The error of a process whose model has run, and none of whose passes was measured."""
+    return RuntimeError(
+        "no forward pass of the model was seen in this process, which others have: run the model in training mode "
+        "(model.train()), and run it again before another backward pass where gradients were thrown away"
+    )
+
+
 def _is_unseen(layer: LayerEntry, step: Transaction) -> bool:
     statistics = step.statistics.get(layer.name)
     return statistics is None or (statistics.A is None and not statistics.jacobians)
