@@ -149,8 +149,8 @@ def tensor_parallelism(rank, folder):
     both = init_device_mesh("cpu", (1, 2), mesh_dim_names=("data", "tensor"))
     layers = {"0": ColwiseParallel(), "2": RowwiseParallel()}
 
-    def parallel(mesh, layers=layers):
-        return parallelize_module(made("mlp", F64), mesh, layers)
+    def parallel(mesh, layers=layers, model=None):
+        return parallelize_module(made("mlp", F64) if model is None else model, mesh, layers)
 
     def ignored(model):
         return fully_shard(model, ignored_params={p for p in model.parameters() if hasattr(p, "placements")})
@@ -160,6 +160,10 @@ def tensor_parallelism(rank, folder):
     for method in (mukron.KFAC, mukron.FOOF, mukron.GaussNewton, mukron.Shampoo, mukron.SOAP, mukron.Muon):
         with pytest.raises(ValueError, match=said + remedy):
             method(parallel(init_device_mesh("cpu", (2,))), lr=0.05)
+    normed = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.LayerNorm(8))
+    parallel(init_device_mesh("cpu", (2,)), {"1": SequenceParallel()}, normed)
+    with pytest.raises(ValueError, match=r'parameters "1.weight", "1.bias" .*: the first one as \[Replicate'):
+        mukron.KFAC(normed, lr=0.05, exclude=())
     shapes = mukron.base_shapes(lambda width: torch.nn.Linear(6, width), 8)
     for model, what in (
         (parallel(init_device_mesh("cpu", (2,))), said),

@@ -186,15 +186,17 @@ def other_placements_are_refused(rank: int) -> None:
     alone = DeviceMesh("cpu", torch.tensor([rank]))
     strided = _StridedShard(0, split_factor=2)
     for place, placements, named in (
-        (mesh, [Partial()], r"\[P.*\] over 2 of 2 processes"),
-        (both, [strided, Shard(0)], r"\[.*, .*\] over 2 of 2 processes"),
-        (both, [Shard(0), Shard(1)], r"\[.*, .*\] over 2 of 2 processes"),
-        (alone, [Shard(0)], r"\[.*\] over 1 of 2 processes"),
+        (mesh, [Partial()], r"\[P.*\] over 2 of them"),
+        (mesh, [Shard(0)], r"\[S.*\] over 2 of them"),
+        (both, [strided, Shard(0)], r"\[.*, .*\] over 2 of them"),
+        (both, [Shard(0), Shard(1)], r"\[.*, .*\] over 2 of them"),
+        (alone, [Shard(0)], r"\[.*\] over 1 of them"),
+        (alone, [Replicate()], r"\[.*\] over 1 of 2 processes"),
     ):
         model = nn.Linear(4, 8, bias=False)
         values = DTensor.from_local(model.weight.detach().clone(), place, placements, run_check=False)
         model.weight = nn.Parameter(values)
-        with pytest.raises(ParametrizationError, match=f'"weight" is spread as {named}'):
+        with pytest.raises(ParametrizationError, match=f'"weight" (is|are) spread .*as {named}'):
             parametrize(model, shapes)
     model = nn.Linear(4, 8, bias=False)
     torch.distributed.broadcast(model.weight.detach(), 0)

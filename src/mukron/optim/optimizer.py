@@ -57,6 +57,7 @@ from mukron.optim.unseen import refuse_partial
 from mukron.optim.update import Move, times, updates_of, write
 from mukron.params import Parametrization
 from mukron.params.inventory import unwrap
+from mukron.params.sharded import refuse_sharded
 from mukron.stages import stage
 from mukron.table import Table
 from mukron.theory import Method
@@ -329,6 +330,7 @@ def _listen(optimizer: SecondOrder) -> None:
         optimizer.model, optimizer.param_groups, options, optimizer.parametrization, optimizer.method,
         (rates, options.fallback.name), measured.measures or measured.fused,
     )  # fmt: skip
+    refuse_sharded(optimizer.model, replicas=False)
     optimizer.check_tables()
     if optimizer._capture is not None:
         optimizer._capture.close()

@@ -21,11 +21,12 @@ SUPPORTED = (
 )
 
 
-def refuse_sharded(model: nn.Module) -> None:
+def refuse_sharded(model: nn.Module, replicas: bool = True) -> None:
     """Refuse sharding other than that of ``fully_shard`` and ``replicate`` over all processes.
 
     Args:
         model: The model.
+        replicas: Parameters of which every process has all may be DTensors that others have made.
 
     Raises:
         ParametrizationError: It is sharded by FSDP1, by DeepSpeed's ZeRO, or as tensor parallelism does.
@@ -41,7 +42,8 @@ def refuse_sharded(model: nn.Module) -> None:
     if not sharded:
         return
     by_hand = _sharded_by_hand(model)
-    split = [name for name, parameter in sharded.items() if id(parameter) in by_hand]
+    others = {name: parameter for name, parameter in sharded.items() if id(parameter) in by_hand}
+    split = [name for name, parameter in others.items() if not (replicas and _is_replicated(parameter))]
     if split:
         parameter: Any = sharded[split[0]]
         names, more = ", ".join(f'"{name}"' for name in split[:3]), f" and {len(split) - 3} more"
@@ -138,6 +140,10 @@ def _check_placements(name: str, parameter: Any) -> None:
         "what fully_shard makes of a plain model on a mesh of all processes, [Shard] or [Replicate, Shard]; meshes of "
         "some processes alone are not supported"
     )
+
+
+def _is_replicated(parameter: Any) -> bool:
+    return all(type(placement).__name__ == "Replicate" for placement in parameter.placements)
 
 
 def _sharded_by_hand(model: nn.Module) -> set[int]:
