@@ -2,9 +2,8 @@
 
 Trains a GPT of one block on the bytes of a text that comes with the package, at several widths. Fits the change of the
 output of each matrix in the block, and the part of it that is the matrix's own update, by a power of the width. Steps
-are plain (no trust, no momentum), factors are averaged, embeddings are left to the fallback rule, and the batch is the
-same at every step. Runs that coordinates.csv holds are not run again; then the table of docs/gpt-damping.md is written.
-About 20 minutes on one core.
+are plain (no trust, no momentum), factors are averaged, and the batch is the same at every step. Runs that
+coordinates.csv holds are not run again; then the table of docs/gpt-damping.md is written. About 20 minutes on one core.
 
     python docs/figures/gpt-damping/coordinates.py
 """
@@ -29,10 +28,11 @@ from mukron.params import base_shapes, parametrize
 HERE = Path(__file__).resolve().parent
 NUMBERS, PAGE, MARKER = HERE / "coordinates.csv", HERE.parents[1] / "gpt-damping.md", "<!-- coordinates -->"
 WIDTHS, SEEDS, STEPS, STABLE = (64, 128, 256), (0, 1), 10, 0.12
-PLAIN = {"memory": "ema:0.95", "trust": None, "momentum": 0.0, "exclude": ("tokens", "positions")}
+PLAIN = {"memory": "ema:0.95", "trust": None, "momentum": 0.0}
 METHODS = {  # each with its learning rate at most, which is lowered until steps are small at the narrowest width
     "K-FAC": (partial(KFAC, class_dim=-1, **PLAIN), 0.01),
-    "FOOF": (partial(FOOF, **PLAIN), 0.02),
+    # positions are called once for all samples: FOOF's steps for them grow with the batch, and hide those of the block
+    "FOOF": (partial(FOOF, exclude=("tokens", "positions"), **PLAIN), 0.02),
     "Shampoo": (partial(Shampoo, **PLAIN), 0.005),
     "SGD": (lambda model, plan, lr, damping: torch.optim.SGD(plan.param_groups("sgd", lr=lr)), 0.1),
 }
