@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import importlib.util
 import json
 import math
 import re
@@ -339,3 +340,42 @@ def test_which_damping_of_convolutions_follows_which_rule(method):
     assert len(set(best["mean-eigenvalue"])) == 1
     assert best["rescaled"][0] >= 4 * best["rescaled"][-1]
     assert f"{losses['rescaled'][64][best['rescaled'][-1]]:.4f}" in (ROOT / "docs" / "theory.md").read_text()
+
+
+@pytest.fixture(scope="module")
+def coordinates():
+    """The script of the coordinate checks of damping rules, as a module."""
+    path = ROOT / "docs" / "figures" / "gpt-damping" / "coordinates.py"
+    spec = importlib.util.spec_from_file_location("coordinates", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_table_of_coordinate_checks_is_that_of_their_numbers(coordinates):
+    shown = (ROOT / "docs" / "gpt-damping.md").read_text().split(coordinates.MARKER)[1]
+    assert shown.strip() == coordinates.table(coordinates.read())
+    assert "not run" not in shown
+
+
+def test_which_damping_rule_is_stable_with_how_many_rows(coordinates):
+    """What the page says of the table."""
+    runs = coordinates.read()
+    updates = {key: coordinates.slopes(rows)[1] for key, rows in runs.items()}
+    stable = {key for key, rows in runs.items() if coordinates.is_stable(rows)}
+    ours = [key for key in runs if key[0] in ("K-FAC", "FOOF")]
+    for method, rule, damping, batch in ours:
+        if rule == "mean-eigenvalue":
+            twin = (method, "rescaled", damping, batch)
+            assert (method, rule, damping, batch) not in stable or twin in stable
+            assert max(updates[method, rule, damping, batch]) > max(updates[twin])
+            assert method == "FOOF" or min(updates[method, rule, damping, batch]) >= 0.885
+    fixed = {key for key in runs if key[3] != "8 x width"}
+    assert {key[2:] for key in stable & fixed if key[:2] == ("K-FAC", "rescaled")} == {("16", "16"), ("16", "512")}
+    of_foof = {key for key in fixed if key[:2] == ("FOOF", "rescaled")}
+    assert of_foof - stable == {("FOOF", "rescaled", "0.0625", "512")}
+    assert {key[2:] for key in stable if key[:2] == ("FOOF", "mean-eigenvalue")} == {("0.0625", "16")}
+    large = {(rule, dampings[-1]) for rule, dampings in coordinates.DAMPINGS["Shampoo"].items()}
+    unstable = {key for key in runs.keys() - stable if key[0] == "Shampoo"}
+    assert {key[1:] for key in unstable} == {(*one, "8 x width") for one in large if one[0] != "mean-eigenvalue"}
+    assert f"{min(updates['SGD', '', '', '8 x width']):.2f}" == "-0.34"
