@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import copy
+import gc
+import os
+import sys
 import warnings
 from functools import partial
 
+import ranks
 import torch
 from joined_batches import METHODS
 from ranks import OWN, SPREAD, WRAPPED, bounds, called_by, made, whole
@@ -232,3 +236,56 @@ def two_optimizers(rank, folder):
             last.optimizer.step()
     begun = compared("after one that was given up", partial(plainly, kind="mlp", make=METHODS["foof"], how=WRAPPED))
     assert begun[-1] > 0, begun
+
+
+def threads():
+    return len(os.listdir("/proc/self/task"))
+
+
+def orders_that_differ(rank, folder):
+    """Two models whose passes differ in number on one rank: messages of one are never taken for those of the other."""
+
+    def train(begun, less):
+        one, other = (Run("mlp", METHODS["foof"], OWN, communication="owner") for _ in range(2))
+        for step in range(7):
+            one.optimizer.zero_grad()
+            other.optimizer.zero_grad()
+            for _ in range(2 - (less == "passes" and step == 5 and rank == 1)):
+                rows = slice(0, 12) if rank == 0 else slice(12, 12)
+                one.loss(step, part=rows if less == "samples" and step == 5 else None).backward()
+            other.loss(100 + step).backward()
+            begun.append(other.begun())
+            for run in (one, other):
+                run.optimizer.step()
+        return one.weights() | {f"other {name}": value for name, value in other.weights().items()}
+
+    for less in ("samples", "passes"):
+        begun = compared(f"fewer {less}", partial(train, less=less))
+        assert begun[-1] > 0, begun
+
+
+def groups_and_lanes(rank, folder):
+    """Other groups, of which a rank may be in more than others, have nothing to do with it; no lane stays behind."""
+    from torch import distributed
+
+    others = [distributed.new_group([0, 1], use_local_synchronization=True), distributed.new_group([0])]
+    plainly([], "mlp", METHODS["kfac"], OWN)
+    gc.collect()
+    before = threads() if sys.platform == "linux" else None
+    for _ in range(4):
+        part = distributed.new_group([0, 1])
+        given_up = METHODS["foof"](made("mlp", torch.float64), process_group=part)
+        for _ in range(5):
+            given_up.zero_grad()
+            x, y = ranks.batch("mlp", rank, torch.float64)
+            F.cross_entropy(given_up.model(x), y).backward()
+            given_up.step()
+        F.cross_entropy(given_up.model(x), y).backward()
+        assert given_up.together.ahead.begun
+        del given_up
+        gc.collect()
+        distributed.destroy_process_group(part)
+        plainly([], "mlp", METHODS["kfac"], OWN)
+    gc.collect()
+    assert before is None or threads() <= before + 6  # those of the last one that was given up
+    del others

@@ -12,7 +12,15 @@ NEW_ENOUGH = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 9)  # befo
 
 @pytest.mark.parametrize(
     ("what", "size"),
-    [("mistakes", 2), ("padding", 2), ("padding", 3), ("sparse_gradients", 2), ("uneven_passes", 2)],
+    [
+        ("mistakes", 2),
+        ("slips", 2),
+        ("nothing_first", 2),
+        ("padding", 2),
+        ("padding", 3),
+        ("sparse_gradients", 2),
+        ("uneven_passes", 2),
+    ],
 )
 def test_a_step_is_that_of_the_joined_batch_or_is_refused(what, size, tmp_path):
     in_ranks(f"every_step:{what}", size, tmp_path)

@@ -19,6 +19,8 @@ NEW_ENOUGH = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 9)  # befo
         ("experts", 2),
         ("accumulated", 2),
         ("two_optimizers", 2),
+        ("orders_that_differ", 2),
+        ("groups_and_lanes", 2),
     ],
 )
 def test_ranks_send_statistics_in_the_backward_pass(what, size, tmp_path):

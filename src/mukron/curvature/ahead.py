@@ -23,6 +23,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, distributed
 from torch.distributed import (  # type: ignore[attr-defined]
+    AllToAllOptions,
     PrefixStore,
     ProcessGroup,
     ProcessGroupGloo,
@@ -77,12 +78,19 @@ class Lane:
         name: One that no other lane has, the same on all of them.
     """
 
-    open: ClassVar[set[Lane]] = set()  # with messages that others may not have begun: they wait as they are closed
+    # What was begun in lanes since their last step. A lane that is given up before others begin the same is kept: it
+    # would wait for them as it ends.
+    open: ClassVar[dict[Lane, list[Any]]] = {}
 
     def __init__(self, ranks: Ranks, name: str) -> None:
+        for lane, works in list(Lane.open.items()):
+            if all(work.is_completed() for work in works):
+                del Lane.open[lane]
         store = PrefixStore(f"mukron/{name}", distributed_c10d._get_default_store())
         kind, place, device = ProcessGroup.BackendType, (ranks.rank, ranks.size), ranks.device
-        self.group = ProcessGroup(store, *place)
+        self.group, self.options = ProcessGroup(store, *place), AllToAllOptions()
+        if hasattr(self.options, "asyncOp"):  # from torch 2.7 on
+            self.options.asyncOp = True
         if device.type == "cpu":
             self.group._set_default_backend(kind.GLOO)
             self.group._register_backend(device, kind.GLOO, ProcessGroupGloo(store, *place, _timeout_of(ranks.group)))
@@ -149,7 +157,6 @@ class Ahead:
         """Send the next message: what is there of its layers, or zeros if that is not of the size that all expect."""
         message, number, lane = self.messages[len(self.begun)], len(self.begun), self.lane
         assert lane is not None
-        Lane.open.add(lane)
         device = self.ranks.device
         try:
             with torch.autocast(device.type, enabled=False):
@@ -169,8 +176,9 @@ class Ahead:
             inputs = torch.zeros(sum(message.sends), dtype=message.dtype, device=device)
         outputs = torch.empty(sum(message.receives), dtype=message.dtype, device=device)
         splits = list(message.receives), list(message.sends)
-        work = distributed.all_to_all_single(outputs, inputs, *splits, group=lane.group, async_op=True)
+        work = lane.group.alltoall_base(outputs, inputs, *splits, lane.options)
         self.begun.append(_Begun(message, work, outputs, inputs))
+        Lane.open.setdefault(lane, []).append(work)
 
     def _unsent(self, passes: Sequence[Pass], message: Message) -> list[list[Tensor]]:
         """Tensors that go to each rank and are not on their way."""
@@ -266,7 +274,8 @@ class Ahead:
         """
         self.begun, self.messages, self.outgoing = [], (), Outgoing(self.ranks.size, self.ranks.rank)
         self._placed = [{} for _ in self._placed]
-        Lane.open.discard(self.lane)
+        if self.lane is not None:
+            Lane.open.pop(self.lane, None)
         if not all(one.again for one in told) or self._sizes is None:
             return
         if self.lane is None:

@@ -29,7 +29,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils.weak import TensorWeakRef
 
 from mukron.curvature.ahead import Ahead
-from mukron.curvature.fisher import CaptureOptions, OwnPasses, send_signals, targets
+from mukron.curvature.fisher import CaptureOptions, OwnPasses, send_signals
 from mukron.curvature.forms import replaces_gradient
 from mukron.curvature.hooks import hooked
 from mukron.curvature.jacobians import add_jacobians
@@ -38,7 +38,7 @@ from mukron.curvature.passes import LayerPass, LayerStatistics, Pass, gather, pr
 from mukron.curvature.products import Watch, hosts, passes_of_product
 from mukron.curvature.ranks import Ranks, local
 from mukron.curvature.scale import add_scale, classes_at
-from mukron.curvature.spread import check_parts, weights_kept
+from mukron.curvature.spread import check_parts, draw_nothing, weights_kept
 from mukron.curvature.uses import Joined, add_probe
 from mukron.layers import MatrixLayer
 from mukron.stages import stage
@@ -227,8 +227,8 @@ class Capture:
         f = output_of(self.options, output)
         if ranks is not None and f.requires_grad:
             check_parts(self.model, self.options, ranks, f)
-        if f.requires_grad and not len(f) and self.due and self.options.draws:
-            on_gradient(get_gradient_edge(f), partial(draw_nothing, self))
+        if ranks is not None and f.requires_grad and not len(f) and self.options.draws:
+            on_gradient(get_gradient_edge(f), partial(draw_nothing, self.options, self.generator, ranks))
         if not running or not f.requires_grad or not len(f):  # an empty batch shows nothing
             return
         for layer in running.values():
@@ -251,8 +251,8 @@ class Capture:
 
     def _differentiated(self, this: Pass, f: Tensor, version: int, class_dim: int, number: int, errors: Tensor) -> None:
         """The derivative of the user's loss has arrived at the model's output."""
-        self.lost |= this.over
         if this.over:
+            self.lost = True
             return
         errors, ranks = errors.detach(), in_ranks(self)
         outputs = [name for name, layer in this.layers.items() if layer.is_output]
@@ -264,8 +264,7 @@ class Capture:
             if again:
                 this.restart()
                 self.passes.append(this)
-        engine = torch.autograd.Variable._execution_engine  # as this pass ends, and what averages gradients has ended
-        engine.queue_callback(partial(engine.queue_callback, self._note_gradients))
+        as_it_ends(self._note_gradients)
         weighs = this.checked and self.options.weighs_loss and f.ndim > 1 and f._version == version
         this.class_dim = self.class_dim
         if weighs and f.ndim > 2 and this.class_dim is None:
@@ -307,12 +306,11 @@ class Capture:
 
     def _note_gradients(self) -> None:
         """Note which gradients there are: if they are thrown away, so are the passes."""
-        noted = [(p, TensorWeakRef(p.grad), p.grad._version) for p in self.parameters if p.grad is not None]
-        self.gradients = noted if self.passes else []
+        self.gradients = [(p, TensorWeakRef(p.grad), p.grad._version) for p in self.parameters if p.grad is not None]
 
     def _discarded(self) -> bool:
         """Whether all gradients of this step's earlier passes are gone: set to None, or to zeros."""
-        if not self.gradients:
+        if not (self.passes and self.gradients):
             return False
         kept = [(p.grad, version) for p, known, version in self.gradients if p.grad is not None and p.grad is known()]
         if any(gradient._version == version for gradient, version in kept):
@@ -344,11 +342,10 @@ def makes_gradient(capture: Capture, layer: MatrixLayer, x: Tensor) -> bool:
     return N is not None and replaces_gradient(N, *sizes, options.inputs, options.signals, options.empirical)
 
 
-def draw_nothing(capture: Capture, errors: Tensor) -> None:
-    """Other ranks draw for their parts of a batch of which this rank has none; it keeps in step with them."""
-    options = capture.options
-    if (ranks := in_ranks(capture)) is not None:
-        list(targets(errors.new_empty(0, 2), options.fisher, options.likelihood, -1, capture.generator, ranks))
+def as_it_ends(call: Callable[[], None]) -> None:
+    """Call something as this backward pass ends, after what averages gradients then."""
+    engine = torch.autograd.Variable._execution_engine
+    engine.queue_callback(partial(engine.queue_callback, call))
 
 
 def in_transform() -> bool:

@@ -20,16 +20,20 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor, distributed
+from torch.nn import functional
 
 IN_A_STEP = (
     "the processes that train this model did not come together in a step: one of them has ended, or takes another "
-    "number of steps or of forward and backward passes"
+    "number of steps or of forward and backward passes, as with fewer batches (drop_last=True in samplers and loaders "
+    "makes them equal)"
 )
 IN_A_PASS = (
     "the processes that train this model did not come together in a backward pass, where they number the samples that "
-    "targets are drawn for: one of them has ended, or takes another number of passes in a step. With "
-    'fisher="empirical" these numbers may differ'
+    "targets are drawn for: one of them has ended, or takes another number of passes in a step, as with fewer batches "
+    '(drop_last=True in samplers and loaders makes them equal). With fisher="empirical" numbers of passes may differ'
 )
+IN_A_FORWARD_PASS = IN_A_STEP.replace("in a step", "in a forward pass")
+PLACES = {IN_A_STEP: "in the step", IN_A_PASS: "in a backward pass", IN_A_FORWARD_PASS: "in a forward pass"}
 T = TypeVar("T")
 ALIGNMENT = 64  # bytes, to which torch aligns memory on CPUs; GPUs take more
 
@@ -113,10 +117,30 @@ class Ranks:
 
     def objects(self, own: T) -> list[T]:
         """Every rank's object, in the order of ranks."""
-        found: list[Any] = [None] * self.size
+        data = torch.frombuffer(bytearray(pickle.dumps(own)), dtype=torch.uint8)
+        lengths = [length for length, _ in self.numbers(IN_A_STEP, len(data))]
         with said(IN_A_STEP):
-            distributed.all_gather_object(found, own, group=self.group)
-        return found
+            parts = self.gathered(functional.pad(data, (0, max(lengths) - len(data))).to(self.wire))
+        return [pickle.loads(bytes(part[:n].cpu().numpy())) for part, n in zip(parts, lengths, strict=True)]
+
+    def numbers(self, where: str, one: int, other: int = 0) -> list[tuple[int, int]]:
+        """Every rank's two numbers. Ranks that are at different places of a step are told so, all of them.
+
+        Args:
+            where: What is said where ranks do not come, a key of ``PLACES``.
+            one, other: This rank's numbers.
+        """
+        places = list(PLACES)
+        with said(where):
+            sent = torch.tensor([places.index(where), one, other], device=self.device)
+            found = [part.tolist() for part in self.gathered(sent)]
+        if any(place != places.index(where) for place, _, _ in found):
+            ranks = ", ".join(f"rank {rank} was {PLACES[places[place]]}" for rank, (place, _, _) in enumerate(found))
+            raise RuntimeError(
+                f"the processes that train this model did not come together: {ranks}. All of them must take the same "
+                "numbers of steps and of forward and backward passes, with the model in training mode"
+            )
+        return [(first, second) for _, first, second in found]
 
     def meet(self, patience: datetime.timedelta) -> bool:
         """Whether all ranks come here in time."""
@@ -138,8 +162,7 @@ class Ranks:
 
         numbers: how many this rank needs. So draws do not depend on how a batch is split over ranks.
         """
-        with said(IN_A_PASS):
-            counts = [int(part) for part in self.gathered(torch.tensor([numbers], device=self.device))]
+        counts = [count for count, _ in self.numbers(IN_A_PASS, numbers)]
         return sum(counts[: self.rank]), sum(counts)
 
     def delivered(self, parcels: Sequence[T], ahead: SentAhead | None = None) -> list[T]:

@@ -1,4 +1,4 @@
-"""Backward passes of our own through a model that ``fully_shard`` has spread.
+"""Backward passes of our own where a batch or a model is spread over ranks, as by ``fully_shard``.
 
 A module's weights are gathered when a backward pass arrives at its output, and freed when it leaves at its input. Our
 passes run inside the user's, which may have arrived at some modules already: those need their weights again.
@@ -12,10 +12,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 
-from mukron.curvature.fisher import CaptureOptions, Exact
-from mukron.curvature.ranks import IN_A_STEP, Ranks, said
+from mukron.curvature.fisher import CaptureOptions, Exact, targets
+from mukron.curvature.ranks import IN_A_FORWARD_PASS, Ranks
 
 
 @contextmanager
@@ -27,6 +27,18 @@ def weights_kept(model: nn.Module) -> Iterator[None]:
     finally:
         for module in gathered:
             module.unshard()
+
+
+def draw_nothing(options: CaptureOptions, generator: Generator, ranks: Ranks, errors: Tensor) -> None:
+    """Other ranks draw for their parts of a batch of which this rank has none; it keeps in step with them.
+
+    Args:
+        options: What is measured.
+        generator: Draws.
+        ranks: The processes that train the model.
+        errors: The derivative by the output, without samples.
+    """
+    list(targets(errors.new_empty(0, 2), options.fisher, options.likelihood, -1, generator, ranks))
 
 
 def check_parts(model: nn.Module, options: CaptureOptions, ranks: Ranks, f: Tensor) -> None:
@@ -44,9 +56,7 @@ def check_parts(model: nn.Module, options: CaptureOptions, ranks: Ranks, f: Tens
     if again or not any(not _is_replicated(module) for module in _spread_modules(model)):
         return
     passes = f.shape[1:].numel() if options.jacobian or isinstance(options.fisher, Exact) else 0
-    with said(IN_A_STEP):
-        parts = ranks.gathered(torch.tensor([len(f), passes], device=ranks.device))
-    samples, counts = zip(*(part.tolist() for part in parts), strict=True)
+    samples, counts = zip(*ranks.numbers(IN_A_FORWARD_PASS, len(f), passes), strict=True)
     empty = [str(rank) for rank, number in enumerate(samples) if not number]
     who = "Gauss-Newton" if options.jacobian else f'fisher="{options.fisher.name}"'
     why = f"{who} takes backward passes of its own, for which all ranks gather weights that fully_shard has spread"

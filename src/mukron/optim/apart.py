@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from mukron.optim.optimizer import SecondOrder
 
 SAME_SIZE = 1e-4  # of gradients, relatively: what averaged them may have put them elsewhere in memory
-WORDS = {"lr": "learning rates", "fallback_lr": "learning rates", "weight_decay": "weight decays"}
+SETTINGS_IN_WORDS = {"lr": "learning rates", "fallback_lr": "learning rates", "weight_decay": "weight decays"}
 
 
 class Alike(NamedTuple):
@@ -75,7 +75,7 @@ def refuse_apart(optimizer: SecondOrder, told: Sequence[Alike]) -> None:
         for key in {key: None for group in groups for key in group}:
             found = [group.get(key) for group in groups]
             if len(set(found)) > 1 and not all(value != value for value in found):
-                word = WORDS.get(key, f'settings "{key}"')
+                word = SETTINGS_IN_WORDS.get(key, f'settings "{key}"')
                 apart += [word] if word not in apart else []
                 values = values or f" (in group {number}: {', '.join(map(str, found))})"
     if len({one.trained for one in told}) > 1:

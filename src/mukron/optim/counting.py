@@ -187,7 +187,7 @@ class CollectiveCount(TorchDispatchMode):  # type: ignore[no-untyped-call]
         ]
         group = _group_of(arguments)
         kind, arrives = KIND_OF[name]
-        call = _Call(arguments, distributed.get_rank(group), distributed.get_world_size(group))
+        call = _Call(arguments, group.rank(), group.size())
         tensor = next(_tensors(arguments), None)
         if tensor is not None and (number := arrives(call)):
             self.arrived[kind, tensor.dtype] += number  # type: ignore[assignment]

@@ -211,7 +211,7 @@ class Owners:
             kinds, samples, uses = by_kind(list(passes))
         except Exception as error:
             failed = error
-        if failed is None and capture.due and not passes and (capture.lost or not optimizer.model.training):
+        if failed is None and capture.due and not passes and (capture.lost or not capture.model.training):
             failed = unmeasured()
         words = "" if failed is None else f"{type(failed).__name__}: {failed}"
         all_seen, errors, all_begun = zip(*self.ranks.objects((seen, words, begun)), strict=True)
