@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 import datetime
+import time
 import warnings
 from contextlib import nullcontext
 
 import pytest
 import torch
 from joined_batches import METHODS
-from ranks import OWN, SPREAD, WRAPPED, batch, bounds, called_by, equal_everywhere, made, reference_of, whole
+from ranks import OWN, SPREAD, WRAPPED, batch, bounds, called_by, equal_everywhere, made, reference_of, trained, whole
 from torch import nn
 from torch.nn import functional as F
 
@@ -297,3 +298,48 @@ def experts_with_some_of_the_samples(rank, folder):
             told = [None, None]
             torch.distributed.all_gather_object(told, str(error.value))
             assert told[0] == told[1]
+
+
+def saved_on_one_rank(rank, folder):
+    """Says soon what it waits for, and at last that nobody came, or where the others are."""
+    from mukron.curvature import ranks as of_curvature
+    from mukron.optim import exchange
+
+    of_curvature.SOON, exchange.WAITS_FOR_RANKS = 0.2, datetime.timedelta(seconds=3)
+    for waits in ("barrier", "not at all"):
+        model = made("mlp", F64)
+        called = called_by(WRAPPED, "mlp", model)
+        optimizer = METHODS["kfac"](called)
+        x, y = (part[6 * rank : 6 * rank + 6] for part in batch("mlp", 0, F64))
+        F.cross_entropy(called(x), y).backward()
+        optimizer.step()
+        if waits == "barrier":
+            if rank == 1:
+                torch.distributed.barrier()  # as people do while the first rank saves
+            with pytest.raises(RuntimeError, match=r"rank 0 was in state_dict\(\), rank 1 was in the step"):
+                optimizer.state_dict() if rank == 0 else optimizer.step()
+        elif rank == 0:
+            with (
+                pytest.warns(UserWarning, match="waits to be called on all of 2 ranks"),
+                pytest.raises(RuntimeError, match="on rank 0, but not on all of 2 ranks"),
+            ):
+                optimizer.state_dict()
+        else:
+            time.sleep(4)
+
+
+def alone(rank, folder):
+    """One process with a model that ``fully_shard`` has taken, as on a machine with one GPU."""
+    for name, make in METHODS.items():
+        for kind in ("mlp", "small"):
+            ours = trained(kind, make, F64, 4, 1, 0, how=SPREAD)
+            for key, value in reference_of(kind, make, F64, 4, 1, "cpu").items():
+                off = float((ours[key] - value).norm() / value.norm())
+                assert off < 1e-10, f"{name}, {kind}: {key} is {off:.1e} off"
+    model = made("mlp", F64)
+    optimizer = METHODS["kfac"](called_by(SPREAD, "mlp", model))
+    x, y = batch("mlp", 0, F64)
+    F.cross_entropy(model(x), y).backward()
+    optimizer.step()
+    optimizer.load_state_dict(optimizer.state_dict())
+    assert optimizer.steps == 1

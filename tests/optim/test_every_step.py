@@ -20,6 +20,7 @@ NEW_ENOUGH = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 9)  # befo
         ("padding", 3),
         ("sparse_gradients", 2),
         ("uneven_passes", 2),
+        ("saved_on_one_rank", 2),
     ],
 )
 def test_a_step_is_that_of_the_joined_batch_or_is_refused(what, size, tmp_path):
@@ -30,3 +31,8 @@ def test_a_step_is_that_of_the_joined_batch_or_is_refused(what, size, tmp_path):
 @pytest.mark.parametrize("what", ["no_samples", "sequences_of_other_lengths", "experts_with_some_of_the_samples"])
 def test_parts_of_a_batch_that_do_not_fit_are_refused_on_all_ranks(what, tmp_path):
     in_ranks(f"every_step:{what}", 2, tmp_path)
+
+
+@pytest.mark.skipif(not NEW_ENOUGH, reason="fully_shard trains on CPUs from torch 2.9 on")
+def test_a_spread_model_in_one_process(tmp_path):
+    in_ranks("every_step:alone", 1, tmp_path)

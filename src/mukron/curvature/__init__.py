@@ -39,6 +39,7 @@ from mukron.curvature.precision import perturbed as perturbed
 from mukron.curvature.products import Host as Host
 from mukron.curvature.products import Watch as Watch
 from mukron.curvature.products import hosts as hosts
+from mukron.curvature.ranks import IN_A_STATE as IN_A_STATE
 from mukron.curvature.ranks import IN_A_STEP as IN_A_STEP
 from mukron.curvature.ranks import Ranks as Ranks
 from mukron.curvature.ranks import local as local

@@ -12,7 +12,10 @@ from mukron.curvature.fisher import CaptureOptions
 def no_output(f: Any) -> Exception:
     """Why what a model returned is not its output."""
     if isinstance(f, Tensor):
-        return ValueError("the model returned a single number (its loss?); the optimizer needs its outputs")
+        return ValueError(
+            "the model returned a single number (its loss?); the optimizer needs its outputs: let the model return "
+            "them too, as (outputs, loss), and say output=lambda returned: returned[0]"
+        )
     place = "returned[0]" if isinstance(f, (tuple, list)) else "returned.logits"
     place = f'returned["{next(iter(f))}"]' if isinstance(f, dict) and f else place
     return TypeError(

@@ -14,6 +14,8 @@ from __future__ import annotations
 import datetime
 import io
 import pickle
+import threading
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -33,7 +35,17 @@ IN_A_PASS = (
     '(drop_last=True in samplers and loaders makes them equal). With fisher="empirical" numbers of passes may differ'
 )
 IN_A_FORWARD_PASS = IN_A_STEP.replace("in a step", "in a forward pass")
-PLACES = {IN_A_STEP: "in the step", IN_A_PASS: "in a backward pass", IN_A_FORWARD_PASS: "in a forward pass"}
+IN_A_STATE = (
+    "the processes that train this model did not come together in state_dict(): call it on every rank, and let one of "
+    "them write the file"
+)
+PLACES = {
+    IN_A_STEP: "in the step",
+    IN_A_PASS: "in a backward pass",
+    IN_A_FORWARD_PASS: "in a forward pass",
+    IN_A_STATE: "in state_dict()",
+}
+SOON = 10.0  # seconds, after which a process that waits says what for
 T = TypeVar("T")
 ALIGNMENT = 64  # bytes, to which torch aligns memory on CPUs; GPUs take more
 
@@ -115,11 +127,11 @@ class Ranks:
         self.wire = torch.device("cpu") if distributed.get_backend(group) == "gloo" else device
         self.size, self.rank = distributed.get_world_size(group), distributed.get_rank(group)
 
-    def objects(self, own: T) -> list[T]:
+    def objects(self, own: T, where: str = IN_A_STEP) -> list[T]:
         """Every rank's object, in the order of ranks."""
         data = torch.frombuffer(bytearray(pickle.dumps(own)), dtype=torch.uint8)
-        lengths = [length for length, _ in self.numbers(IN_A_STEP, len(data))]
-        with said(IN_A_STEP):
+        lengths = [length for length, _ in self.numbers(where, len(data))]
+        with said(where):
             parts = self.gathered(functional.pad(data, (0, max(lengths) - len(data))).to(self.wire))
         return [pickle.loads(bytes(part[:n].cpu().numpy())) for part, n in zip(parts, lengths, strict=True)]
 
@@ -142,12 +154,22 @@ class Ranks:
             )
         return [(first, second) for _, first, second in found]
 
-    def meet(self, patience: datetime.timedelta) -> bool:
-        """Whether all ranks come here in time."""
+    def meet(self, patience: datetime.timedelta, waiting: str) -> bool:
+        """Whether all ranks come here in time.
+
+        Args:
+            patience: How long to wait.
+            waiting: What to say if that takes a while.
+        """
+        reminder = threading.Timer(SOON, warnings.warn, (waiting, UserWarning))
+        reminder.daemon = True
+        reminder.start()
         try:
             distributed.barrier(group=self.group, async_op=True).wait(timeout=patience)
         except RuntimeError:
             return False
+        finally:
+            reminder.cancel()
         return True
 
     def gathered(self, own: Tensor) -> list[Tensor]:
@@ -165,12 +187,13 @@ class Ranks:
         counts = [count for count, _ in self.numbers(IN_A_PASS, numbers)]
         return sum(counts[: self.rank]), sum(counts)
 
-    def delivered(self, parcels: Sequence[T], ahead: SentAhead | None = None) -> list[T]:
+    def delivered(self, parcels: Sequence[T], ahead: SentAhead | None = None, where: str = IN_A_STEP) -> list[T]:
         """What every rank sends to this one: nested objects with all tensors in them, one message for each dtype.
 
         Args:
             parcels: What this rank sends to each of them. Tensors that are one in a parcel are one when it arrives.
             ahead: Knows of tensors that are on their way already.
+            where: What is said where ranks do not come.
         """
         sent = [packed(parcel) for parcel in parcels]
         places = [
@@ -180,7 +203,8 @@ class Ranks:
             [
                 (text, [_Described.of(t, at) for t, at in zip(tensors, of_rank, strict=True)])
                 for (text, tensors), of_rank in zip(sent, places, strict=True)
-            ]
+            ],
+            where,
         )
         texts, kinds = zip(*(of_rank[self.rank] for of_rank in described), strict=True)
         found: list[list[Any]] = [[None] * len(of_rank) for of_rank in kinds]

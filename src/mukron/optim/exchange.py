@@ -21,7 +21,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from mukron.curvature import EVERY_RANK, Ahead, Delivery, Joint, Kinds, Pass, Ranks, Samples, by_kind, joined
+from mukron.curvature import (
+    EVERY_RANK,
+    IN_A_STATE,
+    Ahead,
+    Delivery,
+    Joint,
+    Kinds,
+    Pass,
+    Ranks,
+    Samples,
+    by_kind,
+    joined,
+)
 from mukron.linalg import LowRank
 from mukron.optim.again import measure_again
 from mukron.optim.apart import Alike, refuse_apart
@@ -346,12 +358,14 @@ class Owners:
         Args:
             state: Plain data, by the number of the parameter.
         """
-        if not self.ranks.meet(WAITS_FOR_RANKS):
-            raise RuntimeError(
-                f"state_dict() was called on rank {self.ranks.rank}, but not on all of {self.size} ranks: the state of "
-                "each layer is with the rank that owns it. Call it on every rank, and let one of them write the file"
-            )
-        found = self.ranks.delivered([state] * self.size)
+        why = (
+            f"on all of {self.size} ranks: the state of each layer is with the rank that owns it. Call it on every "
+            "rank, and let one of them write the file"
+        )
+        here = f"state_dict() was called on rank {self.ranks.rank}"
+        if not self.ranks.meet(WAITS_FOR_RANKS, f"{here}, and waits to be called {why}"):
+            raise RuntimeError(f"{here}, but not {why}")
+        found = self.ranks.delivered([state] * self.size, where=IN_A_STATE)
         merged = {key: {k: v for of in found for k, v in of.get(key, {}).items()} for one in found for key in one}
         entries = {entry.parameter: entry for entry in self.optimizer.entries.values()} if self.shards else {}
         parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]

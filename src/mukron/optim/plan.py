@@ -118,11 +118,14 @@ def _of_ranks(optimizer: SecondOrder) -> list[str]:
         for entry in optimizer.entries.values()
         if not entry.preconditioned
     )  # fmt: skip
-    beside = "in place of the" if exchange.gradients.averages else "beside the"
+    beside = f"in place of the {bytes_(sgd)} of data-parallel SGD"
+    if not exchange.gradients.averages:
+        wrapper = "fully_shard" if exchange.shards else "DistributedDataParallel"
+        beside = f"in addition to the {bytes_(sgd)} of data-parallel SGD, which {wrapper} moves"
     return [
         "owner: the rank that has a layer's curvature; arrives: bytes in an average step, per rank; "
         "rows, owner, factors: how curvature travels",
-        f"in all {bytes_(ours + others)} arrive per step and rank, {beside} {bytes_(sgd)} of data-parallel SGD",
+        f"in all {bytes_(ours + others)} arrive per step and rank, {beside}",
     ]
 
 

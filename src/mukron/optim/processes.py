@@ -40,8 +40,8 @@ def ranks_of(model: nn.Module, process_group: Any = None) -> Ranks | None:
         model: The model, as the optimizer got it.
         process_group: That of the optimizer; None: it was given none.
     """
-    if _processes(model, process_group) == 1:
-        return None
+    if _processes(model, process_group) == 1 and not _is_spread(model):
+        return None  # of a spread model a single process, too, has parts
     return Ranks(_group(model, process_group), next(model.parameters()).device)
 
 
