@@ -19,6 +19,7 @@ from mukron.params.inventory import inventory, unwrap
 from mukron.params.parameter_plan import ParameterPlan, parameter_from_dict, parameter_to_dict
 from mukron.params.resolve import check_names
 from mukron.params.storage import Data, check_stamp, damaged, read_json, stamp, write_json
+from mukron.params.training import ForTraining
 from mukron.table import Table
 from mukron.theory import SP, Method, Power, Role, Scheme, get_method, get_scheme, initial_exponent, solve
 from mukron.trust import USUAL, StepRule, Trust
@@ -51,7 +52,7 @@ class Scales:
 
 
 @dataclass(frozen=True)
-class Parametrization:
+class Parametrization(ForTraining):
     """A network's plan: plain data keyed by parameter name. Made by ``parametrize``; saves to and loads from JSON.
 
     It holds no tensor and marks none, so it outlives copies, checkpoints and wrappers of the model. It remembers the
@@ -294,10 +295,7 @@ class Parametrization:
         return {use.rpartition(".")[0] for names in uses for use in names}
 
     def _checked(self, model: nn.Module | None) -> nn.Module:
-        if model is None and self._model is not None:
-            model = self._model()
-        if model is None:
-            raise ParametrizationError("this plan is not bound to a model (or the model is gone); pass model=...")
+        model = self._bound(model)
         self.bind(model)
         return model
 

@@ -23,7 +23,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
 from mukron.bench.memory import peak, reset_peak
@@ -273,7 +272,7 @@ def make_steps(config: RunConfig, dataset: Dataset, steps: int) -> tuple[list[Ti
         loss = built.loss(built.outputs(x), y)
         torch.autograd.backward(loss)
         if config.clip_norm is not None:
-            clip_grad_norm_(built.model.parameters(), config.clip_norm)
+            built.plan.clip_grad_norm_(config.clip_norm, model=built.model)
         built.optimizer.step()
         if x.is_cuda:
             torch.cuda.synchronize()

@@ -265,7 +265,7 @@ def _loop(config: RunConfig, targets: str) -> list[str]:
         inner.append(f"x = data.prepare({_prepared(config, 'x')}, augment=augment)")
     step = ["optimizer.zero_grad()", *_forward(config), *_loss(config, targets), "loss.backward()"]
     if config.clip_norm is not None:
-        step.append(f"torch.nn.utils.clip_grad_norm_(model.parameters(), {config.clip_norm})")
+        step.append(f"p.clip_grad_norm_({config.clip_norm})")
     step.append("optimizer.step()")
     start, number, end = "total = 0.0", "len(loader)", "total += loss.item()"
     if targets == MASKED:  # the mean over the targets that count, of which a batch may have none

@@ -7,6 +7,7 @@ This package needs the standard library alone.
 Fraction(1, 2)
 """
 
+from mukron.theory.gradients import gradient_norm, gradient_size
 from mukron.theory.methods import FAMILIES, METHODS, Family, Method, get_method, kronecker, method_title, shampoo, soap
 from mukron.theory.power import Power
 from mukron.theory.roles import Role
@@ -32,6 +33,8 @@ __all__ = [
     "feature_slopes",
     "get_method",
     "get_scheme",
+    "gradient_norm",
+    "gradient_size",
     "initial_exponent",
     "kronecker",
     "method_table",

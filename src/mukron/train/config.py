@@ -75,7 +75,8 @@ class RunConfig:
         warmup: Epochs in which the learning rate rises to its value.
         momentum: Momentum: on the gradient beside a trust, on the update without one; for AdamW its beta1.
         weight_decay: A step shrinks each weight by the learning rate times this.
-        clip_norm: The largest norm of the whole gradient; None: no limit.
+        clip_norm: The largest norm of the whole gradient, in units of the plan (at the base width, the plain norm);
+            None: no limit.
         epochs: Number of epochs.
         batch: Batch size; None: all samples in one batch, 32 windows of a text.
         seed: Seed of the initial weights, the order of samples, augmentations, dropout and K-FAC's draws.

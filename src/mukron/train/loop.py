@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.utils import clip_grad_norm_
 
 from mukron.data import Dataset, augmentation
 from mukron.optim.guards import PATIENCE
@@ -271,7 +270,7 @@ class Loop:
         self._check(value, "loss")
         torch.autograd.backward(loss)
         if config.clip_norm is not None:
-            clip_grad_norm_(self.built.model.parameters(), config.clip_norm)
+            self.built.plan.clip_grad_norm_(config.clip_norm, model=self.built.model)
         self._move()
         state.step += 1
         state.seen += number
