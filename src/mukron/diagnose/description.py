@@ -15,6 +15,7 @@ from mukron.diagnose.record import FROZEN, LEFT_OUT, OUTPUT, UNUSED, TrainingSet
 from mukron.optim import SecondOrder
 from mukron.params import Parametrization
 from mukron.params.inventory import clean_name, unwrap
+from mukron.params.planned import own_kind
 from mukron.theory import Role, feature_slopes, get_method, solve, update_exponent
 from mukron.train.probes import Features, Probe
 
@@ -79,7 +80,7 @@ def method_of(optimizer: Optimizer) -> str:
     if isinstance(optimizer, SecondOrder):
         return optimizer.method.name
     known = {torch.optim.SGD: "sgd", torch.optim.Adam: "adam", torch.optim.AdamW: "adamw"}
-    return known.get(type(optimizer), "")
+    return known.get(own_kind(optimizer), "")
 
 
 def roles_of(plan: Parametrization) -> dict[str, str]:

@@ -133,6 +133,13 @@ class GroupRequest:
 
 def groups_of(plan: Parametrization, found: Mapping[str, Found], request: GroupRequest) -> list[dict[str, Any]]:
     """The groups, one for each role and set of multipliers. found: the model's parameters by name."""
+    return [{**group, "lr": request.lr * lr_scale} for lr_scale, group in scaled_groups(plan, found, request)]
+
+
+def scaled_groups(
+    plan: Parametrization, found: Mapping[str, Found], request: GroupRequest
+) -> list[tuple[float, dict[str, Any]]]:
+    """The groups with the learning rate at the base width, and before each what it is multiplied by."""
     law, own = request.law, request.format
     other = None if request.beside is None else FORMATS[request.beside]
     taken = [
@@ -166,14 +173,17 @@ def groups_of(plan: Parametrization, found: Mapping[str, Found], request: GroupR
         said["adjust_lr_fn"] = scaling  # torch's Muon reads it in its groups: the two cannot disagree
     eps = own.eps if request.eps is None else request.eps
     return [
-        {
-            "params": parameters,
-            "lr": request.lr * lr_scale,
-            "weight_decay": request.weight_decay * decay / lr_scale,
-            **({} if own.eps_key is None else {own.eps_key: eps * eps_scale}),
-            **said,
-            "role": role.value,
-        }
+        (
+            lr_scale,
+            {
+                "params": parameters,
+                "lr": request.lr,
+                "weight_decay": request.weight_decay * decay / lr_scale,
+                **({} if own.eps_key is None else {own.eps_key: eps * eps_scale}),
+                **said,
+                "role": role.value,
+            },
+        )
         for (role, lr_scale, eps_scale, decay), parameters in members.items()
     ]
 
