@@ -22,6 +22,7 @@ from torch.optim import Optimizer
 from mukron.curvature import Capture, CaptureOptions, Joint, LayerStatistics, along, gather
 from mukron.damping import Adaptive, Rule
 from mukron.linalg import Factor
+from mukron.optim.changes import Changes, changes_of, check_changes
 from mukron.optim.direction import apply, base_rate, directions
 from mukron.optim.docs import describe, refuse_unknown
 from mukron.optim.exchange import Exchange, Together
@@ -65,7 +66,7 @@ from mukron.theory import Method
 if TYPE_CHECKING:
     from mukron.optim.spec import MethodSpec
 
-TIED_TO_THE_MODEL = ("_capture", "entries", "layers", "generator", "watchers", "exchange")
+TIED_TO_THE_MODEL = ("_capture", "_changes", "entries", "layers", "generator", "watchers", "exchange")
 Watcher = Callable[[str, str, Mapping[str, Factor], Mapping[str, Tensor]], None]
 
 
@@ -96,6 +97,7 @@ class SecondOrder(Optimizer):
     _step_supports_amp_scaling = property(averages_itself)  # a GradScaler then steps on all processes, or on none
     entries: dict[str, ParameterEntry]  # by name
     layers: dict[str, LayerEntry]
+    _changes: Changes | None = None
 
     def __new__(cls, *arguments: Any, **options: Any) -> Any:
         refuse_unknown(cls, options, cls.useless)
@@ -146,7 +148,6 @@ class SecondOrder(Optimizer):
         self.warn()
 
     # What a method says for itself.
-
     def measure(self, layer: LayerEntry, statistics: LayerStatistics | None, step: Transaction) -> Blocks:
         """Measure a layer's factors on this batch, by block and factor name; none for a method without curvature.
 
@@ -227,7 +228,6 @@ class SecondOrder(Optimizer):
         return base_rate(entry) * entry.scale
 
     # The step.
-
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take one step, or skip it and change nothing if a number is not finite.
@@ -276,6 +276,7 @@ class SecondOrder(Optimizer):
     def close(self) -> None:
         """Take the hooks off the model. The optimizer can no longer step."""
         self.capture.close()
+        self._changes = None
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -340,7 +341,7 @@ def _listen(optimizer: SecondOrder) -> None:
     optimizer._capture = Capture(unwrap(optimizer.model), heard, measured, optimizer.generator, others)
     optimizer._capture.class_dim = optimizer.found_class_dim
     optimizer._capture.ranks = partial(ranks_of, optimizer.model, optimizer.together.group)
-    optimizer.exchange = None
+    optimizer.exchange, optimizer._changes = None, changes_of(optimizer)
     if ranks_of(optimizer.model, optimizer.together.group) is not None:
         hold_as_exchanged(optimizer)
     optimizer._capture.due, optimizer._capture.double = wants(optimizer)
@@ -357,6 +358,8 @@ def _attempt(
     """
     if optimizer.capture.gradients and all(p.grad is None for p, _, _ in optimizer.capture.gradients):
         optimizer.capture.forget()  # they were thrown away, and nothing came after them
+    if optimizer._changes is not None:
+        check_changes(optimizer, optimizer._changes)
     if not optimizer.steps + optimizer.skipped and optimizer.exchange is None:
         warn_of_no_group()
     passes, exchange = optimizer.capture.passes, optimizer.exchange
