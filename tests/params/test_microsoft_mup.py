@@ -7,7 +7,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from mukron import base_shapes, parametrize
+from mukron import BaseShapes, ParametrizationError, base_shapes, parametrize
+from mukron.params import mup_base_shapes
+from mukron.params.mup_file import read_base_sizes
 
 mup = pytest.importorskip("mup")
 BASE, STEPS, LR, DECAY = 16, 6, 2.0**-6, 0.125
@@ -150,3 +152,102 @@ def test_training_is_theirs(network, width, method):
             losses[place].append(loss.item())
     assert losses[0] == pytest.approx(losses[1], rel=1e-9)
     assert abs(losses[0][-1] - losses[0][0]) > 0.01
+
+
+# Their files.
+
+
+def saved(name, path):
+    make = NETWORKS[name]
+    return mup.make_base_shapes(make(BASE, mup.MuReadout), make(2 * BASE, mup.MuReadout), savefile=str(path))
+
+
+@pytest.mark.parametrize(("network", "width"), [*CASES, ("mlp", BASE)])
+def test_their_files_say_what_our_base_shapes_do(network, width, tmp_path):
+    saved(network, tmp_path / "net.bsh")
+    torch.manual_seed(0)
+    model = NETWORKS[network](width)
+    read = mup_base_shapes(tmp_path / "net.bsh", model)
+    read.save(tmp_path / "shapes.json")
+    plan = parametrize(model, BaseShapes.load(tmp_path / "shapes.json"))
+    other, expected = ours(network, width)
+    for (name, mine), their in zip(model.named_parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(mine, their, rtol=1e-12, atol=0.0)
+        assert (plan.parameters[name].role, plan.parameters[name].growth) == (
+            expected.parameters[name].role,
+            expected.parameters[name].growth,
+        )
+    for method in ("sgd", "adamw", "kfac"):
+        assert plan.scales(method) == expected.scales(method)
+
+
+def test_their_files_in_other_spellings(tmp_path):
+    first = tmp_path / "first.bsh"
+    saved("mlp", first)
+    sizes = read_base_sizes(first)
+    assert sizes["first.weight"] == (BASE, None)
+    (tmp_path / "flow.bsh").write_text("---\n" + "".join(
+        f"'module.{name}': [{', '.join('null' if size is None else str(size) for size in entry)}]\n"
+        for name, entry in sizes.items()
+    ))  # fmt: skip
+    model = MLP(64)
+    assert mup_base_shapes(tmp_path / "flow.bsh", model) == mup_base_shapes(first, model)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "there are no base shapes in this file"),
+        ("- 3\n", "line 1: '- 3' is not of a file of base shapes"),
+        ("readout.bias: [a]\n", "line 1: .* is not of a file of base shapes"),
+        ("other: [null]\n", 'parameter "other" exists in .*bad.bsh but not in this network'),
+        ('{"json": 1}\n', "line 1: .* is not of a file of base shapes"),
+    ],
+)
+def test_files_that_are_not_theirs_are_refused(text, said, tmp_path):
+    (tmp_path / "bad.bsh").write_text(text)
+    with pytest.raises(ParametrizationError, match=said):
+        mup_base_shapes(tmp_path / "bad.bsh", MLP(64))
+    with pytest.raises(ParametrizationError, match="cannot be read"):
+        mup_base_shapes(tmp_path / "none.bsh", MLP(64))
+
+
+def test_what_would_be_scaled_twice_or_wrongly_is_refused(tmp_path):
+    path = tmp_path / "mlp.bsh"
+    saved("mlp", path)
+    with pytest.raises(ParametrizationError, match='"readout" is a MuReadout, which divides by the width'):
+        mup_base_shapes(path, MLP(64, mup.MuReadout))
+    with pytest.raises(ParametrizationError, match="build the network anew"):
+        mup_base_shapes(path, scaled_by_them(MLP(64)))
+    with pytest.raises(ParametrizationError, match=r'"first\.bias", dimension 0: shrinks'):
+        mup_base_shapes(path, MLP(8))
+    small = MLP(64)
+    nn.init.normal_(small.hidden.weight, std=0.02)  # whose std at the base width nobody knows
+    nn.init.kaiming_normal_(small.first.weight)
+    with pytest.raises(ParametrizationError) as caught:
+        mup_base_shapes(path, small)
+    assert all(f'parameter "{name}": its initial values at the base' in str(caught.value)
+               for name in ("hidden.weight", "first.weight"))  # fmt: skip
+    zero = MLP(64)
+    nn.init.zeros_(zero.readout.weight)
+    assert parametrize(zero, mup_base_shapes(path, zero)).parameters["readout.weight"].std == 0
+
+
+def scaled_by_them(model):
+    mup.set_base_shapes(model, None, do_assert=False)
+    return model
+
+
+class Recurrent(nn.Module):
+    def __init__(self, width, readout=nn.Linear):
+        super().__init__()
+        self.rnn, self.readout = nn.RNN(4, width), readout(width, 3)
+
+
+def test_layers_that_the_package_leaves_alone_need_a_factory(tmp_path):
+    path = str(tmp_path / "rnn.bsh")
+    mup.make_base_shapes(Recurrent(16), Recurrent(32), savefile=path)
+    with pytest.raises(
+        ParametrizationError, match=r'"rnn.weight_hh_l0": .* of a RNN; make base shapes from a function'
+    ):
+        mup_base_shapes(path, Recurrent(64))
