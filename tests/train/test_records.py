@@ -207,27 +207,3 @@ def test_a_damaged_record_is_told(tmp_path):
         Run.load(tmp_path)
     (tmp_path / "metrics.jsonl").write_text('{"epoch": 1, "seconds": 1.0}\n{"epoch": ')  # killed while it wrote
     assert [row["epoch"] for row in Run.load(tmp_path).epochs] == [1]
-
-
-def test_tensorboard_reads_it(tmp_path):
-    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-
-    def stop(at):
-        if at.step == 10:
-            raise InterruptedError
-
-    with pytest.raises(InterruptedError):
-        train(CONFIG, tmp_path, dataset=DIGITS, progress=stop, tensorboard=True)
-    run = train(CONFIG, tmp_path, dataset=DIGITS, tensorboard=True)
-    events = accumulator.EventAccumulator(str(tmp_path / "tensorboard")).Reload()
-    read = [(event.step, event.value) for event in events.Scalars("test_loss")]
-    assert [step for step, _ in read] == [4, 8, 12]
-    assert [value for _, value in read] == pytest.approx([row["test_loss"] for row in run.epochs])
-
-
-def test_without_tensorboard_it_says_so(tmp_path, monkeypatch):
-    import sys
-
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(RunError, match=r"tensorboard=True: .*pip install 'mukron\[studies\]' brings it"):
-        train(CONFIG, tmp_path, dataset=DIGITS, tensorboard=True)

@@ -130,12 +130,12 @@ def test_every_option_reaches_its_field(monkeypatch):
         return Run(config, "finished")
 
     monkeypatch.setattr("mukron.train.train", note)
-    run(*arguments, "--out", "here", "--data-dir", "there", "--tensorboard", "--restart")
+    run(*arguments, "--out", "here", "--data-dir", "there", "--tracker", "wandb", "--tracker", "a:B", "--restart")
     ((config, folder, rest),) = asked
     assert config == RunConfig(**options, damping="constant:1", compile=True, record=["distance", "features"])
     assert folder == Path("here")
     rest.pop("progress")
-    assert rest == {"data_dir": Path("there"), "resume": False, "tensorboard": True}
+    assert rest == {"data_dir": Path("there"), "resume": False, "tracker": ["wandb", "a:B"]}
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,11 @@ DEFAULTS: dict[str, Any] = {  # of RunConfig, for help texts, without loading to
     **{"dtype": "float32", "device": "cpu", "sharding": "ddp"},
 }
 
+TrackerOption = Annotated[
+    list[str] | None,
+    typer.Option(help="wandb, mlflow, tensorboard, or your own MODULE:CLASS, which get the numbers; may be repeated."),
+]
+
 
 def _field(name: str, text: str) -> Any:
     """Returns the option of a configuration's field."""
@@ -110,7 +115,7 @@ def train(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The run's folder (default: runs/...).")] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Where data sets are kept.")] = None,
-    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard files.")] = False,
+    tracker: TrackerOption = None,
     restart: Annotated[bool, typer.Option("--restart", help="Delete the run in the folder and start again.")] = False,
 ) -> None:
     """Train one network and record it. The same command again continues a run that was stopped or killed."""
@@ -142,7 +147,7 @@ def train(
             described = described.replace(lr=described.spec.usual_lr(described.method_options))
         folder = out if out is not None else Path("runs") / run_name(described)
         try:
-            run = _run(described, folder, data_dir, tensorboard, restart)
+            run = _run(described, folder, data_dir, tracker or [], restart)
         except KeyboardInterrupt:
             if first:
                 _print_note("stopped at once; the same command continues from the last checkpoint")
@@ -158,10 +163,10 @@ def train(
     raise typer.Exit(EXIT_CODES[run.status])
 
 
-def _run(config: RunConfig, folder: Path, data_dir: Path | None, tensorboard: bool, restart: bool) -> Run:
+def _run(config: RunConfig, folder: Path, data_dir: Path | None, tracker: list[str], restart: bool) -> Run:
     from mukron.train import train as train_
 
-    options: dict[str, Any] = {"data_dir": data_dir, "tensorboard": tensorboard}
+    options: dict[str, Any] = {"data_dir": data_dir, "tracker": tracker}
     options["resume"] = not restart or restarted()  # what torchrun starts again goes on
     with ExitStack() as stack:
         if launched_rank() == 0:

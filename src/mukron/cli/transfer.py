@@ -16,7 +16,7 @@ from rich.console import Console
 from mukron.cli.common import BUILT_IN, METHODS_PLACEHOLDER, errors, show
 from mukron.cli.numbers import read_numbers
 from mukron.cli.progress import BAR, COUNT, SECONDS_BETWEEN_LINES, clock, shown_bar
-from mukron.cli.train import declared_roles, default_width, run_config_from_options
+from mukron.cli.train import TrackerOption, declared_roles, default_width, run_config_from_options
 from mukron.imports import import_function
 from mukron.workers.exits import STOPPED
 from mukron.workers.progress import Throttle
@@ -119,6 +119,7 @@ def transfer(
     name: NameOption = None,
     workers: WorkersOption = "auto",
     keep_runs: KeepRunsOption = False,
+    tracker: TrackerOption = None,
     one_by_one: OneByOneOption = False,
     report: ReportOption = True,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the certificate to this file.")] = None,
@@ -157,6 +158,7 @@ def transfer(
             storage=storage,
             name=name,
             keep_runs=keep_runs,
+            tracker=tracker or (),
             one_by_one=one_by_one,
             data_dir=data_dir,
         )
@@ -204,6 +206,7 @@ def tune(
     name: NameOption = None,
     workers: WorkersOption = "auto",
     keep_runs: KeepRunsOption = False,
+    tracker: TrackerOption = None,
     report: ReportOption = True,
     data_dir: DataDirOption = None,
 ) -> None:
@@ -238,6 +241,7 @@ def tune(
             storage=storage,
             name=name,
             keep_runs=keep_runs,
+            tracker=tracker or (),
             data_dir=data_dir,
         )
         record = _run(study, workers)

@@ -57,6 +57,11 @@ class Point:
             damping = dataclasses.replace(Rule.parse(rule), rho=self.damping)  # type: ignore[type-var]
         return config.replace(scheme=scheme, width=self.width, lr=self.lr, damping=damping, seed=self.seed)
 
+    def text(self) -> str:
+        """The point in one line, as trackers call it."""
+        damping = "" if self.damping is None else f" damping={self.damping:g}"
+        return f"{self.scheme.partition('/')[0]} width={self.width:g} lr={self.lr:g}{damping} seed={self.seed}"
+
 
 POINT_FIELDS = tuple(field.name for field in dataclasses.fields(Point))  # the fields of a run that a study varies
 

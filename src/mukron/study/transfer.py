@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
@@ -18,13 +18,14 @@ from mukron.study.record import StudyRecord
 from mukron.study.store import ENDED, NOT_COMPARED, Store, sqlite_at, stored_at
 from mukron.study.work import POLL_INTERVAL, Job, StudyForeman, work, workers_for
 from mukron.train.records import FINISHED
+from mukron.train.trackers import read_trackers
 from mukron.workers.interrupts import interruptible
 from mukron.workers.launch import refuse_torchrun
 from mukron.workers.machine import describe_machine
 from mukron.workers.progress import Reporter
 
 STUDY_NAME = "study"  # in the folder's storage: the folder may be renamed, moved and copied
-DATABASE, RECORD, LOG, RUNS = "study.db", "study.json", "workers.log", "runs"
+DATABASE, RECORD, LOG, RUNS, TRACKED = "study.db", "study.json", "workers.log", "runs", "tracked"
 
 
 class TransferStudy:
@@ -40,6 +41,8 @@ class TransferStudy:
         storage: postgresql://USER:PASSWORD@HOST/DATABASE, to share the trials between machines.
         name: The study's name in ``storage``; derived from the folder's name and the config by default.
         keep_runs: Keep every run's records and checkpoints too, so that a stopped trial continues from its checkpoint.
+        tracker: "wandb", "mlflow", "tensorboard", "MODULE:CLASS" of your own, or several: they get every run's numbers,
+            as in ``mukron.train.train``. What they write is kept in the folder's ``tracked``.
         one_by_one: Do not train many narrow networks at once (see ``mukron.train.stack_size``).
         dataset: The data, if it is loaded already; for one worker.
         data_dir: Where data sets are kept.
@@ -64,6 +67,7 @@ class TransferStudy:
         storage: str | None = None,
         name: str | None = None,
         keep_runs: bool = False,
+        tracker: str | Sequence[str] = (),
         one_by_one: bool = False,
         dataset: Dataset | None = None,
         data_dir: str | os.PathLike[str] | None = None,
@@ -77,6 +81,7 @@ class TransferStudy:
         self._in_folder = storage is None
         self.url = storage or sqlite_at((self.folder / DATABASE).resolve())
         self.runs = str((self.folder / RUNS).resolve()) if keep_runs else None
+        self.tracker = (tracker,) if isinstance(tracker, str) else tuple(tracker)
         self.one_by_one, self.beat, self.grace = one_by_one, beat, grace
         self._store: Store | None = None
 
@@ -103,6 +108,8 @@ class TransferStudy:
             since,
             data_dir=self.data_dir,
             runs=self.runs,
+            tracker=self.tracker,
+            tracked=str((self.folder / TRACKED).resolve()),
             one_by_one=self.one_by_one,
             beat=self.beat,
             grace=self.grace,
@@ -136,6 +143,7 @@ class TransferStudy:
         if workers > 1 and self.dataset is not None:
             raise StudyError("workers: other processes do not have this data set; give it as data='module:function'")
         self._check_metric()
+        read_trackers(self.tracker).check(self.folder)
         job = self.job()
         report = self._reporter(workers, progress)
         report(now=True)

@@ -21,6 +21,8 @@ from mukron.study.search import pruner
 from mukron.study.store import ENDED, RUNNING, ClaimedPoint, Entry, Store
 from mukron.train import Progress, Run, StackProgress, dataset_of, stack_size, train, train_stack
 from mukron.train.records import INTERRUPTED, EpochRow
+from mukron.train.trackers import Trackers, read_trackers
+from mukron.train.tracking import tracked
 from mukron.workers.foreman import Foreman
 from mukron.workers.interrupts import Stopped
 from mukron.workers.machine import gpus
@@ -40,6 +42,8 @@ class Job:
     name: str
     since: int  # trials before this number belong to earlier commands
     data_dir: str | None = None  # where data sets are kept
+    tracker: tuple[str, ...] = ()  # names of trackers
+    tracked: str | None = None  # what they write is kept in this folder
     runs: str | None = None  # keep every run's records and checkpoints in this folder
     one_by_one: bool = False  # whether to train points one by one, not as stacks
     workers: int = 1  # the number of workers of this command, which share the points
@@ -61,6 +65,8 @@ class Job:
 
 class _FellBehindError(Exception):
     """The pruner stops the run."""
+
+    status = PRUNED  # for trackers
 
 
 # A worker.
@@ -99,12 +105,13 @@ def work(
         seen = entries
         return _at_once(job, design.stack(entries, job.since), dataset)
 
+    trackers = read_trackers(job.tracker)
     while not stopped():
         claims = store.claim_many(choose)
         if claims:
             with warnings.catch_warnings():  # a study tries small dampings on purpose
                 warnings.filterwarnings("ignore", message="layer .* its damping is so small", category=RuntimeWarning)
-                status = _train(job, store, claims, dataset, stopped, tick)
+                status = _train(job, store, claims, dataset, stopped, tick, trackers)
             if status == INTERRUPTED:
                 return False
         elif wait and design.by_state(seen)[RUNNING]:
@@ -136,10 +143,11 @@ def _train(
     dataset: Dataset | None,
     stopped: Stopped,
     tick: Tick,
+    trackers: Trackers,
 ) -> str:
     """Train the points that were claimed and store their results; return INTERRUPTED if they were stopped."""
     if len(claims) == 1:
-        return _train_one(job, store, claims[0], dataset, stopped, tick)
+        return _train_one(job, store, claims[0], dataset, stopped, tick, trackers)
     listening = False  # whether the stack handles Ctrl-C already
 
     def on_progress(at: StackProgress) -> None:
@@ -161,6 +169,10 @@ def _train(
             ) from error
         for claim, run in zip(claims, runs, strict=True):
             _store_result(store, claim, run)
+        for claim, run in zip(claims, runs, strict=True):
+            if run.status != INTERRUPTED:  # those are trained again
+                with tracked(_of_point(trackers, job, claim.point), run.config, rows=run.epochs) as tracking:
+                    tracking.end(run)
     return INTERRUPTED if any(run.status == INTERRUPTED for run in runs) else ENDED
 
 
@@ -178,6 +190,7 @@ def _train_one(
     dataset: Dataset | None,
     stopped: Stopped,
     tick: Tick,
+    trackers: Trackers,
 ) -> str:
     config = claim.point.config(job.design.config)
     prune = job.design.search is not None and job.design.search.pruner != "none"
@@ -200,17 +213,30 @@ def _train_one(
         reported = now
         store.report(claim, value, at.row["epoch"])
         if prune and store.fell_behind(claim):
-            raise _FellBehindError
+            raise _FellBehindError(f"fell behind the others by epoch {at.row['epoch']}")
 
     folder = None if job.runs is None else Path(job.runs) / config.key()
     with store.alive(claim), _given_up_on_error(store, claim):
         try:
-            run = train(config, folder, dataset=dataset, data_dir=job.data_dir, progress=on_progress, sample=False)
-        except _FellBehindError:
-            reason = f"fell behind the others by epoch {rows[-1]['epoch']}"
-            run = Run(config, PRUNED, rows, reason, time.monotonic() - began)
+            options: Any = {
+                "dataset": dataset,
+                "data_dir": job.data_dir,
+                "tracker": _of_point(trackers, job, claim.point),
+            }
+            run = train(config, folder, **options, progress=on_progress, sample=False)
+        except _FellBehindError as error:
+            run = Run(config, PRUNED, rows, str(error), time.monotonic() - began)
         _store_result(store, claim, run)
     return run.status
+
+
+def _of_point(trackers: Trackers, job: Job, point: Point) -> Trackers:
+    """The trackers of a point, which keep what they write and remember in a folder of its own."""
+    if not trackers.factories or job.tracked is None:
+        return trackers
+    tracked_runs = Path(job.tracked)
+    folder = tracked_runs / point.config(job.design.config).key()
+    return replace(trackers, name=point.text(), group=tracked_runs.parent.name, folder=folder)
 
 
 @contextmanager

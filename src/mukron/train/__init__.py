@@ -16,8 +16,10 @@ from mukron.train.losses import loss_of
 from mukron.train.observers import Moment, Progress
 from mukron.train.records import Run
 from mukron.train.stacked import StackProgress, stack_size, stackable, train_stack
+from mukron.train.trackers import TRACKERS, TrackedRun, Tracker
 
 __all__ = [
+    "TRACKERS",
     "Built",
     "Moment",
     "Progress",
@@ -25,6 +27,8 @@ __all__ = [
     "RunConfig",
     "RunError",
     "StackProgress",
+    "TrackedRun",
+    "Tracker",
     "base_width_of",
     "batch_of",
     "build",

@@ -34,16 +34,14 @@ from mukron.train.order import batches
 from mukron.train.outputs import hits
 from mukron.train.probes import PROBES, Probe, Spectra
 from mukron.train.processes import Processes, check_batch, joined_processes
-from mukron.train.randomness import (
-    AUGMENTATION,
-    own_random_numbers,
-    seed_for,
-)
+from mukron.train.randomness import AUGMENTATION, own_random_numbers, seed_for
 from mukron.train.records import DIVERGED, FINISHED, INTERRUPTED, EpochRow, Run, RunFolder, finite
 from mukron.train.samples import written_sample
 from mukron.train.schedules import Schedule
 from mukron.train.sharding import build_in, joined
-from mukron.train.surroundings import precision, repeatable, tensorboard_writer, write_events
+from mukron.train.surroundings import precision, repeatable
+from mukron.train.trackers import TrackerChoice, Trackers, read_trackers
+from mukron.train.tracking import Tracking, tracked
 from mukron.train.word_probe import WordProbe
 from mukron.workers.interrupts import interruptible
 
@@ -59,7 +57,7 @@ def train(
     resume: bool = True,
     observe: Sequence[Observer] = (),
     progress: Callable[[Progress], None] | None = None,
-    tensorboard: bool = False,
+    tracker: TrackerChoice = (),
     checkpoint_every: int = 1,
     sample: bool = True,
 ) -> Run:
@@ -82,7 +80,8 @@ def train(
         resume: False deletes the run in the folder and starts a new one.
         observe: Functions called with a ``Moment`` at the end of every epoch; their numbers are added to its row.
         progress: Called after every step and every epoch.
-        tensorboard: Also write TensorBoard event files.
+        tracker: "wandb", "mlflow", "tensorboard", your own ``mukron.train.Tracker``, or several: they get every epoch's
+            row. One that fails is dropped with a warning.
         checkpoint_every: Epochs between two checkpoints; one is also written at the end and on Ctrl-C.
         sample: Whether a language model writes a sample of text at the end.
 
@@ -98,11 +97,9 @@ def train(
         >>> run.status, len(run.epochs)
         ('finished', 2)
     """
-    if tensorboard and folder is None:
-        raise RunError("tensorboard=True needs a folder to write to")
     if checkpoint_every < 1:
         raise RunError(f"checkpoint_every counts epochs: at least 1, got {checkpoint_every}")
-    files = None if folder is None else RunFolder(folder)
+    files, trackers = None if folder is None else RunFolder(folder), read_trackers(tracker)
     with joined_processes(config) as processes:
         run = _train(
             config,
@@ -111,7 +108,7 @@ def train(
             lambda: dataset_of(config, dataset, data_dir),
             lambda data: Loop(config, data, files, observe, progress, checkpoint_every, data_dir, sample, processes),
             resume,
-            tensorboard,
+            trackers,
         )
         processes.collect()
     return run
@@ -124,11 +121,13 @@ def _train(
     load: Callable[[], Dataset],
     make: Callable[[Dataset], Loop],
     resume: bool,
-    tensorboard: bool,
+    trackers: Trackers,
 ) -> Run:
     with ExitStack() as stack:
         if files is not None and (run := _begin(files, config, processes, resume, stack)) is not None:
             return run
+        folder = None if files is None else files.path
+        processes.of_first(lambda: trackers.check(folder))
         data = processes.in_turn(load)
         with processes.together():
             stack.enter_context(own_random_numbers(device_of(config)))
@@ -139,11 +138,11 @@ def _train(
         if files is not None:
             loop.load(same_checkpoint(files, processes) if resume else None)
             processes.of_first(lambda: files.begin(config, loop.state.rows, forget=not resume))
-            with processes.together():
-                if tensorboard and processes.first:
-                    loop.writer = stack.enter_context(tensorboard_writer(files.tensorboard, loop.state.step))
         several = processes.size > 1
-        return loop.run(stack.enter_context(interruptible(terminate=several, patient=several)))
+        interrupted = stack.enter_context(interruptible(terminate=several, patient=several))
+        used = trackers if processes.first else Trackers({})
+        loop.tracking = stack.enter_context(tracked(used, config, folder, loop.state.rows, loop.device))
+        return loop.run(interrupted)
 
 
 def _begin(files: RunFolder, config: RunConfig, processes: Processes, resume: bool, stack: ExitStack) -> Run | None:
@@ -159,6 +158,8 @@ def _begin(files: RunFolder, config: RunConfig, processes: Processes, resume: bo
 class Loop:
     """One training run."""
 
+    tracking: Tracking
+
     def __init__(
         self,
         config: RunConfig,
@@ -173,7 +174,7 @@ class Loop:
     ) -> None:
         self.config, self.dataset, self.files = config, dataset, files
         self.observe, self.progress, self.checkpoint_every = observe, progress, checkpoint_every
-        self.device, self.writer, self.sample = device_of(config), None, sample
+        self.device, self.sample = device_of(config), sample
         self.processes, self.asked_to_stop = processes, False
         self.batch = batch_of(config, dataset)
         check_batch(self.batch, processes)
@@ -227,6 +228,7 @@ class Loop:
     def _ended(self, run: Run) -> Run:
         if self.files is not None:
             self.files.end(run)
+        self.tracking.end(run)
         return run
 
     def _stops(self) -> bool:
@@ -357,7 +359,7 @@ class Loop:
     def _recorded(self, row: EpochRow) -> EpochRow:
         if self.files is not None:
             self.files.append(row)
-            write_events(self.writer, row)
+        self.tracking.log(row)
         return row
 
     def _means(self) -> tuple[float, float | None]:

@@ -5,7 +5,8 @@ metrics.jsonl   one line per epoch, written when the epoch ends
 metrics.csv     the same as a table, rewritten at every checkpoint
 result.json     how the run ended; absent while it runs
 checkpoint.pt   everything needed to continue
-tensorboard/    the same numbers for TensorBoard, if requested
+trackers.json   what trackers were told, if there are any (--tracker)
+tensorboard/    the same numbers for TensorBoard, if it is one of them
 
 ``seconds`` is wall-clock time, and the only number in which two equal runs differ.
 """
@@ -37,6 +38,7 @@ from mukron.train.schedules import Schedule
 RUN_KIND, RUN_VERSION = "run", 1
 CHECKPOINT_KIND, CHECKPOINT_VERSION = "checkpoint", 1
 VERSIONS = {"mukron": __version__, "torch": str(torch.__version__)}
+TRACKED_FILE = "trackers.json"
 FINISHED, DIVERGED, INTERRUPTED = "finished", "diverged", "interrupted"
 LOW_IS_BEST = ("loss", "bits_per_byte")  # endings of metrics
 RESTART_HINT = "begin it anew with --restart (resume=False)"
@@ -173,7 +175,8 @@ class RunFolder:
         self.path = Path(path)
         self.config, self.result = self.path / "config.json", self.path / "result.json"
         self.metrics, self.table = self.path / "metrics.jsonl", self.path / "metrics.csv"
-        self.checkpoint, self.tensorboard = self.path / "checkpoint.pt", self.path / "tensorboard"
+        self.checkpoint, self.trackers = self.path / "checkpoint.pt", self.path / TRACKED_FILE
+        self.tensorboard = self.path / "tensorboard"
 
     def locked(self) -> AbstractContextManager[None]:
         """Creates the folder and locks it for this process; the lock ends with the process."""
@@ -234,7 +237,7 @@ class RunFolder:
         if forget:
             with writing(self.checkpoint):
                 self.checkpoint.unlink(missing_ok=True)
-        if not rows:
+                self.trackers.unlink(missing_ok=True)  # which then begin new runs
             shutil.rmtree(self.tensorboard, ignore_errors=True)
         with writing(self.result):
             self.result.unlink(missing_ok=True)

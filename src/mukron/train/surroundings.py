@@ -1,18 +1,17 @@
-"""What surrounds a run: repeatable kernels, the precision of products, compilation, TensorBoard's writer."""
+"""What surrounds a run: repeatable kernels, the precision of products, compilation."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from mukron.optim.guards import PATIENCE
-from mukron.train.errors import RunError, writing
+from mukron.train.errors import RunError
 
 
 @contextmanager
@@ -41,30 +40,6 @@ def precision(dtype: str) -> Iterator[None]:
         yield
     finally:
         torch.set_float32_matmul_precision(before)
-
-
-@contextmanager
-def tensorboard_writer(folder: Path, step: int) -> Iterator[Any]:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError as error:
-        raise RunError(f"tensorboard=True: {error}; pip install 'mukron[studies]' brings it") from error
-    with writing(folder):
-        writer = SummaryWriter(str(folder), purge_step=step + 1 if step else None)
-    try:
-        yield writer
-    finally:
-        writer.close()
-
-
-def write_events(writer: Any, row: Mapping[str, Any]) -> None:
-    """An epoch's numbers for TensorBoard, if there is a writer."""
-    if writer is None:
-        return
-    for name, value in row.items():
-        if name not in ("epoch", "step") and value is not None:
-            writer.add_scalar(name, value, row["step"])
-    writer.flush()
 
 
 def compiled_anew(model: nn.Module) -> Callable[[Tensor], Any]:
