@@ -20,7 +20,7 @@ from rich.markup import escape
 from rich.table import Table as RichTable
 from typer.core import TyperCommand, TyperGroup
 
-from mukron.table import Table
+from mukron.table import EVERY_COLUMN, Table
 from mukron.workers.exits import BROKEN, STOPPED, WRONG_REQUEST
 
 METHODS_PLACEHOLDER = "{methods}"  # in help texts: what a run's method may be
@@ -133,21 +133,17 @@ def show(table: Table) -> None:
     """
     console = Console()
     if not console.is_terminal:  # a file or a pipe gets lines of any length
-        print(f"{table}\n")
+        print(f"{table.text(width=None)}\n")
         return
-    notes = list(table.notes)
-    columns, rows = table.columns, table.rows
-    if columns[-1] == "why" and table.width > console.width:  # reasons depend on the role: print each once, below
-        role = columns.index("role")
-        notes = [*dict.fromkeys(f"{row[role]}: {row[-1]}" for row in rows), "", *notes]
-        columns, rows = columns[:-1], tuple(row[:-1] for row in rows)
+    table = table.narrowed(console.width)
     tight = {"box": box.SIMPLE_HEAD, "padding": (0, 1, 0, 0), "pad_edge": False}
     drawn = RichTable(title=table.title, title_justify="left", **tight)  # type: ignore[arg-type]
-    for number, column in enumerate(columns):
+    for number, column in enumerate(table.columns):
         drawn.add_column(column, overflow="fold", no_wrap=number < 2)  # names and roles are not wrapped
-    for row in rows:
+    for row in table.rows:
         drawn.add_row(*map(escape, row))
     console.print(drawn, highlight=False)
+    notes = [note.replace(EVERY_COLUMN, "A file or a pipe gets every column.") for note in table.notes]
     console.print(*notes, sep="\n", highlight=False, markup=False)
 
 
