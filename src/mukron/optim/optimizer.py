@@ -59,7 +59,6 @@ from mukron.params import Parametrization
 from mukron.params.inventory import unwrap
 from mukron.params.sharded import refuse_sharded
 from mukron.stages import stage
-from mukron.table import Table
 from mukron.theory import Method
 
 if TYPE_CHECKING:

@@ -52,7 +52,7 @@ DAMPING_RULES = {  # what a damping number means
 DOES_NOT_FOLLOW = "does not follow the width"
 
 
-def plan_table(optimizer: SecondOrder, *, whole: bool = False) -> Table:
+def plan_table(self: SecondOrder, *, whole: bool = False) -> Table:
     """What each layer costs, as its last refreshed step found it: factor sizes, form, memory, work of a step.
 
     Blocks with factors of their own are named.
@@ -60,6 +60,7 @@ def plan_table(optimizer: SecondOrder, *, whole: bool = False) -> Table:
     Args:
         whole: One row a layer. Otherwise equal rows are one, as ``blocks.0-3.mlp.up x 4``.
     """
+    optimizer = self  # this is the method ``plan`` of the optimizers
     rows = [row for layer in optimizer.layers.values() for row in _rows(optimizer, layer)]
     listed, rows = len(rows), rows if whole else _alike_together(rows)
     others = [name for name, entry in optimizer.entries.items() if not entry.preconditioned]
