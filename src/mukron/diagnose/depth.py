@@ -6,7 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -14,9 +14,11 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 
 from mukron.diagnose.branches import block_calls
+from mukron.diagnose.drawing import draw_slopes
 from mukron.diagnose.readings import EXPONENT_TOLERANCE
 from mukron.diagnose.runs import batch_device
 from mukron.exponents import Exponent, fit_exponent
+from mukron.notebook import Shown
 from mukron.params import Parametrization, base_shapes, parametrize
 from mukron.params.building import at_depth, build
 from mukron.params.depth import BlockStack, block_of
@@ -26,13 +28,16 @@ from mukron.train.probes import Features
 from mukron.train.quantities import rms_difference
 from mukron.train.randomness import own_random_numbers
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 ANY_BLOCK = "*"  # stands for the number of a block
 STREAM = "stream"
 USUAL_MULTIPLES = (1, 2, 4, 8, 16)  # of the base depth
 
 
-@dataclass(frozen=True)
-class DepthCheck:
+@dataclass(frozen=True, repr=False)
+class DepthCheck(Shown):
     """How changes after a few steps grow with depth. Blocks of one container are taken together, as ``blocks.*``.
 
     Attributes:
@@ -81,6 +86,30 @@ class DepthCheck:
         depths = ", ".join(map(str, self.depths))
         note = "A slope of 0 is the same change at every depth. update: the part of a change that one parameter makes."
         return Table(f"Change against depth {depths}", ("quantity", "layer", "slope"), rows, (note,))
+
+    def plot(self) -> Figure:
+        """Draw the slope of every quantity with its interval, and the range that passes; it needs matplotlib.
+
+        Returns:
+            The figure.
+        """
+        return draw_slopes(self.exponents, self.tolerance, self._summary()[0])
+
+    def _summary(self) -> list[str]:
+        found = self.in_blocks("features")
+        depths = ", ".join(map(str, self.depths))
+        word = "OK: layers inside of blocks change alike at every depth." if self.ok else "NOT OK."
+        worst = max(found, key=lambda name: abs(found[name].slope), default=None)
+        lines = [] if worst is None else [f"largest slope of features inside of blocks: {worst} {found[worst]}"]
+        lines += (
+            [f"without a slope, since they stood still or are no finite numbers: {len(self.unfit)}"]
+            if self.unfit
+            else []
+        )
+        return [f"Change against depth {depths}", word, *lines]
+
+    def _tables(self) -> list[Table]:
+        return [self.table()]
 
 
 def depth_check(
