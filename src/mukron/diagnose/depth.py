@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
+from mukron.bars import progress_of_function
 from mukron.diagnose.branches import block_calls
 from mukron.diagnose.drawing import draw_slopes
 from mukron.diagnose.readings import EXPONENT_TOLERANCE
@@ -127,6 +128,7 @@ def depth_check(
     loss: Callable[[Any, Any], Tensor] = F.cross_entropy,
     tolerance: float = EXPONENT_TOLERANCE,
     roles: Mapping[str, str] | None = None,
+    progress: Callable[[int, int, str], None] | bool | None = None,
 ) -> DepthCheck:
     """Train a few steps at several depths and seeds, and fit how the change of features grows with the depth.
 
@@ -146,6 +148,8 @@ def depth_check(
         loss: The loss of outputs and targets.
         tolerance: The largest exponent that still counts as zero.
         roles: The roles of parameters that no known module owns, as ``base_shapes`` takes them.
+        progress: Called with the number of runs that are done, the number of all runs, and what is run next. None: a
+            bar on a terminal and in notebooks; False: none.
 
     Returns:
         The check, with the exponents of all changes.
@@ -175,15 +179,19 @@ def depth_check(
         raise ValueError(f"expected at least two depths and a width for each, got depths {depths}, widths {widths}")
     shapes = base_shapes(factory, base_width, depth=base_depth, roles=roles)
     points: dict[str, list[tuple[int, float]]] = defaultdict(list)
-    with own_random_numbers(batch_device(batch)):
-        for depth, width in zip(depths, widths, strict=True):
-            for seed in range(seeds) if isinstance(seeds, int) else seeds:
-                torch.manual_seed(seed)
-                model = build(at_depth(factory, depth), width).to(batch_device(batch))
-                plan = parametrize(model, shapes, scheme)
-                changes = _changes(model, optimizer(model, plan), batch, loss, steps, shapes.stacks)
-                for name, change in changes.items():
-                    points[name].append((depth, change))
+    seeds = range(seeds) if isinstance(seeds, int) else seeds
+    runs = [(depth, width, seed) for depth, width in zip(depths, widths, strict=True) for seed in seeds]
+    bar = progress_of_function(progress, "depth check", lambda *standing: standing)
+    with own_random_numbers(batch_device(batch)), bar as report:
+        for done, (depth, width, seed) in enumerate(runs):
+            if report is not None:
+                report(done, len(runs), f"depth {depth}, seed {seed}")
+            torch.manual_seed(seed)
+            model = build(at_depth(factory, depth), width).to(batch_device(batch))
+            plan = parametrize(model, shapes, scheme)
+            changes = _changes(model, optimizer(model, plan), batch, loss, steps, shapes.stacks)
+            for name, change in changes.items():
+                points[name].append((depth, change))
     at_all_depths = {name: of for name, of in points.items() if {depth for depth, _ in of} == set(depths)}
     fit = [name for name, of in at_all_depths.items() if all(0 < change < math.inf for _, change in of)]
     exponents = {
