@@ -69,6 +69,19 @@ class Group(_ListsMethods, TyperGroup):
 
 
 IN_PYTHON = {  # what errors of the library advise, and how it is written on the command line
+    r"\bscheme='([^']+)': ": r"--scheme \1: ",
+    r"say which with scheme=": "say which with --scheme",
+    r"\btuned_at=": "--tuned-at ",
+    r"\btuned=FOLDER": "--from FOLDER",
+    r"mukron\.tune\(\.\.\.\)": "'mukron tune'",
+    r"^over=": "--over ",
+    r"^(lr|damping): several, but over='([^']*)'; give over='lr,damping'": (
+        r"--\1: several, but the study is --over \2; say --over lr,damping"
+    ),
+    r"\bwidths=\(64, 512\)": "--widths 64:512",
+    r"^model=('[^']+'): its width has no default; give widths or base_width": (
+        r"--factory \1: its width has no default; give --widths or --base-width"
+    ),
     r'base_shapes\(\.\.\., roles=\{"([^"]+)": "(\w+)"\}\)': r"--role \1=\2",
     r"\bloss='([\w:]+)'": r"--loss \1",
     r"\bdata='([\w:]+)'": r"--data \1",
