@@ -96,8 +96,8 @@ def stored_tables() -> dict[str, str]:
     for name in ("check-kfac", "check-heuristic", "check-sp"):
         check = Check.load(figures / name / "check.json")
         shown = [check.table(), check.damping_table()] if check.damping else [check.table()]
-        tables[name] = "\n\n".join(map(str, shown))
-    tables["check-nngp"] = str(Landing.load(figures / "check-nngp" / "nngp.json").table())
+        tables[name] = "\n\n".join(table.text(width=None) for table in shown)
+    tables["check-nngp"] = Landing.load(figures / "check-nngp" / "nngp.json").table().text(width=None)
     return tables
 
 
@@ -279,7 +279,7 @@ def test_certificates_are_those_of_their_studies(page, name):
     (shown,) = re.findall(rf"<!-- docs/figures/{name} -->\n```text\n(.*?)\n```", (ROOT / page).read_text(), re.DOTALL)
     stored = json.loads((ROOT / "docs" / "figures" / name / "certificate.json").read_text())
     table = Certificate.from_dict(stored).table()
-    assert shown == str(table if page != "README.md" else replace(table, notes=())).rstrip()
+    assert shown == (table if page != "README.md" else replace(table, notes=())).text(width=None).rstrip()
 
 
 def test_the_first_pictures_study_shows_what_is_claimed_of_it():

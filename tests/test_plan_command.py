@@ -9,9 +9,9 @@ import pytest
 from typer.testing import CliRunner
 
 from mukron.cli import app
-from mukron.cli.plan import _best_run
 from mukron.study import Certificate, Point, Result, StudyRecord
 from mukron.study.certificate import CANNOT_TELL, MOVES, TRANSFERS, Judgement
+from mukron.study.functions import best_run
 from mukron.train import RunConfig
 
 CONFIG = RunConfig(width=32, base_width=32, samples=24, test_samples=8, epochs=2)
@@ -110,7 +110,7 @@ def test_a_certificate_is_told(verdict):
     judged = Judgement(MUP, "lr", (), None, (), (), verdict, ("drift 0.01 a doubling.",))
     other = Judgement(SP, "lr", (), None, (), (), MOVES, ("drift -0.9 a doubling.",))
     certificate = Certificate("train_loss", (judged, other))
-    _, said = _best_run(record((MUP, 32, 0.1, 1.0, 0.5), certificate=certificate), None, None)
+    _, said = best_run(record((MUP, 32, 0.1, 1.0, 0.5), certificate=certificate), None, None)
     assert said[1] == f"Transfer of lr: {verdict}. drift 0.01 a doubling."
     warned = ["WARNING: by this study the best lr moves with the width; do not rely on it."]
     assert said[2:] == (warned if verdict == MOVES else [])

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         Spectral,
     )
     from mukron.params import BaseShapes, Parametrization, ParametrizationError, base_shapes, parametrize
+    from mukron.study.functions import plan, transfer, tune
 
 # Loaded when first used, so that ``import mukron.theory`` needs no torch.
 _LAZY = {
@@ -44,6 +45,7 @@ _LAZY = {
     **dict.fromkeys(("FOOF", "KFAC", "SOAP", "GaussNewton", "Muon", "Shampoo"), "mukron.optim"),
     **dict.fromkeys(("BaseShapes", "Parametrization", "ParametrizationError"), "mukron.params"),
     **dict.fromkeys(("base_shapes", "parametrize"), "mukron.params"),
+    **dict.fromkeys(("plan", "transfer", "tune"), "mukron.study.functions"),
 }
 
 __all__ = [
@@ -89,6 +91,9 @@ __all__ = [
     "__version__",
     "base_shapes",
     "parametrize",
+    "plan",
+    "transfer",
+    "tune",
 ]
 
 

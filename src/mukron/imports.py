@@ -1,8 +1,9 @@
-"""Import a function of the user's, named as MODULE:FUNCTION."""
+"""Import a function of the user's, named as MODULE:FUNCTION, and see its default width."""
 
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 import sys
 from collections.abc import Callable
@@ -48,3 +49,22 @@ def import_function(path: str, setting: str) -> Callable[..., Any]:
     if not callable(function):
         raise ValueError(f"{setting} {path!r}: module {module!r} has no function or class {name!r}")
     return function
+
+
+def default_width(factory: Callable[..., Any]) -> float | None:
+    """Returns the default of a factory's width, or None if it has none.
+
+    Args:
+        factory: A function of the width.
+
+    Returns:
+        The default.
+
+    Example:
+        >>> default_width(lambda width=64: None)
+        64
+    """
+    parameters = inspect.signature(factory).parameters
+    width = parameters.get("width") or (next(iter(parameters.values())) if len(parameters) == 1 else None)
+    default = width.default if width is not None else None
+    return default if isinstance(default, (int, float)) and not isinstance(default, bool) else None

@@ -7,8 +7,10 @@ from functools import partial
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional as F
 
+import mukron
 from mukron import FOOF, KFAC, SOAP, GaussNewton, Rescaled, Shampoo, base_shapes, parametrize
 from networks import INPUTS, Net
 
@@ -26,11 +28,11 @@ def test_plan_tells_form_memory_and_work():
     assert "after the first step" in str(optimizer.plan())
     backward(model)
     optimizer.step()
-    rows = {row[0]: row for row in optimizer.plan().rows}
+    rows = {row[0]: row for row in optimizer.plan(whole=True).rows}
     assert rows["hidden"][1] == "64 x 64"
     assert rows["hidden"][2] == "A: sample space, 10 rows of 64, B: sample space, 10 rows of 64"
     assert "matrix 12" in rows["first"][2]
-    assert "norm.weight, norm.bias" in str(optimizer.plan())
+    assert "norm.weight, norm.bias" in str(optimizer.plan(whole=True))
 
 
 @pytest.mark.parametrize("method", [Shampoo, GaussNewton])
@@ -40,7 +42,7 @@ def test_the_plan_shows_every_block(method):
     optimizer = method(model, lr=0.05, trust=None)
     backward(model)
     optimizer.step()
-    rows = [" ".join(row) for row in optimizer.plan().rows]
+    rows = [" ".join(row) for row in optimizer.plan(whole=True).rows]
     for layer in ("first", "hidden", "head"):
         own = " ".join(row for row in rows if row.startswith(layer))
         assert "weight" in own
@@ -58,7 +60,7 @@ def test_the_plan_shows_effective_ranks(columns, rank):
     F.cross_entropy(layer(x), torch.arange(16) % 3).backward()
     assert "rank" not in optimizer.plan().columns
     optimizer.step()
-    assert optimizer.plan().rows[0][3].startswith(f"A: {rank} of 8, B: ")
+    assert optimizer.plan(whole=True).rows[0][3].startswith(f"A: {rank} of 8, B: ")
     assert "MeanEigenvalue" in str(optimizer.plan())
 
 
@@ -70,7 +72,7 @@ def rows_shown(optimizer, model, x, steps=1):
         F.cross_entropy(output.flatten(0, -2), torch.arange(output.shape[:-1].numel()) % output.shape[-1]).backward()
         optimizer.step()
     column = optimizer.plan().columns.index("rows")
-    return {row[0]: row[column] for row in optimizer.plan().rows}
+    return {row[0]: row[column] for row in optimizer.plan(whole=True).rows}
 
 
 def notes_on_damping(optimizer):
@@ -143,7 +145,57 @@ def test_rows_that_do_not_count_are_left_out_and_a_saved_state_has_them():
     targets = torch.tensor([[1, -100, -100], [2, 3, -100]])
     F.cross_entropy(layer(x).flatten(0, 1), targets.flatten(), ignore_index=-100).backward()
     optimizer.step()
-    assert optimizer.plan().rows[0][optimizer.plan().columns.index("rows")] == "A: 3 < 8, B: 3 < 16"
+    assert optimizer.plan(whole=True).rows[0][optimizer.plan().columns.index("rows")] == "A: 3 < 8, B: 3 < 16"
     copy = KFAC(layer, lr=1e-6, class_dim=-1)
     copy.load_state_dict(optimizer.state_dict())
-    assert copy.plan().rows == optimizer.plan().rows
+    assert copy.plan(whole=True).rows == optimizer.plan(whole=True).rows
+
+
+class Deep(nn.Module):
+    """Four blocks that are alike, with a norm that the fallback rule trains, and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8)) for _ in range(4))
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = torch.tanh(block(x))
+        return self.head(x)
+
+
+@pytest.mark.parametrize("method", [KFAC, Shampoo, mukron.Muon])
+@pytest.mark.parametrize("steps", [0, 1])
+def test_layers_that_are_alike_share_a_row(method, steps):
+    torch.manual_seed(0)
+    model = Deep()
+    optimizer = method(model)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        F.cross_entropy(model(torch.randn(16, 8)), torch.arange(16) % 3).backward()
+        optimizer.step()
+    short, whole = optimizer.plan(), optimizer.plan(whole=True)
+    merged, single = (sorted(row[0] for row in table.rows if "blocks" in row[0]) for table in (short, whole))
+    assert merged
+    assert all(re.fullmatch(r"blocks\.0-3\.0\S* x 4", name) for name in merged)
+    assert single == sorted(f"blocks.{block}.0{name[12:-4]}" for name in merged for block in range(4))
+    notes = {table: next(note for note in table.notes if "fallback rule" in note) for table in (short, whole)}
+    assert "blocks.0-3.1." in notes[short]
+    assert "blocks.2" not in notes[short]
+    assert all(f"blocks.{block}.1.bias" in notes[whole] for block in range(4))
+    assert max(map(len, str(short).splitlines())) <= 120
+
+
+def test_a_row_of_several_layers_shows_the_range_of_their_ranks():
+    torch.manual_seed(0)
+    model = Deep()
+    optimizer = KFAC(model, memory=mukron.EMA(0.9))
+    F.cross_entropy(model(torch.randn(64, 8)), torch.arange(64) % 3).backward()
+    optimizer.step()
+    short, whole = optimizer.plan(), optimizer.plan(whole=True)
+    rank = short.columns.index("rank")
+    first = [float(row[rank].partition(": ")[2].partition(" of")[0]) for row in whole.rows if row[0] != "head"]
+    low, high = short.rows[0][rank].partition(": ")[2].partition(" of")[0].split("-")
+    assert (float(low), float(high)) == (min(first), max(first))
+    assert low != high

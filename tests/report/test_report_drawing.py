@@ -9,9 +9,9 @@ import pytest
 
 from mukron.figures import shade
 from mukron.report import draw_curves, draw_drift, draw_search, draw_transfer
-from mukron.report.numbers import profile, scheme_labels, settings
 from mukron.study.certificate import Certificate
 from mukron.study.errors import StudyError
+from mukron.study.numbers import profile, scheme_labels, settings
 from mukron.study.points import Point, Result
 from mukron.study.record import StudyRecord
 from mukron.train import RunConfig

@@ -13,11 +13,11 @@ from collections import Counter
 import pytest
 
 from mukron.report import write_report
-from mukron.report.numbers import settings
 from mukron.report.svg import inline
 from mukron.report.tables import optima_tables, snippet
 from mukron.study.certificate import Certificate
 from mukron.study.errors import StudyError
+from mukron.study.numbers import settings
 from mukron.train.records import DIVERGED
 
 NASTY = """<script>alert("x")</script> & 'quotes' $x_1$ 字"""

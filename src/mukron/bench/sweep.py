@@ -108,7 +108,7 @@ class SweepRun:
 
 
 def _one_by_one(configs: Sequence[RunConfig], data: Dataset) -> list[Run]:
-    return [train(config, dataset=data) for config in configs]
+    return [train(config, dataset=data, progress=False) for config in configs]
 
 
 def _stacks(configs: Sequence[RunConfig], size: int, data: Dataset) -> list[Run]:

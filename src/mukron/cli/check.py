@@ -14,8 +14,8 @@ from rich.console import Console
 from mukron.cli.common import BUILT_IN, METHODS_PLACEHOLDER, Command, Group, errors, say, show
 from mukron.cli.numbers import read_numbers
 from mukron.cli.progress import BAR, COUNT, SECONDS_BETWEEN_LINES, shown_bar
-from mukron.cli.train import declared_roles, default_width, run_config_from_options
-from mukron.imports import import_function
+from mukron.cli.train import declared_roles, run_config_from_options
+from mukron.imports import default_width, import_function
 from mukron.workers.progress import Throttle
 
 check_app = typer.Typer(cls=Group, invoke_without_command=True)

@@ -20,7 +20,7 @@ from rich.markup import escape
 from rich.table import Table as RichTable
 from typer.core import TyperCommand, TyperGroup
 
-from mukron.table import Table
+from mukron.table import EVERY_COLUMN, Table
 from mukron.workers.exits import BROKEN, STOPPED, WRONG_REQUEST
 
 METHODS_PLACEHOLDER = "{methods}"  # in help texts: what a run's method may be
@@ -69,6 +69,19 @@ class Group(_ListsMethods, TyperGroup):
 
 
 IN_PYTHON = {  # what errors of the library advise, and how it is written on the command line
+    r"\bscheme='([^']+)': ": r"--scheme \1: ",
+    r"say which with scheme=": "say which with --scheme",
+    r"\btuned_at=": "--tuned-at ",
+    r"\btuned=FOLDER": "--from FOLDER",
+    r"mukron\.tune\(\.\.\.\)": "'mukron tune'",
+    r"^over=": "--over ",
+    r"^(lr|damping): several, but over='([^']*)'; give over='lr,damping'": (
+        r"--\1: several, but the study is --over \2; say --over lr,damping"
+    ),
+    r"\bwidths=\(64, 512\)": "--widths 64:512",
+    r"^model=('[^']+'): its width has no default; give widths or base_width": (
+        r"--factory \1: its width has no default; give --widths or --base-width"
+    ),
     r'base_shapes\(\.\.\., roles=\{"([^"]+)": "(\w+)"\}\)': r"--role \1=\2",
     r"\bloss='([\w:]+)'": r"--loss \1",
     r"\bdata='([\w:]+)'": r"--data \1",
@@ -133,21 +146,17 @@ def show(table: Table) -> None:
     """
     console = Console()
     if not console.is_terminal:  # a file or a pipe gets lines of any length
-        print(f"{table}\n")
+        print(f"{table.text(width=None)}\n")
         return
-    notes = list(table.notes)
-    columns, rows = table.columns, table.rows
-    if columns[-1] == "why" and table.width > console.width:  # reasons depend on the role: print each once, below
-        role = columns.index("role")
-        notes = [*dict.fromkeys(f"{row[role]}: {row[-1]}" for row in rows), "", *notes]
-        columns, rows = columns[:-1], tuple(row[:-1] for row in rows)
+    table = table.narrowed(console.width)
     tight = {"box": box.SIMPLE_HEAD, "padding": (0, 1, 0, 0), "pad_edge": False}
     drawn = RichTable(title=table.title, title_justify="left", **tight)  # type: ignore[arg-type]
-    for number, column in enumerate(columns):
+    for number, column in enumerate(table.columns):
         drawn.add_column(column, overflow="fold", no_wrap=number < 2)  # names and roles are not wrapped
-    for row in rows:
+    for row in table.rows:
         drawn.add_row(*map(escape, row))
     console.print(drawn, highlight=False)
+    notes = [note.replace(EVERY_COLUMN, "A file or a pipe gets every column.") for note in table.notes]
     console.print(*notes, sep="\n", highlight=False, markup=False)
 
 

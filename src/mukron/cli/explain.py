@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mukron.cli.common import ALL_METHODS_PLACEHOLDER, BUILT_IN, errors, show, split, value_of
-from mukron.cli.train import default_width
-from mukron.imports import import_function
+from mukron.imports import default_width, import_function
 from mukron.theory import METHODS, comparison_table, get_method, get_scheme, method_table
 
 if TYPE_CHECKING:

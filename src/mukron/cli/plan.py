@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import statistics
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -31,7 +30,6 @@ from mukron.cli.ranks import (
 )
 
 if TYPE_CHECKING:
-    from mukron.study import StudyRecord
     from mukron.train import RunConfig
 
 OF_STUDIES = {"folder", "config", "scheme", "tuned_at", "device", "measure", "code", "data_dir", "whole"}
@@ -104,7 +102,7 @@ def plan(
             return
         assert width is not None
         from mukron.params.storage import write_json
-        from mukron.study.planning import plan_for
+        from mukron.study import functions
         from mukron.train import RunConfig
 
         if config is not None:
@@ -113,10 +111,9 @@ def plan(
             lines = [f"Settings of {config}."]
             tuned = RunConfig.load(config)
         else:
-            tuned, lines = _best_run(_load_study(folder), scheme, tuned_at)
-        tuned = tuned if device is None else tuned.replace(device=device)
+            tuned, lines = functions.best_run(functions.load_study(folder), scheme, tuned_at)
         with _spinner(f"measuring a step at width {width:g} (skip with --no-measure)", measure):
-            planned = plan_for(tuned, width, data_dir=data_dir, steps=3 if measure else 0)
+            planned = functions.plan(width, tuned, device=device, data_dir=data_dir, steps=3 if measure else 0)
         print("\n".join([*lines, _describe_settings(tuned), ""]))
         show(planned.layers(whole=whole))
         show(planned.cost())
@@ -149,63 +146,6 @@ def _check_options(context: typer.Context, ranks: int | None) -> None:
         )
     if ranks is None and "width" not in given:
         raise ValueError("Missing option '--width': the width to train at")
-
-
-def _load_study(folder: Path) -> StudyRecord:
-    from mukron.study import StudyRecord
-
-    path = folder / "study.json"
-    if not path.exists():
-        raise ValueError(
-            f"{folder}: there is no study (no study.json); run 'mukron tune' first, or name its folder: --from FOLDER"
-        )
-    return StudyRecord.load(path)
-
-
-def _best_run(record: StudyRecord, wanted: str | None, width: float | None) -> tuple[RunConfig, list[str]]:
-    """Returns the best run of a scheme and width, and lines that say where it comes from."""
-    from mukron.study.certificate import MOVES
-
-    scheme = _choose_scheme(record, wanted)
-    widths = sorted({result.point.width for result in record.results if result.point.scheme == scheme})
-    width = widths[0] if width is None else width
-    if width not in widths:
-        raise ValueError(
-            f"--tuned-at {width:g}: the study has widths {', '.join(f'{known_width:g}' for known_width in widths)}"
-        )
-    best = record.best(scheme, width)
-    runs = [result for result in record.results if (result.point.scheme, result.point.width) == (scheme, width)]
-    seeds_of_best = [result for result in runs if result.point.config(record.config).replace(seed=best.seed) == best]
-    value = statistics.fmean(value for result in seeds_of_best if (value := result.value(record.metric)) is not None)
-    seeds = f", mean of {len(seeds_of_best)} seeds" if len(seeds_of_best) > 1 else ""
-    lines = [f"Best of {len(runs)} runs at width {width:g}: {record.metric} {value:.4g}{seeds}."]
-    for judgement in record.certificate.judgements if record.certificate is not None else ():
-        if judgement.scheme == scheme:
-            lines.append(f"Transfer of {judgement.axis}: {judgement.verdict}. {'; '.join(judgement.reasons)}".rstrip())
-            if judgement.verdict == MOVES:
-                lines.append(
-                    f"WARNING: by this study the best {judgement.axis} moves with the width; do not rely on it."
-                )
-    return best, lines
-
-
-def _choose_scheme(record: StudyRecord, wanted: str | None) -> str:
-    """Returns one of the study's schemes; by default the only one besides SP, which does not transfer."""
-    known = ", ".join(record.schemes)
-    if not record.schemes:
-        raise ValueError(f"{record.name}: nothing was run yet; run 'mukron tune' to its end")
-    if wanted is None:
-        candidates = [name for name in record.schemes if name.partition("/")[0] != "sp"] or list(record.schemes)
-    else:
-        candidates = [
-            name for name in record.schemes if name == wanted or name.startswith((f"{wanted}/", f"{wanted}:"))
-        ]
-    if len(candidates) != 1:
-        problem = (
-            "several schemes" if wanted is None else f"--scheme {wanted}: {len(candidates)} of the study's schemes"
-        )
-        raise ValueError(f"{problem}; say which with --scheme: {known}")
-    return candidates[0]
 
 
 def _describe_settings(tuned: RunConfig) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -15,7 +14,7 @@ from rich.console import Console
 
 from mukron.cli.common import BUILT_IN, METHODS_PLACEHOLDER, errors, print_text, show, split, value_of
 from mukron.cli.progress import BAR, TIME_LEFT, clock, shown_bar
-from mukron.imports import import_function
+from mukron.imports import default_width, import_function
 from mukron.table import Table
 from mukron.workers.exits import STOPPED
 from mukron.workers.launch import launched, launched_rank, local_rank, restarted
@@ -227,25 +226,6 @@ def declared_roles(given: list[str] | None) -> dict[str, str] | None:
         {'position': 'input'}
     """
     return dict(split(text, "=", "--role", "NAME=ROLE, as in position=input") for text in given or []) or None
-
-
-def default_width(factory: Callable[..., Any]) -> float | None:
-    """Returns the default of a factory's width, or None if it has none.
-
-    Args:
-        factory: A function of the width.
-
-    Returns:
-        The default.
-
-    Example:
-        >>> default_width(lambda width=64: None)
-        64
-    """
-    parameters = inspect.signature(factory).parameters
-    width = parameters.get("width") or (next(iter(parameters.values())) if len(parameters) == 1 else None)
-    default = width.default if width is not None else None
-    return default if isinstance(default, (int, float)) and not isinstance(default, bool) else None
 
 
 def run_name(config: RunConfig) -> str:

@@ -16,8 +16,7 @@ from rich.console import Console
 from mukron.cli.common import BUILT_IN, METHODS_PLACEHOLDER, errors, show
 from mukron.cli.numbers import read_numbers
 from mukron.cli.progress import BAR, COUNT, SECONDS_BETWEEN_LINES, clock, shown_bar
-from mukron.cli.train import TrackerOption, declared_roles, default_width, run_config_from_options
-from mukron.imports import import_function
+from mukron.cli.train import TrackerOption, declared_roles, run_config_from_options
 from mukron.workers.exits import STOPPED
 from mukron.workers.progress import Throttle
 
@@ -25,11 +24,6 @@ if TYPE_CHECKING:
     from mukron.study import StudyProgress, StudyRecord, TransferStudy
     from mukron.train import RunConfig
 
-FIELDS_SET_BY_STUDY = ("width", "seed", "lr", "scheme", "damping")  # fields of a run that --set may not change
-STUDY_EPOCHS = 5  # fewer than those of a single run
-STUDY_BATCH = 128  # of a network of one's own
-USUAL_DAMPING = "2^-4:2^4"  # factors on the scheme's damping, in a grid
-SEARCHED_DAMPING = "2^-8:2^4"  # the same in a search
 EDGE = 0.05  # share of a logarithmic range next to its ends; an optimum there may lie beyond
 FEW_STEPS = 50  # of a run, below which a note says so
 
@@ -132,29 +126,24 @@ def transfer(
     """
     with errors():
         from mukron.params.storage import write_json
-        from mukron.study import Design, Search, TransferStudy
+        from mukron.study import Search
+        from mukron.study.functions import scheme_of, transfer_study
 
         given: dict[str, Any] = {"data": data, "samples": samples, "loss": loss, "method": method, "epochs": epochs}
         given |= {"batch": batch, "device": device, "output": output, "roles": declared_roles(role)}
         chosen_widths = None if widths is None else read_numbers(widths, "--widths")
-        described, config_scheme = _describe_study(
-            config, model, factory, given, settings or [], base_width, chosen_widths
-        )
-        base = described.base_width or 1.0
-        lrs, dampings = _axes(over, lr, damping, described.spec.rates(described.method_options), search is not None)
-        design = Design(
+        described = _describe_study(config, model, factory, given, settings or [], base_width, chosen_widths)
+        study = transfer_study(
             described,
-            widths=chosen_widths or [base * times for times in (1, 2, 4, 8)],
-            lr=lrs,
-            damping=dampings,
-            schemes=scheme or (None if config is None else config_scheme),
-            seeds=seeds,
-            search=None if search is None else Search(search, sampler),
-            metric=metric,
-        )
-        study = TransferStudy(
-            design,
-            folder=out or Path("studies") / _folder(described),
+            chosen_widths,
+            over,
+            scheme or (None if config is None else scheme_of(described)),
+            None if lr is None else read_numbers(lr, "--lr", ends=search is not None),
+            None if damping is None else read_numbers(damping, "--damping", ends=search is not None),
+            seeds,
+            None if search is None else Search(search, sampler),
+            metric,
+            out,
             storage=storage,
             name=name,
             keep_runs=keep_runs,
@@ -162,8 +151,6 @@ def transfer(
             one_by_one=one_by_one,
             data_dir=data_dir,
         )
-        if len({*study.design.widths, *(result.point.width for result in study.results())}) < 2:
-            raise ValueError("a transfer study compares widths: give at least two, as in --widths 64:512")
         record = _run(study, workers)
         certificate = record.certificate
         if certificate is None:
@@ -215,29 +202,23 @@ def tune(
     The same command again continues the search; more --trials extend it.
     """
     with errors():
-        from mukron.study import Design, Search, TransferStudy
+        from mukron.study.functions import scheme_of, tuning_study
 
         given: dict[str, Any] = {"data": data, "samples": samples, "loss": loss, "method": method, "epochs": epochs}
         given |= {"batch": batch, "device": device, "output": output, "roles": declared_roles(role)}
-        described, config_scheme = _describe_study(config, model, factory, given, settings or [], width)
-        has_damping = described.spec.damping is not None
-        damping = damping or (SEARCHED_DAMPING if has_damping else None)
-        lrs, dampings = _axes(
-            "lr,damping" if has_damping else "lr", lr, damping, described.spec.rates(described.method_options), True
-        )
-        design = Design(
+        described = _describe_study(config, model, factory, given, settings or [], width)
+        study = tuning_study(
             described,
-            widths=width,
-            lr=lrs,
-            damping=dampings,
-            schemes=scheme or config_scheme,
-            seeds=seeds,
-            search=Search(trials, sampler, pruner),
-            metric=metric,
-        )
-        study = TransferStudy(
-            design,
-            folder=out,
+            width,
+            trials,
+            scheme or scheme_of(described),
+            None if lr is None else read_numbers(lr, "--lr", ends=True),
+            None if damping is None else read_numbers(damping, "--damping", ends=True),
+            seeds,
+            sampler,
+            pruner,
+            metric,
+            out,
             storage=storage,
             name=name,
             keep_runs=keep_runs,
@@ -260,10 +241,9 @@ def _describe_study(
     settings: list[str],
     base_width: float | None,
     widths: list[float] | None = None,
-) -> tuple[RunConfig, str]:
-    """Returns the run that a study varies, with an explicit base width, and its scheme."""
-    from mukron.models import get_model
-    from mukron.train import RunConfig, base_width_of
+) -> RunConfig:
+    """Returns the run that a study varies."""
+    from mukron.study.functions import FIELDS_SET_BY_STUDY, study_fields
 
     if factory is not None and model is not None:
         raise ValueError("give --model or --factory, not both")
@@ -271,46 +251,9 @@ def _describe_study(
         if setting.partition("=")[0] in FIELDS_SET_BY_STUDY:
             raise ValueError(f"--set {setting}: a study has its own; say --widths, --seeds, --lr, --scheme, --damping")
     chosen = {name: value for name, value in given.items() if value is not None}
-    if config is None:
-        batch = STUDY_BATCH if factory is not None else get_model(model or "mlp").batch
-        chosen = {"epochs": STUDY_EPOCHS, "batch": batch, **chosen}
     if factory is not None or model is not None:
         chosen["model"] = factory or model
-    if base_width is None and factory is not None:
-        base_width = default_width(import_function(factory, "--factory")) or (min(widths) if widths else None)
-        if base_width is None:
-            raise ValueError(f"--factory {factory!r}: its width has no default; give --widths or --base-width")
-    if base_width is not None:
-        chosen["base_width"] = base_width
-    described = run_config_from_options(config, chosen, settings)
-    base = base_width_of(described)
-    config_scheme = described.scheme if described.damping is None else f"{described.scheme}/{described.damping.text()}"
-    return described.replace(
-        base_width=base, width=base, seed=RunConfig().seed, scheme="mup", damping=None
-    ), config_scheme
-
-
-def _axes(
-    over: str, lr: str | None, damping: str | None, lr_range: tuple[int, int], search: bool
-) -> tuple[list[float], list[float]]:
-    """Returns the learning rates and the factors on the damping; for a search only the ends of their ranges.
-
-    lr_range: the method's usual learning rates, as exponents of two.
-    """
-    axes = over.split(",")
-    if not axes or any(axis not in ("lr", "damping") for axis in axes):
-        raise ValueError(f"--over {over!r}: expected lr, damping or lr,damping")
-    low, high = lr_range
-    usual = f"2^{low}:2^{high}"
-    if lr is None:
-        lr = usual if "lr" in axes else f"2^{(low + high) // 2}"
-    if damping is None:
-        damping = USUAL_DAMPING if "damping" in axes else "1"
-    lrs, dampings = read_numbers(lr, "--lr", ends=search), read_numbers(damping, "--damping", ends=search)
-    for name, values in (("lr", lrs), ("damping", dampings)):
-        if len(values) > 1 and name not in axes:
-            raise ValueError(f"--{name}: several, but the study is --over {over}; say --over lr,damping for both")
-    return lrs, dampings
+    return run_config_from_options(config, study_fields(chosen, config is None, base_width, widths), settings)
 
 
 def _run(study: TransferStudy, workers: str) -> StudyRecord:
@@ -351,14 +294,6 @@ def _warn_of_edges(study: TransferStudy, record: StudyRecord) -> None:
 def _without_password(argument: str) -> str:
     """Removes the password from a database address: commands are stored in files that may be shared."""
     return re.sub(r"(://[^:/@]*):[^@]*@", r"\1:***@", argument)
-
-
-def _folder(config: RunConfig) -> str:
-    """Returns the default folder of a study, the same for the same configuration."""
-    from mukron.study.store import NOT_COMPARED
-
-    key = config.key(without=NOT_COMPARED)
-    return re.sub(r"[^\w.-]+", "_", f"{config.model}-{config.data}-{config.method}-{key}")
 
 
 def _finish(record: StudyRecord, folder: Path, report: bool) -> None:

@@ -11,13 +11,15 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from mukron.diagnose.drawing import draw_branches
 from mukron.diagnose.readings import EXPONENT_TOLERANCE
 from mukron.diagnose.runs import batch_device
+from mukron.notebook import Shown
 from mukron.params import BaseShapes, ParametrizationError, base_shapes, parametrize
 from mukron.params.building import at_depth, build
 from mukron.params.depth import BlockStack, block_modules, block_of
@@ -26,6 +28,9 @@ from mukron.table import Table
 from mukron.train.calls import call, untouched
 from mukron.train.quantities import first_tensor
 from mukron.train.randomness import own_random_numbers
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 DRAWS_OF_BLOCKS = 4  # of the initial weights, at each depth
 DEEPER = 4  # how many times as deep the second network is, unless its depth is given
@@ -36,8 +41,8 @@ ADVICE = (
 )
 
 
-@dataclass(frozen=True)
-class BranchCheck:
+@dataclass(frozen=True, repr=False)
+class BranchCheck(Shown):
     """What a residual block adds to the residual stream, at two depths.
 
     Attributes:
@@ -81,6 +86,23 @@ class BranchCheck:
         )
         columns = ("blocks", *(f"adds at depth {depth}" for depth in self.depths), "exponent", "verdict")
         return Table("What a residual block adds to the residual stream", columns, rows, () if self.ok else (ADVICE,))
+
+    def plot(self) -> Figure:
+        """Draw what blocks add against the depth, beside the law 1/L; it needs matplotlib.
+
+        Returns:
+            The figure.
+        """
+        return draw_branches(self.depths, self.sizes)
+
+    def _summary(self) -> list[str]:
+        title, *_ = str(self.table()).splitlines()
+        if self.ok:
+            return [title, "OK: every residual branch is multiplied by 1/L."]
+        return [title, f"NOT OK: {', '.join(name or 'the network' for name in self.failing)}. {ADVICE}"]
+
+    def _tables(self) -> list[Table]:
+        return [self.table()]
 
 
 def check_branches(

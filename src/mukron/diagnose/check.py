@@ -27,6 +27,7 @@ from mukron.diagnose.readings import (
 from mukron.diagnose.record import FED, HEAD, SOURCE, UNSEEN, Measurement, Record
 from mukron.diagnose.remedies import remedies
 from mukron.exponents import fit_exponent
+from mukron.notebook import Shown
 from mukron.params.storage import check_stamp, damaged, read_json, stamp, write_json
 from mukron.table import Table
 from mukron.theory import method_title
@@ -60,10 +61,16 @@ UNSEEN_MEANING = (
 )
 SPECTRA = {"largest": "-", "mean": "--", "damping": ":"}
 NAMES = {"largest": "largest eigenvalue", "mean": "mean eigenvalue", "damping": "damping", "distance": "|dW| / |W|"}
+FIGURES = {  # by kind, the quantities that are in its CSV
+    "features": tuple(reading.quantity for reading in LEARNING),
+    "damping": ("ratio",),
+    "spectra": tuple(SPECTRA),
+    "distance": ("distance",),
+}
 
 
-@dataclass(frozen=True)
-class Check:
+@dataclass(frozen=True, repr=False)
+class Check(Shown):
     """The result of a coordinate check: verdicts, tables and figures, all derived from the record.
 
     Attributes:
@@ -228,6 +235,14 @@ class Check:
             return over_steps(self.record, {"distance": "-"}, NAMES, f"Distance from initialization. {self.title}")
         raise ValueError(f"unknown figure {kind!r}; known: features, damping, spectra, distance")
 
+    plot = figure
+
+    def _summary(self) -> list[str]:
+        return [self.title, self.verdict()]
+
+    def _tables(self) -> list[Table]:
+        return [table_of(self.features, "Exponents in the width"), *([self.damping_table()] if self.damping else [])]
+
     def to_dict(self) -> dict[str, Any]:
         """Return the check as plain data for JSON."""
         content = {
@@ -263,13 +278,7 @@ class Check:
         folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / "check.json", self.to_dict())
         written = [folder / "check.json"]
-        kinds = {
-            "features": tuple(reading.quantity for reading in LEARNING),
-            "damping": ("ratio",),
-            "spectra": tuple(SPECTRA),
-            "distance": ("distance",),
-        }
-        for kind, quantities in kinds.items():
+        for kind, quantities in FIGURES.items():
             rows = [row for row in self.record.rows if row.quantity in quantities]
             if rows:
                 written.append(figures.write_csv(folder / kind, Measurement._fields, rows))
@@ -308,9 +317,6 @@ class Check:
             ValueError: The file does not hold a check, or is damaged.
         """
         return cls.from_dict(read_json(path), str(path))
-
-    def __str__(self) -> str:
-        return str(self.table())
 
 
 def _without_infinities(value: Any) -> Any:

@@ -236,6 +236,7 @@ def check_depths(
             steps=steps,
             scheme=config.scheme,
             loss=loss,
+            progress=False,
             **sizes,
         )
     return branches, features

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
+from mukron.bars import progress_of_function
 from mukron.diagnose.check import Check, is_clear
 from mukron.diagnose.readings import EXPONENT_TOLERANCE
 from mukron.diagnose.record import TrainingSetup
@@ -33,7 +34,7 @@ def coordinate_check(
     tolerance: float = EXPONENT_TOLERANCE,
     output_exponent: float | str | None = None,
     roles: Mapping[str, str] | None = None,
-    progress: Callable[[int, int, str], None] | None = None,
+    progress: Callable[[int, int, str], None] | bool | None = None,
 ) -> Check:
     """Train a few steps at several widths and seeds, and fit how the change of each layer's features grows with width.
 
@@ -54,7 +55,8 @@ def coordinate_check(
         output_exponent: The exponent of the output weights' initial size, as ``parametrize`` takes it.
         roles: The roles of parameters that no known module owns, as ``base_shapes`` takes them.
         progress: Called with the number of runs that are done, the number of all runs as far as it is known, and what
-            is run next with an estimate of the time that is left.
+            is run next with an estimate of the time that is left. None: a bar on a terminal and in notebooks; False:
+            none.
 
     Returns:
         The check, with verdicts on every layer.
@@ -89,14 +91,15 @@ def coordinate_check(
 
     widths = [base_width * multiple for multiple in (4, 8, 16, 32)] if widths is None else widths
     seeds = range(seeds) if isinstance(seeds, int) else seeds
-    record = record_runs(
-        start,
-        batch,
-        loss,
-        widths=widths,
-        seeds=seeds,
-        steps=steps,
-        clear=lambda record: is_clear(record, tolerance),
-        progress=progress,
-    )
+    with progress_of_function(progress, "coordinate check", lambda *standing: standing) as report:
+        record = record_runs(
+            start,
+            batch,
+            loss,
+            widths=widths,
+            seeds=seeds,
+            steps=steps,
+            clear=lambda record: is_clear(record, tolerance),
+            progress=report,
+        )
     return Check(replace(record, setting=f"base width {base_width:g}"), tolerance)

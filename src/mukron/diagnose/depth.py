@@ -6,17 +6,20 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
+from mukron.bars import progress_of_function
 from mukron.diagnose.branches import block_calls
+from mukron.diagnose.drawing import draw_slopes
 from mukron.diagnose.readings import EXPONENT_TOLERANCE
 from mukron.diagnose.runs import batch_device
 from mukron.exponents import Exponent, fit_exponent
+from mukron.notebook import Shown
 from mukron.params import Parametrization, base_shapes, parametrize
 from mukron.params.building import at_depth, build
 from mukron.params.depth import BlockStack, block_of
@@ -26,13 +29,16 @@ from mukron.train.probes import Features
 from mukron.train.quantities import rms_difference
 from mukron.train.randomness import own_random_numbers
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 ANY_BLOCK = "*"  # stands for the number of a block
 STREAM = "stream"
 USUAL_MULTIPLES = (1, 2, 4, 8, 16)  # of the base depth
 
 
-@dataclass(frozen=True)
-class DepthCheck:
+@dataclass(frozen=True, repr=False)
+class DepthCheck(Shown):
     """How changes after a few steps grow with depth. Blocks of one container are taken together, as ``blocks.*``.
 
     Attributes:
@@ -82,6 +88,30 @@ class DepthCheck:
         note = "A slope of 0 is the same change at every depth. update: the part of a change that one parameter makes."
         return Table(f"Change against depth {depths}", ("quantity", "layer", "slope"), rows, (note,))
 
+    def plot(self) -> Figure:
+        """Draw the slope of every quantity with its interval, and the range that passes; it needs matplotlib.
+
+        Returns:
+            The figure.
+        """
+        return draw_slopes(self.exponents, self.tolerance, self._summary()[0])
+
+    def _summary(self) -> list[str]:
+        found = self.in_blocks("features")
+        depths = ", ".join(map(str, self.depths))
+        word = "OK: layers inside of blocks change alike at every depth." if self.ok else "NOT OK."
+        worst = max(found, key=lambda name: abs(found[name].slope), default=None)
+        lines = [] if worst is None else [f"largest slope of features inside of blocks: {worst} {found[worst]}"]
+        lines += (
+            [f"without a slope, since they stood still or are no finite numbers: {len(self.unfit)}"]
+            if self.unfit
+            else []
+        )
+        return [f"Change against depth {depths}", word, *lines]
+
+    def _tables(self) -> list[Table]:
+        return [self.table()]
+
 
 def depth_check(
     factory: Callable[..., nn.Module],
@@ -98,6 +128,7 @@ def depth_check(
     loss: Callable[[Any, Any], Tensor] = F.cross_entropy,
     tolerance: float = EXPONENT_TOLERANCE,
     roles: Mapping[str, str] | None = None,
+    progress: Callable[[int, int, str], None] | bool | None = None,
 ) -> DepthCheck:
     """Train a few steps at several depths and seeds, and fit how the change of features grows with the depth.
 
@@ -117,6 +148,8 @@ def depth_check(
         loss: The loss of outputs and targets.
         tolerance: The largest exponent that still counts as zero.
         roles: The roles of parameters that no known module owns, as ``base_shapes`` takes them.
+        progress: Called with the number of runs that are done, the number of all runs, and what is run next. None: a
+            bar on a terminal and in notebooks; False: none.
 
     Returns:
         The check, with the exponents of all changes.
@@ -146,15 +179,19 @@ def depth_check(
         raise ValueError(f"expected at least two depths and a width for each, got depths {depths}, widths {widths}")
     shapes = base_shapes(factory, base_width, depth=base_depth, roles=roles)
     points: dict[str, list[tuple[int, float]]] = defaultdict(list)
-    with own_random_numbers(batch_device(batch)):
-        for depth, width in zip(depths, widths, strict=True):
-            for seed in range(seeds) if isinstance(seeds, int) else seeds:
-                torch.manual_seed(seed)
-                model = build(at_depth(factory, depth), width).to(batch_device(batch))
-                plan = parametrize(model, shapes, scheme)
-                changes = _changes(model, optimizer(model, plan), batch, loss, steps, shapes.stacks)
-                for name, change in changes.items():
-                    points[name].append((depth, change))
+    seeds = range(seeds) if isinstance(seeds, int) else seeds
+    runs = [(depth, width, seed) for depth, width in zip(depths, widths, strict=True) for seed in seeds]
+    bar = progress_of_function(progress, "depth check", lambda *standing: standing)
+    with own_random_numbers(batch_device(batch)), bar as report:
+        for done, (depth, width, seed) in enumerate(runs):
+            if report is not None:
+                report(done, len(runs), f"depth {depth}, seed {seed}")
+            torch.manual_seed(seed)
+            model = build(at_depth(factory, depth), width).to(batch_device(batch))
+            plan = parametrize(model, shapes, scheme)
+            changes = _changes(model, optimizer(model, plan), batch, loss, steps, shapes.stacks)
+            for name, change in changes.items():
+                points[name].append((depth, change))
     at_all_depths = {name: of for name, of in points.items() if {depth for depth, _ in of} == set(depths)}
     fit = [name for name, of in at_all_depths.items() if all(0 < change < math.inf for _, change in of)]
     exponents = {

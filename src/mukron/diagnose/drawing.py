@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from mukron.diagnose.readings import DAMPING, UNCLEAR, Reading, Verdict
 from mukron.diagnose.record import OUTPUT, Record
+from mukron.exponents import Exponent
 from mukron.figures import MARKERS, line, panels, shade, sizes_axis, styled, widths_axis
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MOST_LINES, MOST_PANELS = 10, 6
+MOST_LINES, MOST_PANELS, MOST_SLOPES = 10, 6, 30
 
 
 @styled
@@ -111,6 +112,46 @@ def over_steps(record: Record, quantities: dict[str, Any], names: dict[str, str]
     _legend(figure, record, quantities, names)
     hidden = len(layers) - len(shown)
     _title(figure, title + (f" ({hidden} more in the CSV)" if hidden else ""))
+    return figure
+
+
+@styled
+def draw_slopes(exponents: Mapping[str, Exponent], tolerance: float, title: str) -> Figure:
+    """Draw one dot per quantity with its interval of 95%, the steepest where they are many."""
+    steepest = sorted(exponents, key=lambda name: -abs(exponents[name].slope))[:MOST_SLOPES]
+    names = [name for name in exponents if name in steepest]
+    figure, axes = panels(1, 1, size=(6.4, 0.9 + 0.2 * len(names)))
+    axis, places = axes[0, 0], range(len(names))
+    found = [exponents[name] for name in names]
+    axis.axvspan(-tolerance, tolerance, color="#009E73", alpha=0.15, label="passes")
+    slopes = [exponent.slope for exponent in found]
+    axis.hlines(places, *zip(*((exponent.low, exponent.high) for exponent in found), strict=True), color="#888888")
+    axis.plot(slopes, places, **{**line(0), "linestyle": ""})
+    axis.set_yticks(list(places), names)
+    axis.invert_yaxis()
+    reach = 1.5 * max(1.0, *map(abs, slopes))  # intervals of few points may be very wide
+    axis.set_xlim(-reach, reach)
+    axis.set_xlabel("slope in the depth")
+    axis.legend()
+    hidden = len(exponents) - len(names)
+    _title(figure, title + (f" ({hidden} flatter ones are not drawn)" if hidden else ""))
+    return figure
+
+
+@styled
+def draw_branches(depths: Sequence[int], sizes: Mapping[str, Sequence[float]]) -> Figure:
+    """Draw one line per container of blocks: the size of what a block adds at each depth, and the law 1/L."""
+    figure, axes = panels(1, 1, size=(4.6, 3.0))
+    axis = axes[0, 0]
+    for number, (container, of_container) in enumerate(sizes.items()):
+        axis.plot(depths, of_container, label=container or "the network", **line(number))
+        law = [of_container[0] * depths[0] / depth for depth in depths]
+        axis.plot(depths, law, color=line(number)["color"], linestyle=":", label="1/L")
+    widths_axis(axis, depths)
+    sizes_axis(axis)
+    axis.set(xlabel="depth", ylabel="root mean square")
+    axis.legend()
+    _title(figure, "What a residual block adds to the residual stream")
     return figure
 
 

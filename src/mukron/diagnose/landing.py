@@ -20,6 +20,7 @@ from mukron.data import Dataset, centred_one_hot
 from mukron.diagnose.nngp import approach, feature_kernel, one_step_rate, one_step_ridge
 from mukron.diagnose.nngp_record import Approach, ApproachStep
 from mukron.models import MLP
+from mukron.notebook import Shown
 from mukron.optim import KFAC, Shampoo
 from mukron.params import Parametrization, base_shapes, parametrize
 from mukron.params.storage import check_stamp, damaged, read_json, stamp, write_json
@@ -33,8 +34,8 @@ BASE_WIDTH, RESCALED_DAMPING = 64, 1.0
 AFTER = 0.01  # K-FAC's learning rate after the first step
 
 
-@dataclass(frozen=True)
-class Landing:
+@dataclass(frozen=True, repr=False)
+class Landing(Shown):
     """How the outputs of each method approach kernel regression on the initial features, step by step.
 
     Attributes:
@@ -74,6 +75,18 @@ class Landing:
         axes[0, 1].set_yscale("log")
         figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
         return figure
+
+    plot = figure
+
+    def _summary(self) -> list[str]:
+        table = self.table()
+        return [
+            table.title,
+            *(f"{row[0]}: correlation {row[-2]} after the last step, loss {row[-1]}" for row in table.rows),
+        ]
+
+    def _tables(self) -> list[Table]:
+        return [self.table()]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the runs as plain data for JSON."""

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from mukron.notebook import Shown
 from mukron.table import Table
 
 
@@ -87,8 +88,8 @@ class ApproachStep(NamedTuple):
     size: float
 
 
-@dataclass(frozen=True)
-class Approach:
+@dataclass(frozen=True, repr=False)
+class Approach(Shown):
     """How a network's outputs approach kernel regression on its initial features, step by step.
 
     Attributes:
@@ -116,6 +117,15 @@ class Approach:
             *([self.trouble] if self.trouble else []),
         )
         return Table("Towards kernel regression", ApproachStep._fields, cells, notes)
+
+    def _summary(self) -> list[str]:
+        first, last = self.rows[0], self.rows[-1]
+        steps = f"{last.step} steps, loss {first.loss:.4g} to {last.loss:.4g}"
+        found = f"correlation with the solution {last.correlation:.4f}, distance {last.distance:.4g}"
+        return ["Towards kernel regression", f"{steps}; {found}", *([self.trouble] if self.trouble else [])]
+
+    def _tables(self) -> list[Table]:
+        return [self.table()]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the run as plain data for JSON."""

@@ -60,7 +60,6 @@ from mukron.params import Parametrization
 from mukron.params.inventory import unwrap
 from mukron.params.sharded import refuse_sharded
 from mukron.stages import stage
-from mukron.table import Table
 from mukron.theory import Method
 
 if TYPE_CHECKING:
@@ -296,9 +295,7 @@ class SecondOrder(Optimizer):
         self.watchers.append(watcher)
         return lambda: self.watchers.remove(watcher)
 
-    def plan(self) -> Table:
-        """What each layer costs, as its last refreshed step found it: factor sizes, form, memory, work of a step."""
-        return plan_table(self)
+    plan = plan_table
 
     # Saving, loading, copying.
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ from mukron.layers import WEIGHT
 from mukron.optim.communication import sgd_numbers, traffic_of
 from mukron.optim.direction import IN_SIDE
 from mukron.optim.exchange import Owners
+from mukron.params.merging import ParameterRow, merged, merged_names
 from mukron.table import Table, bytes_
 from mukron.theory import SP
 from mukron.trust import law_of
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
 PLAN_COLUMNS = ("layer", "out x in", "form", "rank", "rows", "memory", "work", "owner", "arrives")
 RANK, ROW_COUNTS, WORK = map(PLAN_COLUMNS.index, ("rank", "rows", "work"))
+TOGETHER_NOTE = "x N: N layers, each with this memory and work; plan(whole=True) lists them one by one"
 FORM_NOTE = "matrix: d x d, made of all rows; sample space: N rows, no d x d matrix; work: multiplications to apply it"
 RANK_NOTE = "rank: the effective rank (tr M)^2 / tr M^2, about how many directions carry a factor's trace"
 ROWS_NOTE = (
@@ -49,11 +52,20 @@ DAMPING_RULES = {  # what a damping number means
 DOES_NOT_FOLLOW = "does not follow the width"
 
 
-def plan_table(optimizer: SecondOrder) -> Table:
-    """Factor sizes, form, memory and work of every layer; blocks with factors of their own are named."""
+def plan_table(self: SecondOrder, *, whole: bool = False) -> Table:
+    """What each layer costs, as its last refreshed step found it: factor sizes, form, memory, work of a step.
+
+    Blocks with factors of their own are named.
+
+    Args:
+        whole: One row a layer. Otherwise equal rows are one, as ``blocks.0-3.mlp.up x 4``.
+    """
+    optimizer = self  # this is the method ``plan`` of the optimizers
     rows = [row for layer in optimizer.layers.values() for row in _rows(optimizer, layer)]
+    listed, rows = len(rows), rows if whole else _alike_together(rows)
     others = [name for name, entry in optimizer.entries.items() if not entry.preconditioned]
-    notes = [FORM_NOTE] if any(row[WORK] for row in rows) else []
+    notes = [] if len(rows) == listed else [TOGETHER_NOTE]
+    notes += [FORM_NOTE] if any(row[WORK] for row in rows) else []
     ranked, together = any(row[RANK] for row in rows), isinstance(optimizer.exchange, Owners)
     counts = " ".join(row[ROW_COUNTS] for row in rows).split()
     notes += [*([RANK_NOTE] if ranked else []), *([ROWS_NOTE] if counts else [])]
@@ -63,7 +75,8 @@ def plan_table(optimizer: SecondOrder) -> Table:
     notes += [law_of(optimizer.options.trust, optimizer.method), *_rules(optimizer), *optimizer.notes()]
     notes += _of_ranks(optimizer)
     if others:
-        notes.append(f"by the fallback rule ({optimizer.options.fallback.name}): {', '.join(others)}")
+        named = ", ".join(others if whole else merged_names(others))
+        notes.append(f"by the fallback rule ({optimizer.options.fallback.name}): {named}")
     for number, group in enumerate(optimizer.param_groups):
         if adaptive := group.get("adaptive"):
             which = f" of group {number}" if len(optimizer.param_groups) > 1 else ""
@@ -171,6 +184,36 @@ def _rows(optimizer: SecondOrder, entry: LayerEntry) -> list[tuple[str, ...]]:
         )
         rows.append((name, f"{layer.d_out} x {d_in}{groups}", *cells))
     return rows
+
+
+def _alike_together(rows: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """One row for layers that differ in nothing but their ranks, of which it shows the lowest and the highest."""
+    ranks = {row[0]: row[RANK] for row in rows}
+    same = [(*row[1:RANK], *row[RANK + 1 :], re.sub(r": \S+ of", ": of", row[RANK])) for row in rows]
+    alike = merged([ParameterRow(row[0], cells, None, 0) for row, cells in zip(rows, same, strict=True)])
+    return [
+        (
+            row.name if not row.members else f"{row.name} x {len(row.members)}",
+            *row.cells[: RANK - 1],
+            _range_of([ranks[name] for name in row.members or (row.name,)]),
+            *row.cells[RANK - 1 : -1],
+        )
+        for row in alike
+    ]
+
+
+def _range_of(ranks: list[str]) -> str:
+    """The ranks of several layers, factor by factor: "A: 3.1 of 8", "A: 4.0 of 8" -> "A: 3.1-4.0 of 8"."""
+    columns = zip(*(rank.split(", ") for rank in ranks), strict=True)
+    return ", ".join(map(_range_of_factor, columns))
+
+
+def _range_of_factor(ranks: tuple[str, ...]) -> str:
+    if len(set(ranks)) == 1:
+        return ranks[0]
+    name, _, rest = ranks[0].partition(": ")
+    values = sorted((rank.partition(": ")[2].partition(" of ")[0] for rank in ranks), key=float)
+    return f"{name}: {values[0]}-{values[-1]} of {rest.partition(' of ')[2]}"
 
 
 def _ranks(optimizer: SecondOrder, entry: LayerEntry, block: str) -> str:

@@ -16,8 +16,8 @@ from statistics import fmean, median, variance
 from mukron.diagnose.readings import FEATURES
 from mukron.exponents import fit_exponent
 from mukron.paper.recipe import FAILS, HOLDS, IN_PART, UNTOLD, Evidence, Finding
-from mukron.report.numbers import SettingSummary, best, ordered, settings
 from mukron.study.certificate import MOVES, TRANSFERS, Judgement
+from mukron.study.numbers import SettingSummary, best, ordered, settings
 from mukron.study.points import lowest_is_best
 from mukron.study.record import StudyRecord
 

@@ -26,7 +26,7 @@ from mukron.paper.settings import (
     study,
 )
 from mukron.paper.wide import CIFAR_CHOICES, cifar
-from mukron.report.numbers import best, settings
+from mukron.study.numbers import best, settings
 
 DAMPING_UNIT = "Damping on the axes is the rule's own number, rho."
 DAMPING_EXPONENTS = (0.0, 0.5, 1.0, 1.5, 2.0)  # of -d_A and of d_B

@@ -34,10 +34,10 @@ from mukron.paper.panels import (
     width_legends,
 )
 from mukron.paper.recipe import Evidence
-from mukron.report.numbers import best, metric_label, profile, select
-from mukron.report.panels import mark_handles
 from mukron.study.curves import AXES
 from mukron.study.errors import StudyError
+from mukron.study.numbers import best, metric_label, profile, select
+from mukron.study.panels import mark_handles
 from mukron.study.points import Result
 from mukron.study.record import StudyRecord
 from mukron.table import Table

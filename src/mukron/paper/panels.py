@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from mukron import figures
 from mukron.figures import shade, sizes_axis
 from mukron.paper.errors import ReproductionError
-from mukron.report.numbers import metric_label
-from mukron.report.panels import STAR, metric_axis, strip
+from mukron.study.numbers import metric_label
+from mukron.study.panels import STAR, metric_axis, strip
 from mukron.study.record import StudyRecord
 
 if TYPE_CHECKING:

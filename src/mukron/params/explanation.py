@@ -80,7 +80,7 @@ def explanation(
     lines = tuple(
         (row.name, *row.cells[:sizes], row.std_text, *row.cells[sizes:]) for row in (rows if whole else merged(rows))
     )
-    return Table(f"{title}, {plan.scheme}", columns, lines, (*_notes(plan, decays), *law))
+    return Table(f"{title}, {plan.scheme}", columns, lines, (*_notes(plan, decays), *law), minor=("base shape",))
 
 
 REGIME = (

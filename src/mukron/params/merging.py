@@ -24,6 +24,7 @@ class ParameterRow:
         std: The measured standard deviation of the initial values; 0: they are constant; None: not known.
         numbers: How many numbers it was measured on.
         digits: The significant digits that the standard deviation is shown with.
+        members: The names that a merged row stands for; empty for the row of one parameter.
 
     Example:
         >>> ParameterRow("fc1.weight", ("input",), 0.125, 64).std_text
@@ -35,6 +36,7 @@ class ParameterRow:
     std: float | None
     numbers: int
     digits: int = 4
+    members: tuple[str, ...] = ()
 
     @property
     def std_text(self) -> str:
@@ -72,6 +74,22 @@ def merged(rows: Sequence[ParameterRow]) -> list[ParameterRow]:
     return [group.row() for group in groups]
 
 
+def merged_names(names: Iterable[str]) -> list[str]:
+    """Merge names that differ in numbers, or are those of siblings.
+
+    Args:
+        names: The names.
+
+    Returns:
+        Fewer names, which stand for exactly these.
+
+    Example:
+        >>> merged_names(["blocks.0.norm.weight", "blocks.0.norm.bias", "blocks.1.norm.weight", "blocks.1.norm.bias"])
+        ['blocks.0-1.norm.{weight,bias}']
+    """
+    return [row.name for row in merged([ParameterRow(name, (), None, 0) for name in names])]
+
+
 @dataclass(frozen=True)
 class _Group:
     """Rows that are merged; their names are all choices of one word per segment."""
@@ -84,7 +102,8 @@ class _Group:
             return self.rows[0]
         first, numbers = self.rows[0], sum(row.numbers for row in self.rows)
         std = first.std and math.sqrt(sum(row.numbers * (row.std or 0) ** 2 for row in self.rows) / numbers)
-        return replace(first, name=_name(self.segments), std=std, numbers=numbers)
+        members = tuple(row.name for row in self.rows)
+        return replace(first, name=_name(self.segments), std=std, numbers=numbers, members=members)
 
     def with_(self, other: _Group, position: int) -> _Group | None:
         """Both groups as one that takes its words at a position from either; None if their rows are not alike."""

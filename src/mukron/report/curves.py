@@ -9,10 +9,10 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from mukron.figures import line, panels, shade, styled, widths_axis
-from mukron.report.numbers import SettingSummary, best, judgement, scheme_labels, select, settings
-from mukron.report.panels import Crosses, finish, inches, mark_handles, metric_axis, strip, width_handles
 from mukron.study.curves import AXES
 from mukron.study.errors import StudyError
+from mukron.study.numbers import SettingSummary, best, judgement, scheme_labels, select, settings
+from mukron.study.panels import Crosses, finish, inches, mark_handles, metric_axis, strip, width_handles
 from mukron.study.points import Result
 from mukron.study.record import StudyRecord
 from mukron.train.records import DIVERGED

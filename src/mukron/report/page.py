@@ -10,11 +10,11 @@ from typing import Any
 
 from mukron import figures
 from mukron.report import tables
-from mukron.report.numbers import best, metric_label, scheme_labels, settings, subject
 from mukron.report.pictures import Picture, pictures, run_numbers, wider_numbers
 from mukron.report.svg import inline
 from mukron.study.curves import AXES
 from mukron.study.errors import StudyError
+from mukron.study.numbers import best, metric_label, scheme_labels, settings, subject
 from mukron.study.record import StudyRecord
 
 TEMPLATE = Path(__file__).with_name("page.html.jinja")

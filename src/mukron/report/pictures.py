@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mukron.report.curves import draw_curves, epochs, narrowest_best
-from mukron.report.drawing import draw_drift, draw_search, draw_transfer, slope
-from mukron.report.numbers import SettingSummary, best, metric_label, profile, scheme_labels, settings
 from mukron.study.curves import AXES
+from mukron.study.drawing import draw_drift, draw_search, draw_transfer, slope
+from mukron.study.numbers import SettingSummary, best, metric_label, profile, scheme_labels, settings
 from mukron.study.record import StudyRecord
 
 if TYPE_CHECKING:

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from mukron.damping import Rule
-from mukron.report.drawing import setting_of
-from mukron.report.numbers import metric_label, scheme_labels, settings
 from mukron.study.certificate import CANNOT_TELL, MOVES, TRANSFERS, Interval, Judgement, Regret
 from mukron.study.curves import AXES
+from mukron.study.drawing import setting_of
+from mukron.study.numbers import metric_label, scheme_labels, settings
 from mukron.study.points import POINT_FIELDS, PRUNED, Result
 from mukron.study.record import StudyRecord
 from mukron.table import Table

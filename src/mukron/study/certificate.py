@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from mukron.notebook import Shown
 from mukron.study.curves import AXES, Measure
 from mukron.study.errors import StudyError
 from mukron.study.judgement import CANNOT_TELL, MOVES, TRANSFERS, Judgement, Regret, Wider, judge, setting_text
@@ -28,8 +29,8 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True)
-class Certificate:
+@dataclass(frozen=True, repr=False)
+class Certificate(Shown):
     """For every scheme, whether the best settings stay the same when the width grows.
 
     Attributes:
@@ -87,6 +88,13 @@ class Certificate:
         axes = dict.fromkeys(AXES[judgement.axis] for judgement in self.judgements)
         title = f"Does the best {' and '.join(axes)} transfer? ({self.metric})"
         return Table(title, (*columns, "wider is better", "verdict"), tuple(rows), tuple(notes))
+
+    def _summary(self) -> list[str]:
+        verdicts = [f"{self._name(judgement)}: {judgement.verdict}" for judgement in self.judgements]
+        return [f"Do the best settings transfer? ({self.metric})", *(verdicts or ["nothing was judged"])]
+
+    def _tables(self) -> list[Table]:
+        return [self.table()] if self.judgements else []
 
     def _name(self, judgement: Judgement) -> str:
         """The scheme's label, or the whole scheme where two share a label; with the axis where there are two."""

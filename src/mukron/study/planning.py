@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from mukron.data import Dataset
+from mukron.notebook import Shown
 from mukron.optim.options import StepOptions, Trust, usual_fallback_lr
 from mukron.optim.plan import DAMPING_RULES
 from mukron.params import Parametrization, base_shapes, build_without_memory, parametrize
@@ -53,8 +54,8 @@ class ParameterSettings:
     damping: Mapping[str, float]  # by factor: the damping as a multiple of that at the base width
 
 
-@dataclass(frozen=True)
-class WidePlan:
+@dataclass(frozen=True, repr=False)
+class WidePlan(Shown):
     """The transferred settings of a wide network. Print ``layers()`` and ``cost()``, paste ``code()``."""
 
     tuned: RunConfig
@@ -153,6 +154,18 @@ class WidePlan:
         batch = self.batch if self.batch < self.samples else None
         config = self.config.replace(batch=batch, class_dim=self.class_dim)
         return script(config, self.network_options, self.targets, self.data_dir)
+
+    def _summary(self) -> list[str]:
+        config, memory = self.config, bytes_(self.memory.total)
+        damping = "" if config.damping is None else f", damping {config.damping.text()}"
+        return [
+            f"{config.model} on {config.data}, {method_title(config.method)}, {config.scheme}: width {config.width:g}",
+            f"learning rate {config.lr:.4g}{damping} at base width {config.base_width:g}; multipliers are in layers()",
+            f"{self.memory.parameters:,} parameters, about {memory} to train; cost() has more, code() trains it",
+        ]
+
+    def _tables(self) -> list[Table]:
+        return [self.layers(), self.cost(), *([] if self.by_layer is None else [self.by_layer])]
 
     def to_dict(self) -> Data:
         content = {

@@ -37,6 +37,12 @@ class StudyProgress:
     seconds_left: float | None
 
 
+def standing_of_study(at: StudyProgress) -> tuple[float, float, str]:
+    """What a progress bar shows of a study."""
+    left = "" if at.seconds_left is None else f", about {at.seconds_left / 60:.0f} min left"
+    return at.done, at.total, f"runs, {at.running} running, {at.diverged} diverged{left}"
+
+
 def progress_of(design: Design, entries: Sequence[Entry], workers: int) -> StudyProgress:
     """Return the progress, given all trials of the storage and the number of processes of this command."""
     by_state = design.by_state(entries)

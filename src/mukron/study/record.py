@@ -8,7 +8,9 @@ import statistics
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
+from mukron.notebook import Shown
 from mukron.params.storage import Data, check_stamp, damaged, read_json, stamp, write_json
 from mukron.study.certificate import Certificate
 from mukron.study.errors import StudyError
@@ -17,11 +19,14 @@ from mukron.table import Table
 from mukron.train import RunConfig
 from mukron.train.records import FINISHED
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 KIND, VERSION = "study", 1
 
 
-@dataclass(frozen=True)
-class StudyRecord:
+@dataclass(frozen=True, repr=False)
+class StudyRecord(Shown):
     """The results of a study. Reports and plans need nothing else.
 
     Attributes:
@@ -116,6 +121,43 @@ class StudyRecord:
         means = {setting: statistics.fmean(of_seeds) for setting, of_seeds in values.items()}
         finished = [(setting, mean) for setting, mean in means.items() if not math.isnan(mean)]
         return sorted(finished, key=lambda pair: pair[1], reverse=not lowest_is_best(self.metric))
+
+    def plot(self, axis: str | None = None) -> Figure:
+        """Draw the metric against what was tuned, one line per width; it needs matplotlib.
+
+        Args:
+            axis: "lr" or "damping"; by default the first one that was tuned.
+
+        Returns:
+            The figure.
+
+        Raises:
+            StudyError: No run has ended, or the axis was not tuned.
+            ValueError: matplotlib is not installed.
+        """
+        from mukron.study.drawing import draw_transfer
+
+        if axis is not None and axis not in self.over:
+            raise StudyError(f"plot({axis!r}): this study tuned {', '.join(self.over)}")
+        return draw_transfer(self, axis or self.over[0])
+
+    def _summary(self) -> list[str]:
+        ended = Counter(result.status for result in self.results)
+        widths = ", ".join(f"{width:g}" for width in self.widths) or "none"
+        runs = ", ".join(f"{number} {status}" for status, number in ended.items()) or "no run has ended"
+        lines = [
+            f"{self.name}: {self.config.model} on {self.config.data}, {self.config.method}",
+            f"widths {widths}; {runs}",
+        ]
+        if ranked := self.ranked():
+            point, value = ranked[0]
+            damping = "" if point.damping is None else f", damping {point.damping:.4g}"
+            where = f"{label(point.scheme)}, width {point.width:g}"
+            lines.append(f"best {self.metric} {value:.4g}: learning rate {point.lr:.4g}{damping} ({where})")
+        return lines + ([] if self.certificate is None else self.certificate._summary()[1:])
+
+    def _tables(self) -> list[Table]:
+        return [self.ranking(5)] if self.certificate is None else [self.certificate.table()]
 
     def to_dict(self) -> Data:
         """Return plain data for JSON."""

@@ -8,12 +8,13 @@ from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
 
+from mukron.bars import progress_of_function
 from mukron.data import Dataset
 from mukron.study.certificate import Certificate, certify
 from mukron.study.design import Design
 from mukron.study.errors import StudyError
 from mukron.study.points import Result
-from mukron.study.progress import StudyProgress, progress_of
+from mukron.study.progress import StudyProgress, progress_of, standing_of_study
 from mukron.study.record import StudyRecord
 from mukron.study.store import ENDED, NOT_COMPARED, Store, sqlite_at, stored_at
 from mukron.study.work import POLL_INTERVAL, Job, StudyForeman, work, workers_for
@@ -120,14 +121,15 @@ class TransferStudy:
         return self._job(since=len(self.store.entries()))
 
     def run(
-        self, workers: int | str = 1, progress: Callable[[StudyProgress], None] | None = None, command: str = ""
+        self, workers: int | str = 1, progress: Callable[[StudyProgress], None] | bool | None = None, command: str = ""
     ) -> StudyRecord:
         """Train the points that are not trained yet. Ctrl-C stops after the current steps; results so far are kept.
 
         Args:
             workers: Processes on this machine, which share its cores. One worker is this process. "auto": one on each
                 GPU if the run's device is "cuda", which each sees as its only one; otherwise one.
-            progress: Called at intervals with the study's progress.
+            progress: Called at intervals with the study's progress. None: a bar on a terminal and in notebooks; False:
+                none.
             command: The command that ran the study, for its record.
 
         Returns:
@@ -145,15 +147,16 @@ class TransferStudy:
         self._check_metric()
         read_trackers(self.tracker).check(self.folder)
         job = self.job()
-        report = self._reporter(workers, progress)
-        report(now=True)
-        with interruptible(terminate=True) as stopped, suppress(KeyboardInterrupt):
-            done = False
-            if workers == 1:
-                done = work(job, self.store, self.dataset, stopped, report)
-            else:
-                done = StudyForeman(job, self.store, workers, self.folder / LOG).run(stopped, report)
-        report(now=True)
+        done = False
+        with progress_of_function(progress, self.folder.name, standing_of_study) as listener:
+            report = self._reporter(workers, listener)
+            report(now=True)
+            with interruptible(terminate=True) as stopped, suppress(KeyboardInterrupt):
+                if workers == 1:
+                    done = work(job, self.store, self.dataset, stopped, report)
+                else:
+                    done = StudyForeman(job, self.store, workers, self.folder / LOG).run(stopped, report)
+            report(now=True)
         record = self.record(command)
         if not done:
             raise KeyboardInterrupt

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mukron.bars import progress_of_function
 from mukron.data import Dataset, augmentation
 from mukron.optim.guards import PATIENCE
 from mukron.train.build import batch_of, dataset_of, device_of
@@ -29,7 +30,7 @@ from mukron.train.divergence import DivergedError, failed_factorization, trouble
 from mukron.train.errors import RunError
 from mukron.train.evaluation import columns, evaluate, total
 from mukron.train.losses import counted
-from mukron.train.observers import Moment, Observer, Progress, observed
+from mukron.train.observers import Moment, Observer, Progress, observed, standing_of
 from mukron.train.order import batches
 from mukron.train.outputs import hits
 from mukron.train.probes import PROBES, Probe, Spectra
@@ -56,7 +57,7 @@ def train(
     data_dir: str | Path | None = None,
     resume: bool = True,
     observe: Sequence[Observer] = (),
-    progress: Callable[[Progress], None] | None = None,
+    progress: Callable[[Progress], None] | bool | None = None,
     tracker: TrackerChoice = (),
     checkpoint_every: int = 1,
     sample: bool = True,
@@ -79,7 +80,7 @@ def train(
         data_dir: Where data sets are kept; None for the default folder.
         resume: False deletes the run in the folder and starts a new one.
         observe: Functions called with a ``Moment`` at the end of every epoch; their numbers are added to its row.
-        progress: Called after every step and every epoch.
+        progress: Called after every step and every epoch. None: a bar on a terminal and in notebooks; False: none.
         tracker: "wandb", "mlflow", "tensorboard", your own ``mukron.train.Tracker``, or several: they get every epoch's
             row. One that fails is dropped with a warning.
         checkpoint_every: Epochs between two checkpoints; one is also written at the end and on Ctrl-C.
@@ -100,13 +101,13 @@ def train(
     if checkpoint_every < 1:
         raise RunError(f"checkpoint_every counts epochs: at least 1, got {checkpoint_every}")
     files, trackers = None if folder is None else RunFolder(folder), read_trackers(tracker)
-    with joined_processes(config) as processes:
+    with progress_of_function(progress, "train", standing_of) as report, joined_processes(config) as processes:
         run = _train(
             config,
             files,
             processes,
             lambda: dataset_of(config, dataset, data_dir),
-            lambda data: Loop(config, data, files, observe, progress, checkpoint_every, data_dir, sample, processes),
+            lambda data: Loop(config, data, files, observe, report, checkpoint_every, data_dir, sample, processes),
             resume,
             trackers,
         )

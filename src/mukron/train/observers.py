@@ -44,6 +44,11 @@ class Progress:
     row: EpochRow | None = None
 
 
+def standing_of(at: Progress) -> tuple[float, float, str]:
+    """What a progress bar shows of a run."""
+    return at.step, at.steps, f"steps, epoch {at.epoch}/{at.epochs}, loss {at.loss:.4g}"
+
+
 @dataclass(frozen=True)
 class Moment:
     """The end of an epoch, as an observer sees it. What it returns joins the epoch's row.

@@ -34,6 +34,7 @@ from mukron.train.config import RunConfig
 from mukron.train.errors import RunError, writing
 from mukron.train.folder_lock import locked_folder
 from mukron.train.schedules import Schedule
+from mukron.train.shown import ShownRun
 
 RUN_KIND, RUN_VERSION = "run", 1
 CHECKPOINT_KIND, CHECKPOINT_VERSION = "checkpoint", 1
@@ -45,8 +46,8 @@ RESTART_HINT = "begin it anew with --restart (resume=False)"
 EpochRow = dict[str, Any]  # the numbers of an epoch by name; None stands for one that is not finite
 
 
-@dataclass(frozen=True)
-class Run:
+@dataclass(frozen=True, repr=False)
+class Run(ShownRun):
     """A training run that has ended, with the numbers of every epoch.
 
     The numbers of an epoch are epoch, step, lr, train_loss and train_accuracy (running means over the epoch's

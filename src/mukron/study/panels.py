@@ -8,8 +8,8 @@ from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from mukron.figures import numbers_axis, panels, shade
-from mukron.report.numbers import metric_label, subject
 from mukron.study.errors import StudyError
+from mukron.study.numbers import metric_label, subject
 from mukron.study.points import lowest_is_best
 from mukron.study.record import StudyRecord
 

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mukron.figures import line, panels, powers_axis, shade, styled, widths_axis
-from mukron.report.numbers import SettingSummary, best, judgement, profile, scheme_labels, settings
-from mukron.report.panels import STAR, Crosses, finish, mark_handles, metric_axis, scheme_panels, strip, width_handles
 from mukron.study.certificate import Interval, Judgement, Optimum
 from mukron.study.curves import AXES
 from mukron.study.errors import StudyError
+from mukron.study.numbers import SettingSummary, best, judgement, profile, scheme_labels, settings
+from mukron.study.panels import STAR, Crosses, finish, mark_handles, metric_axis, scheme_panels, strip, width_handles
 from mukron.study.record import StudyRecord
 
 if TYPE_CHECKING:
