@@ -96,6 +96,9 @@ class Layer:
     Args:
         module: The module itself.
 
+    Attributes:
+        depthwise: True for a convolution with one channel to a group, which second-order methods leave alone.
+
     Example:
         >>> class Slope(Layer):
         ...     def fans(self, name, shape):
@@ -103,6 +106,8 @@ class Layer:
         >>> Slope(nn.PReLU(8)).fans("weight", (8,)).fan_out
         8
     """
+
+    depthwise: bool = False
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module

@@ -103,6 +103,11 @@ def clean_name(name: str) -> str:
     return ".".join(segment for segment in name.split(".") if segment not in WRAPPER_SEGMENTS)
 
 
+def pattern_of(name: str) -> str:
+    """A name with ``*`` for its numbers: ``blocks.*.up``."""
+    return ".".join("*" if segment.isdecimal() else segment for segment in name.split("."))
+
+
 def on_meta(found: dict[str, Found]) -> bool:
     """Whether the parameters are without numbers, on the meta device: all of them or none."""
     meta = [name for name, entry in found.items() if entry.parameter.is_meta]
