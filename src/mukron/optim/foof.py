@@ -15,6 +15,7 @@ from mukron.optim.options import Communication, Memory, Momentum, Solver, StepRu
 from mukron.optim.run_options import without
 from mukron.optim.spec import register, with_momentum
 from mukron.params import Parametrization
+from mukron.params.excluded import Excluded
 from mukron.theory import METHODS
 
 
@@ -72,7 +73,7 @@ class FOOF(KFAC):
         weight_decay: float = 0.0,
         decoupled: bool = True,
         maximize: bool = False,
-        exclude: tuple[str, ...] | None = None,
+        exclude: tuple[Excluded, ...] | None = None,
         params: Iterable[Any] | None = None,
         process_group: Any = None,
         communication: str | Communication = "auto",
