@@ -11,11 +11,10 @@ from torch import Tensor, nn
 from mukron.damping import Adaptive, Rule
 from mukron.optim import docs, sizes
 from mukron.optim.kfac import KFAC, OF_THE_FISHER
-from mukron.optim.options import Communication, Memory, Momentum, Solver, StepRule, Trust
+from mukron.optim.options import Communication, Excluded, Memory, Momentum, Solver, StepRule, Trust
 from mukron.optim.run_options import without
 from mukron.optim.spec import register, with_momentum
 from mukron.params import Parametrization
-from mukron.params.excluded import Excluded
 from mukron.theory import METHODS
 
 

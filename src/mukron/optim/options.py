@@ -35,6 +35,7 @@ __all__ = [
     "RMS",
     "AdamStep",
     "Communication",
+    "Excluded",
     "GradientMomentum",
     "Graft",
     "HeavyBall",
