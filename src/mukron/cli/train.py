@@ -202,7 +202,7 @@ def run_config_from_options(file: Path | None, given: Mapping[str, Any], setting
         name, text = split(setting, "=", "--set", "FIELD=VALUE, as in clip_norm=1 or method_options.memory=ema:0.95")
         value = value_of(text)
         if name in LIST_FIELDS and isinstance(value, str):
-            value = value.split(",")
+            value = re.split(r",(?![^{]*\})", value)  # not those in the braces of a pattern
         field, dot, option = name.partition(".")
         if dot and field in fields:
             if not isinstance(fields[field], Mapping):

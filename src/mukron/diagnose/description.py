@@ -14,6 +14,7 @@ from mukron.damping import Rule
 from mukron.diagnose.record import FROZEN, LEFT_OUT, OUTPUT, UNUSED, TrainingSetup
 from mukron.optim import SecondOrder
 from mukron.params import Parametrization
+from mukron.params.excluded import Excluded
 from mukron.params.inventory import clean_name, unwrap
 from mukron.params.planned import own_kind
 from mukron.theory import Role, feature_slopes, get_method, solve, update_exponent
@@ -94,7 +95,7 @@ def roles_of(plan: Parametrization) -> dict[str, str]:
 
 
 def predictions(
-    plan: Parametrization, method: str, fallback: str, exclude: tuple[str, ...] | None = ()
+    plan: Parametrization, method: str, fallback: str, exclude: tuple[Excluded, ...] | None = ()
 ) -> dict[str, float]:
     """Predict exponents by "quantity/layer", for damping proportional to its factor; a norm layer keeps those below."""
     roles = roles_of(plan)

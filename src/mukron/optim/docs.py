@@ -49,7 +49,8 @@ ARGUMENTS = {
     'None: "adamw" with a ``trust``, else "sgd".',
     "fallback_lr": "Learning rate of the fallback rule at the start; it follows ``lr`` when a scheduler moves that. "
     "None: ``lr``; for AdamW's steps beside a ``trust`` 0.005 at the default ``lr``, and in proportion at others.",
-    "exclude": "Names of layers, or of modules around them, that are left to the fallback rule. None: those that use a "
+    "exclude": "Layers that are left to the fallback rule: names of them or of modules around them, patterns such as "
+    '``"layer.*.attention.{query,key}"``, and types of modules such as ``nn.Conv2d``. None: those that use a '
     "tied embedding, and with a ``trust`` all embeddings.",
     "block": "The largest side of a matrix with factors of its own. Larger ones are cut into equal blocks, each with "
     "factors of its own; learning rates follow the number of blocks. None: no matrix is cut.",

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from mukron.damping import Adaptive, Rule
 from mukron.optim import docs, sizes
 from mukron.optim.kfac import KFAC, OF_THE_FISHER
-from mukron.optim.options import Communication, Memory, Momentum, Solver, StepRule, Trust
+from mukron.optim.options import Communication, Excluded, Memory, Momentum, Solver, StepRule, Trust
 from mukron.optim.run_options import without
 from mukron.optim.spec import register, with_momentum
 from mukron.params import Parametrization
@@ -72,7 +72,7 @@ class FOOF(KFAC):
         weight_decay: float = 0.0,
         decoupled: bool = True,
         maximize: bool = False,
-        exclude: tuple[str, ...] | None = None,
+        exclude: tuple[Excluded, ...] | None = None,
         params: Iterable[Any] | None = None,
         process_group: Any = None,
         communication: str | Communication = "auto",

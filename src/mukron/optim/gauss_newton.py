@@ -26,6 +26,7 @@ from mukron.optim.transaction import Blocks, Transaction
 from mukron.optim.unseen import not_seen
 from mukron.optim.update import Move
 from mukron.params import Parametrization
+from mukron.params.excluded import Excluded
 from mukron.theory import METHODS
 
 
@@ -84,7 +85,7 @@ class GaussNewton(SecondOrder):
         weight_decay: float = 0.0,
         decoupled: bool = True,
         maximize: bool = False,
-        exclude: tuple[str, ...] | None = None,
+        exclude: tuple[Excluded, ...] | None = None,
         params: Iterable[Any] | None = None,
         process_group: Any = None,
         communication: str | Communication = "auto",

@@ -43,6 +43,7 @@ from mukron.optim.transaction import Blocks, Transaction
 from mukron.optim.unseen import exclusion, not_seen
 from mukron.optim.update import Move
 from mukron.params import Parametrization
+from mukron.params.excluded import Excluded
 from mukron.theory import METHODS, Role
 
 OF_THE_FISHER = ("fisher", "likelihood", "grad_scaler", "seed")  # arguments
@@ -117,7 +118,7 @@ class KFAC(SecondOrder):
         weight_decay: float = 0.0,
         decoupled: bool = True,
         maximize: bool = False,
-        exclude: tuple[str, ...] | None = None,
+        exclude: tuple[Excluded, ...] | None = None,
         params: Iterable[Any] | None = None,
         process_group: Any = None,
         communication: str | Communication = "auto",

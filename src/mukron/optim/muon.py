@@ -21,6 +21,7 @@ from mukron.optim.table import LayerEntry, growth_of
 from mukron.optim.transaction import Blocks, Transaction
 from mukron.optim.update import Move
 from mukron.params import Parametrization
+from mukron.params.excluded import Excluded
 from mukron.params.shape_factor import ADJUSTMENTS, check_scaling, shape_factor
 from mukron.readers import check_flag, check_number, check_whole
 from mukron.theory import METHODS
@@ -100,7 +101,7 @@ class Muon(SecondOrder):
         weight_decay: float = 0.0,
         decoupled: bool = True,
         maximize: bool = False,
-        exclude: tuple[str, ...] | None = None,
+        exclude: tuple[Excluded, ...] | None = None,
         split: Mapping[str, int] | None = None,
         params: Iterable[Any] | None = None,
         process_group: Any = None,

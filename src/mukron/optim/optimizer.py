@@ -124,7 +124,7 @@ class SecondOrder(Optimizer):
         capture_options = CaptureOptions(inputs=False, signals=False) if capture_options is None else capture_options
         lr = self.spec.usual_lr({"trust": options.trust}) if lr is None else lr
         check_arguments(type(self).__name__, model, parametrization, lr)
-        self.model, self.options, self.capture_options = model, options, capture_options
+        self.model, self.options, self.capture_options = model, options.named(model), capture_options
         self.parametrization = None if parametrization is None else parametrization.bind(model)
         self.powers = {number: self.powers_of(number) for number in range(1, 1 + max(2, len(self.method.factors)))}
         self.together, self.exchange = Together(process_group), cast("Exchange | None", None)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+from torch import nn
 
 from mukron.linalg import Cholesky, Solver
 from mukron.memory import Batch, Memory
 from mukron.optim.communication import Communication
 from mukron.optim.momentum import GradientMomentum, HeavyBall, Momentum, check_momentum
+from mukron.params.excluded import Excluded, without_types
 from mukron.readers import check_whole
 from mukron.theory import Method
 from mukron.trust import (
@@ -32,6 +35,7 @@ __all__ = [
     "RMS",
     "AdamStep",
     "Communication",
+    "Excluded",
     "GradientMomentum",
     "Graft",
     "HeavyBall",
@@ -65,7 +69,8 @@ class StepOptions:
         start: The step from which on gradients are preconditioned; before it factors are measured.
         trust: The bound on a layer's move; None: no bound.
         fallback: The rule for parameters that are not preconditioned.
-        exclude: Layers that are left to the fallback rule. None: embeddings, and layers that use a tied embedding.
+        exclude: Layers that are left to the fallback rule, by name, pattern or type. None: embeddings, and layers that
+            use a tied embedding.
         leaves_tied: Whether layers that use a tied parameter are left to the fallback rule beside those of ``exclude``;
             otherwise they are refused. True if ``exclude`` is None.
         block: The largest side of a matrix with factors of its own; larger ones are cut into blocks. None: none are.
@@ -86,7 +91,7 @@ class StepOptions:
     start: int = 0
     trust: Trust | None = None
     fallback: StepRule = field(default_factory=SGDStep)
-    exclude: tuple[str, ...] | None = ()
+    exclude: tuple[Excluded, ...] | None = ()
     leaves_tied: bool = False
     # not in its text, by which benchmarks tell whether a method still does what it did
     block: int | None = field(default=None, repr=False)
@@ -115,10 +120,21 @@ class StepOptions:
         if isinstance(self.exclude, str):
             raise ValueError(f'exclude takes several names: exclude=("{self.exclude}",)')
         names = () if self.exclude is None else self.exclude
-        if not isinstance(names, Iterable) or not all(isinstance(name, str) for name in names):
-            raise TypeError(f'exclude takes names of layers, as in exclude=("head",); got {self.exclude!r:.80}')
+        if not isinstance(names, Iterable) or not all(_names_layers(name) for name in names):
+            raise TypeError(
+                'exclude takes names of layers, patterns and types of modules, as in exclude=("head", "*.qkv", '
+                f"nn.Conv2d); got {self.exclude!r:.80}"
+            )
         object.__setattr__(self, "exclude", None if self.exclude is None else tuple(self.exclude))
         object.__setattr__(self, "leaves_tied", self.leaves_tied or self.exclude is None)
+
+    def named(self, model: nn.Module) -> StepOptions:
+        """The same with names instead of types in ``exclude``.
+
+        Args:
+            model: The model, which has modules of these types.
+        """
+        return replace(self, exclude=without_types(model, self.exclude))
 
     def _check_cuts(self) -> None:
         if not isinstance(self.split, Mapping):
@@ -145,6 +161,10 @@ class StepOptions:
         check_whole("factor_every", given.get("factor_every", 1))
         usual["inverse_every"] = usual_interval(trust is not None, max(given.get("factor_every", 1), 1))
         return cls(trust=trust, **{**usual, **{name: value for name, value in given.items() if value is not None}})
+
+
+def _names_layers(entry: object) -> bool:
+    return isinstance(entry, str) or (isinstance(entry, type) and issubclass(entry, nn.Module))
 
 
 def usual_interval(bounded: bool, factor_every: int) -> int:

@@ -9,6 +9,7 @@ from torch import nn
 from mukron.layers import BIAS, WEIGHT, BlockedLayer, MatrixLayer, ParameterMatrix, PartedLayer, layer_of
 from mukron.optim.options import StepOptions
 from mukron.params import Parametrization
+from mukron.params.excluded import Excluded, check_excluded, covers
 from mukron.params.inventory import clean_name, inventory, unwrap
 from mukron.theory import Method, Role
 
@@ -179,11 +180,10 @@ def _is_named(name: str, key: str) -> bool:
     return name == key or name.endswith(f".{key}")
 
 
-def _check_excluded(model: nn.Module, exclude: Collection[str] | None, parameters: Collection[str] = ()) -> None:
-    modules = [clean_name(name) for name, _ in unwrap(model).named_modules()]
-    for name in exclude or ():
-        if name not in modules and name not in parameters:
-            raise ValueError(f'exclude: the model has no module "{name}"; its modules: {", ".join(modules[1:])}')
+def _check_excluded(model: nn.Module, exclude: Collection[Excluded] | None, parameters: Collection[str] = ()) -> None:
+    own = unwrap(model)
+    modules = [clean_name(name) for name, _ in own.named_modules()]
+    check_excluded(exclude, modules, parameters, [clean_name(name) for name, _ in own.named_parameters()])
 
 
 def _refuse_empty(name: str, layer: MatrixLayer) -> None:
@@ -211,6 +211,6 @@ def full_name(layer: str, block: str) -> str:
     return f"{layer}.{block}" if layer else block
 
 
-def _excluded(name: str, exclude: Collection[str]) -> bool:
+def _excluded(name: str, exclude: Collection[Excluded]) -> bool:
     """A layer by its own name, or by that of a module it is in."""
-    return any(name == entry or name.startswith(f"{entry}.") for entry in exclude)
+    return any(covers(entry, name) for entry in exclude)

@@ -89,7 +89,7 @@ EVERY_LAYER = (  # of all methods that work layer by layer
     Option(
         "exclude",
         read.optional(read.names(read.text)),
-        "layers to leave to the fallback rule, by name",
+        "layers to leave to the fallback rule, by name or pattern",
         stacks=(None, ()),
     ),
 )

@@ -42,6 +42,7 @@ from mukron.optim.transaction import Blocks, Transaction, measures
 from mukron.optim.units import gradients_to_square, unit_of
 from mukron.optim.update import Move, times
 from mukron.params import Parametrization
+from mukron.params.excluded import Excluded
 from mukron.readers import check_whole
 from mukron.theory import FAMILIES, METHODS, shampoo
 
@@ -140,7 +141,7 @@ class Shampoo(SecondOrder):
         weight_decay: float = 0.0,
         decoupled: bool = True,
         maximize: bool = False,
-        exclude: tuple[str, ...] | None = None,
+        exclude: tuple[Excluded, ...] | None = None,
         block: int | None = None,
         split: Mapping[str, int] | None = None,
         params: Iterable[Any] | None = None,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,7 +16,8 @@ from mukron.layers import BIAS, WEIGHT, MatrixLayer, layer_of
 from mukron.optim.options import StepOptions, Trust
 from mukron.optim.places import TakenLayer, other_uses, places_of
 from mukron.optim.spec import MethodSpec
-from mukron.params.inventory import inventory
+from mukron.params.excluded import Excluded, covers
+from mukron.params.inventory import inventory, pattern_of
 
 
 @dataclass(frozen=True)
@@ -81,23 +81,19 @@ class NetworkShapes:
         """In all parameters."""
         return self.others + sum(layer.numbers for layer in self.layers)
 
-    def without(self, names: Sequence[str]) -> NetworkShapes:
+    def without(self, names: Sequence[Excluded]) -> NetworkShapes:
         """With some layers left to the fallback rule.
 
         Args:
-            names: Of layers, or of what they are in.
+            names: Of layers, or of what they are in; or patterns of them.
         """
         known = [layer.name for layer in self.layers]
         for name in names:
-            if not any(_is_in(layer, name) for layer in known):
+            if not any(covers(name, layer) for layer in known):
                 raise ValueError(f'exclude: no layer "{name}" is preconditioned; there are: {", ".join(known)}')
-        left = [layer for layer in self.layers if any(_is_in(layer.name, name) for name in names)]
+        left = [layer for layer in self.layers if any(covers(name, layer.name) for name in names)]
         kept = tuple(layer for layer in self.layers if layer not in left)
         return replace(self, layers=kept, others=self.others + sum(layer.numbers for layer in left))
-
-
-def _is_in(layer: str, name: str) -> bool:
-    return layer == name or layer.startswith(f"{name}.")
 
 
 def llama(name: str, d: int, layers: int, mlp: int, vocabulary: int = 32000, keys: int | None = None) -> NetworkShapes:
@@ -175,7 +171,7 @@ def shapes_of(
     """
     named = {name: options.get(name) for name in ("exclude", "block", "split")}
     chosen, found = StepOptions.of(spec.method, Trust.of(options.get("trust")), **named), inventory(model)
-    places = places_of(model, set(found), chosen, spec.method)
+    places = places_of(model, set(found), chosen.named(model), spec.method)
     others = other_uses(model, places)
     positions: Mapping[str, int] = {}
     if sample is not None:
@@ -223,7 +219,7 @@ def alike(shapes: Sequence[LayerShape]) -> Iterator[LayerShape]:
     """
     groups: dict[LayerShape, list[LayerShape]] = {}
     for shape in shapes:
-        groups.setdefault(replace(shape, name=re.sub(r"(?<![^.])\d+(?![^.])", "*", shape.name)), []).append(shape)
+        groups.setdefault(replace(shape, name=pattern_of(shape.name)), []).append(shape)
     for pattern, group in groups.items():
         count = sum(shape.count for shape in group)
         yield group[0] if len(group) == 1 else replace(pattern, count=count)

@@ -27,6 +27,7 @@ from mukron.optim.table import LayerEntry, warn_of_one_sided
 from mukron.optim.transaction import Blocks, Transaction
 from mukron.optim.update import Move
 from mukron.params import Parametrization
+from mukron.params.excluded import Excluded
 from mukron.readers import check_flag, check_number, check_whole
 from mukron.theory import FAMILIES, METHODS, soap
 
@@ -124,7 +125,7 @@ class SOAP(SecondOrder):
         weight_decay: float = 0.0,
         decoupled: bool = True,
         maximize: bool = False,
-        exclude: tuple[str, ...] | None = None,
+        exclude: tuple[Excluded, ...] | None = None,
         block: int | None = None,
         split: Mapping[str, int] | None = None,
         params: Iterable[Any] | None = None,

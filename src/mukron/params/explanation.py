@@ -7,6 +7,7 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from mukron.layers import Shape
+from mukron.params.excluded import Excluded
 from mukron.params.merging import ParameterRow, merged
 from mukron.table import Table
 from mukron.theory import SP, Method, Power, Role, Scheme, get_method, method_title
@@ -32,7 +33,7 @@ def explanation(
     asked: Method | str,
     fallback: str | StepRule | None,
     trust: Trust | None,
-    exclude: tuple[str, ...] | None,
+    exclude: tuple[Excluded, ...] | None,
     whole: bool = False,
 ) -> Table:
     """Torch's own methods have neither a trust nor a fallback rule, Muon has no trust. whole: one row a parameter."""

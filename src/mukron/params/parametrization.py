@@ -13,6 +13,7 @@ from typing import Any
 from torch import nn
 
 from mukron.params.errors import ParametrizationError
+from mukron.params.excluded import Excluded, covers, names_excluded
 from mukron.params.explanation import explanation
 from mukron.params.groups import GroupRequest, groups_of
 from mukron.params.inventory import inventory, unwrap
@@ -147,7 +148,7 @@ class Parametrization(ForTraining):
         request = GroupRequest(method, lr, weight_decay, eps, beside, scaling, max_precondition_dim)
         return groups_of(self, inventory(self._checked(model)), request)
 
-    def falls_back(self, name: str, exclude: tuple[str, ...] | None, method: Method | str) -> bool:
+    def falls_back(self, name: str, exclude: tuple[Excluded, ...] | None, method: Method | str) -> bool:
         """Whether a method that works layer by layer leaves a parameter to its fallback rule.
 
         Args:
@@ -161,7 +162,7 @@ class Parametrization(ForTraining):
         """
         plan, layer, method = self.parameters[name], name.rpartition(".")[0], get_method(method)
         uses = (name, *plan.tied)
-        named = any(use == entry or use.startswith(f"{entry}.") for entry in exclude or () for use in uses)
+        named = any(covers(entry, use) for entry in exclude or () for use in uses)
         left = plan.embedding if exclude is None else named
         left = left or (method.matrices_only and exclude is None and plan.role is Role.OUTPUT)
         tied = bool(plan.tied and plan.embedding) and not plan.sums_transposed(method)
@@ -174,7 +175,7 @@ class Parametrization(ForTraining):
         method: Method | str,
         fallback: str | StepRule | None = None,
         trust: str | Trust | None = USUAL,
-        exclude: tuple[str, ...] | None = None,
+        exclude: tuple[Excluded, ...] | None = None,
         *,
         whole: bool = False,
     ) -> Table:
@@ -194,7 +195,8 @@ class Parametrization(ForTraining):
                 ``trust`` embeddings.
             whole: One row a parameter. Otherwise equal rows are one, as ``blocks.0-3.mlp.up.weight``.
         """
-        return explanation(self, method, fallback, Trust.of(trust), exclude, whole)
+        left = names_excluded(exclude, self.parameters, lambda: self._checked(None))
+        return explanation(self, method, fallback, Trust.of(trust), left, whole)
 
     def check(self, saved: Parametrization | Mapping[str, Any]) -> None:
         """Refuse a plan, such as one from a checkpoint, that was made with other base shapes or another scheme.

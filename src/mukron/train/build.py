@@ -27,6 +27,7 @@ from mukron.optim.plan import DOES_NOT_FOLLOW
 from mukron.params import BaseShapes, Parametrization, base_shapes, parametrize
 from mukron.params.building import Factory
 from mukron.params.building import build as build_at
+from mukron.params.excluded import covers
 from mukron.params.inventory import clean_name
 from mukron.train.calls import untouched
 from mukron.train.config import USUAL_DATA, RunConfig
@@ -342,7 +343,7 @@ def batch_of(config: RunConfig, dataset: Dataset) -> int:
 def _check_exclude(exclude: tuple[str, ...], model: nn.Module) -> None:
     modules = {clean_name(name): module for name, module in model.named_modules()}
     for name in exclude:
-        if name not in modules:
+        if not any(covers(name, module) for module in modules):
             layers = ", ".join(layer for layer, module in modules.items() if isinstance(layer_of(module), MatrixLayer))
             raise RunError(f"method_options: exclude={name!r} is no layer of this network; its layers: {layers}")
 
