@@ -441,25 +441,37 @@ def test_a_model_that_hides_its_layers_or_its_output():
 
 @pytest.mark.parametrize("method", [KFAC, Shampoo, GaussNewton])
 def test_groups_that_grow_with_the_width_are_refused(method):
-    """A depthwise convolution's factors are of one channel each: the law of whole layers does not hold for them."""
+    """Factors of groups with two channels each: the law of whole layers does not hold for them."""
 
-    def make(width: int) -> nn.Module:
-        return nn.Sequential(
-            nn.Conv2d(1, width, 3), nn.Conv2d(width, width, 3, groups=width), nn.Flatten(), nn.LazyLinear(3)
-        )
+    def grouped(width: int) -> nn.Module:
+        pair = [nn.Conv2d(width, width, 1, groups=width // 2) for _ in range(2)]
+        return nn.Sequential(nn.Conv2d(1, width, 3), *pair, nn.Flatten(), nn.Linear(9 * width, 3))
 
-    def depthwise(width: int) -> nn.Module:
-        model = make(width)
-        model(torch.zeros(1, 1, 5, 5))
-        return model
-
-    model = depthwise(32)
-    plan = mukron.parametrize(model, mukron.base_shapes(depthwise, width=8))
-    with pytest.raises(ValueError, match=r'layer "1" has 32 groups, and their number grows.*exclude=\("1",\)'):
+    model = grouped(32)
+    plan = mukron.parametrize(model, mukron.base_shapes(grouped, width=8))
+    both = r'layer "1" has 16 groups, "2" has 16 groups, and their number grows.*exclude=\("1", "2"\)'
+    with pytest.raises(ValueError, match=both):
         method(model, plan, trust=None)
-    method(model, plan, exclude=("1",), trust=None)
+    with pytest.raises(ValueError, match=r'layer "2" has 16 groups, and.*exclude=\("1", "2"\)'):
+        method(model, plan, exclude=("1",), trust=None)
+    method(model, plan, exclude=("1", "2"), trust=None)
     FOOF(model, plan, trust=None)
-    method(depthwise(32), trust=None)  # without a plan nothing is scaled
+    method(grouped(32), trust=None)  # without a plan nothing is scaled
+
+
+def test_the_remedy_for_growing_groups_names_what_is_left_by_default():
+    class Net(nn.Module):
+        def __init__(self, width):
+            super().__init__()
+            self.tokens, self.mixer = nn.Embedding(5, width), nn.Conv1d(width, width, 3, groups=width // 2)
+            self.hidden, self.head = nn.Linear(width, width), nn.Linear(width, 5)
+
+    model = Net(16)
+    plan = mukron.parametrize(model, mukron.base_shapes(Net, width=8))
+    for method, names in ((KFAC, '"tokens", "mixer"'), (mukron.SOAP, '"tokens", "head", "mixer"')):
+        with pytest.raises(ValueError, match=rf'layer "mixer" has 8 groups.*exclude=\({names}\)'):
+            method(model, plan)
+        assert next(iter(method(model, plan, exclude=eval(f"({names})")).layers)) == "hidden"
 
 
 def test_an_auxiliary_head_that_the_output_does_not_depend_on():

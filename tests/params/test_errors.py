@@ -85,7 +85,7 @@ def test_one_model_as_the_base_is_compared_with_the_network():
 
 
 def test_a_parameter_with_no_known_owner():
-    with refused('"matrix" [4, 8]: its owner Bare is not a known module', 'roles={"matrix": "input"}'):
+    with refused('"matrix" [4, 8]: its owner Bare is not a known module', "dimension 1 grows: input, output or vector"):
         base_shapes(lambda width: Bare(4, width), width=4)
 
 

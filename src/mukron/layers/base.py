@@ -96,6 +96,9 @@ class Layer:
     Args:
         module: The module itself.
 
+    Attributes:
+        depthwise: True for a convolution with one channel to a group, which second-order methods leave alone.
+
     Example:
         >>> class Slope(Layer):
         ...     def fans(self, name, shape):
@@ -103,6 +106,8 @@ class Layer:
         >>> Slope(nn.PReLU(8)).fans("weight", (8,)).fan_out
         8
     """
+
+    depthwise: bool = False
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
@@ -305,14 +310,15 @@ class MatrixLayer(Layer, ABC):
 
 
 LayerClass = TypeVar("LayerClass", bound=type[Layer])
-_registry: dict[type[nn.Module], type[Layer]] = {}
+_registry: dict[type[nn.Module] | str, type[Layer]] = {}
 
 
-def register(*types: type[nn.Module]) -> Callable[[LayerClass], LayerClass]:
+def register(*types: type[nn.Module] | str) -> Callable[[LayerClass], LayerClass]:
     """A class decorator: modules of these types, and of types derived from them, are described by the class.
 
     Args:
-        *types: Module classes.
+        *types: Module classes, or the qualified names of classes of other packages, which are not imported for it:
+            "transformers.pytorch_utils.Conv1D".
 
     Returns:
         The decorator. It raises a TypeError for a class that has a layout but lacks a part of it.
@@ -355,5 +361,8 @@ def layer_of(module: nn.Module) -> Layer:
         >>> layer_of(nn.ReLU()).preconditions("weight")
         False
     """
-    known = next((_registry[kind] for kind in type(module).__mro__ if kind in _registry), Layer)
-    return known(module)
+    for kind in type(module).__mro__:
+        known = _registry.get(kind) or _registry.get(f"{kind.__module__}.{kind.__qualname__}")
+        if known is not None:
+            return known(module)
+    return Layer(module)

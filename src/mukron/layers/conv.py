@@ -16,13 +16,17 @@ PORTION = 2**24  # numbers of a convolution's patches that are held at a time
 
 @register(nn.Conv1d, nn.Conv2d, nn.Conv3d)
 class ConvLayer(MatrixLayer):
-    """Any stride, padding ("same" and circular too), dilation and groups."""
+    """Any stride, padding ("same" and circular too), dilation and groups.
+
+    Depthwise ones are left to the fallback rule: a group has one channel, whose factors say nothing of the others, and
+    the number of groups grows with the width, for which there is no law.
+    """
 
     module: nn.Conv1d | nn.Conv2d | nn.Conv3d
 
     def __init__(self, module: nn.Conv1d | nn.Conv2d | nn.Conv3d) -> None:
         super().__init__(module)
-        self.groups = module.groups
+        self.groups, self.depthwise = module.groups, module.groups == module.in_channels > 1
         self.d_out = module.out_channels // module.groups
         self.d_in = module.in_channels // module.groups * math.prod(module.kernel_size)
 
@@ -30,6 +34,9 @@ class ConvLayer(MatrixLayer):
         if name == BIAS:
             return vector(shape)
         return Fans(math.prod(shape[1:]), shape[0]) if name == WEIGHT else None  # [out, in / groups, *kernel]
+
+    def preconditions(self, name: str) -> bool:
+        return not self.depthwise and super().preconditions(name)
 
     @property
     def tf32(self) -> bool:  # type: ignore[override]

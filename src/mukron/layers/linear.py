@@ -43,6 +43,30 @@ class LinearLayer(MatrixLayer):
         return matrix.squeeze(0) if name == WEIGHT else matrix[0, :, 0]
 
 
+@register("transformers.pytorch_utils.Conv1D", "transformers.modeling_utils.Conv1D")
+class TransposedLinearLayer(LinearLayer):
+    """A linear layer whose weight is stored as [in, out], such as those of GPT-2 in Hugging Face's transformers."""
+
+    def __init__(self, module: nn.Module) -> None:
+        MatrixLayer.__init__(self, module)
+        self.d_in, self.d_out = getattr(module, WEIGHT).shape
+
+    def fans(self, name: str, shape: Shape) -> Fans | None:
+        return Fans(shape[0], shape[1]) if name == WEIGHT else linear_fans(name, shape)
+
+    def matrix(self, weight: Tensor) -> Tensor:
+        return weight.mT.unsqueeze(0)
+
+    def weight(self, matrix: Tensor) -> Tensor:
+        return matrix.squeeze(0).mT
+
+    def block(self, name: str, values: Tensor) -> Tensor:
+        return self.matrix(values) if name == WEIGHT else super().block(name, values)
+
+    def values(self, name: str, matrix: Tensor) -> Tensor:
+        return self.weight(matrix) if name == WEIGHT else super().values(name, matrix)
+
+
 def linear_fans(name: str, shape: Shape) -> Fans | None:
     """The fans of a weight [out, in] and its bias."""
     if name == BIAS:

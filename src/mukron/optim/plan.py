@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -12,10 +13,11 @@ from torch import Tensor
 from mukron.curvature import EVERY_RANK, Exact
 from mukron.curvature.fisher import Drawn
 from mukron.damping import Rescaled, Rule
-from mukron.layers import WEIGHT
+from mukron.layers import WEIGHT, layer_of
 from mukron.optim.communication import sgd_numbers, traffic_of
 from mukron.optim.direction import IN_SIDE
 from mukron.optim.exchange import Owners
+from mukron.params.inventory import clean_name, pattern_of, unwrap
 from mukron.table import Table, bytes_
 from mukron.theory import SP
 from mukron.trust import law_of
@@ -46,6 +48,7 @@ DAMPING_RULES = {  # what a damping number means
     "Heuristic": "its root, balanced between A and B by their mean eigenvalues",
     "Constant": "that number itself, in every layer",
 }
+DEPTHWISE_NOTE = "their groups have one channel each, and muP has no exponents for groups whose number grows"
 DOES_NOT_FOLLOW = "does not follow the width"
 
 
@@ -64,6 +67,7 @@ def plan_table(optimizer: SecondOrder) -> Table:
     notes += _of_ranks(optimizer)
     if others:
         notes.append(f"by the fallback rule ({optimizer.options.fallback.name}): {', '.join(others)}")
+        notes += _of_depthwise(optimizer)
     for number, group in enumerate(optimizer.param_groups):
         if adaptive := group.get("adaptive"):
             which = f" of group {number}" if len(optimizer.param_groups) > 1 else ""
@@ -207,6 +211,14 @@ def _row_counts(optimizer: SecondOrder, entry: LayerEntry, block: str, sides: It
         d = layer.d_in if of_input else layer.d_out
         cells.append(f"{name}: {number:.0f} {'<' if round(number) < d else '>='} {d}")
     return ", ".join(cells)
+
+
+def _of_depthwise(optimizer: SecondOrder) -> list[str]:
+    """How many depthwise convolutions are left alone, and where they are."""
+    modules = unwrap(optimizer.model).named_modules()
+    names = [pattern_of(clean_name(name)) for name, module in modules if layer_of(module).depthwise]
+    where = ", ".join(f"{name} x {count}" if count > 1 else name for name, count in Counter(names).items())
+    return [f"{len(names)} depthwise convolutions are among these: {where}; {DEPTHWISE_NOTE}"] if names else []
 
 
 def _growing(optimizer: SecondOrder, entry: LayerEntry, sides: Iterable[str]) -> list[str]:

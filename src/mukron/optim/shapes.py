@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,7 +16,7 @@ from mukron.layers import BIAS, WEIGHT, MatrixLayer, layer_of
 from mukron.optim.options import StepOptions, Trust
 from mukron.optim.places import TakenLayer, other_uses, places_of
 from mukron.optim.spec import MethodSpec
-from mukron.params.inventory import inventory
+from mukron.params.inventory import inventory, pattern_of
 
 
 @dataclass(frozen=True)
@@ -223,7 +222,7 @@ def alike(shapes: Sequence[LayerShape]) -> Iterator[LayerShape]:
     """
     groups: dict[LayerShape, list[LayerShape]] = {}
     for shape in shapes:
-        groups.setdefault(replace(shape, name=re.sub(r"(?<![^.])\d+(?![^.])", "*", shape.name)), []).append(shape)
+        groups.setdefault(replace(shape, name=pattern_of(shape.name)), []).append(shape)
     for pattern, group in groups.items():
         count = sum(shape.count for shape in group)
         yield group[0] if len(group) == 1 else replace(pattern, count=count)

@@ -18,9 +18,8 @@ from mukron.optim.options import StepOptions
 from mukron.optim.places import other_uses, places_of
 from mukron.params import Parametrization, Scales
 from mukron.params.inventory import inventory
-from mukron.params.resolve import Growth
 from mukron.readers import shown
-from mukron.theory import SP, Method
+from mukron.theory import SP, Method, Role
 
 UNSCALED = Scales(lr=1.0, damping={})  # without a plan
 PROPOSED = 4  # how many names an error proposes
@@ -125,8 +124,6 @@ def build_tables(
     table = {}
     for name, layer in layers.items():
         blocks = {block: entries[full] for block, full in names[name].items() if full in entries}
-        if plan is not None and WEIGHT in blocks:
-            _refuse_growing_groups(name, layer, plan.parameters[blocks[WEIGHT].name].growth, method)
         sides = {
             block: _sides(plan, entry.name, damping, _more_blocks(layer, block, plan, entry.name))
             for block, entry in blocks.items()
@@ -134,6 +131,7 @@ def build_tables(
         sides = {WEIGHT: next(iter(sides.values())), **sides}
         anchor = next(iter(blocks.values())).parameter
         table[name] = LayerEntry(name, layer, blocks, sides, anchor, others.get(name, {}))
+    _refuse_growing_groups(table, plan, method, options)
     return entries, table
 
 
@@ -175,9 +173,13 @@ def _owned(model: nn.Module, groups: Sequence[dict[str, Any]]) -> dict[str, tupl
     return owned
 
 
+def _uncut(layer: MatrixLayer) -> MatrixLayer:
+    return layer.layer if isinstance(layer, BlockedLayer) else layer
+
+
 def _natural(layer: MatrixLayer, block: str) -> float:
     """The Frobenius norm of matrices whose singular values are all (d_out / d_in)^1/2, or of ones in an embedding."""
-    layer = layer.layer if isinstance(layer, BlockedLayer) else layer
+    layer = _uncut(layer)
     if block == BIAS:
         return math.sqrt(layer.groups * layer.d_out)
     if layer.one_hot:
@@ -185,16 +187,32 @@ def _natural(layer: MatrixLayer, block: str) -> float:
     return math.sqrt(layer.groups * min(layer.d_out, layer.d_in) * layer.d_out / layer.d_in)
 
 
-def _refuse_growing_groups(name: str, layer: MatrixLayer, growth: Growth, method: Method) -> None:
-    """The law is about factors of a whole layer. A depthwise convolution's are of one channel each, and others grow."""
-    out_side = any(statistic.delta for statistic, _ in method.factors)
-    layer = layer.layer if isinstance(layer, BlockedLayer) else layer
-    if layer.called and layer.groups > 1 and growth.r_in == 1 and growth.r_out > 1 and out_side:
-        raise ValueError(
-            f'layer "{name}" has {layer.groups} groups, and their number grows with the width; {method.title} takes '
-            "each group by itself, for which muP has no exponents. Leave it to the fallback rule: "
-            f'exclude=("{name}",)' + (", which then has to name output layers too" * method.matrices_only)
-        )
+def _refuse_growing_groups(
+    layers: Mapping[str, LayerEntry], plan: Parametrization | None, method: Method, options: StepOptions
+) -> None:
+    """The law is about factors of a whole layer. Those of groups whose number grows with the width are of parts."""
+    growing = [name for name, layer in layers.items() if _has_growing_groups(layer, plan, method)]
+    if plan is None or not growing:
+        return
+    left = dict.fromkeys(options.exclude or ())
+    if options.exclude is None:  # what is left by default
+        for name, parameter in plan.parameters.items():
+            if parameter.embedding or (method.matrices_only and parameter.role is Role.OUTPUT):
+                left |= dict.fromkeys(use.rpartition(".")[0] or use for use in (name, *parameter.tied))
+    listed = ", ".join(f'"{name}"' for name in (*left, *growing)) + "," * (len(left) + len(growing) == 1)
+    groups = ", ".join(f'"{name}" has {_uncut(layers[name].layer).groups} groups' for name in growing)
+    raise ValueError(
+        f"layer {groups}, and their number grows with the width; {method.title} takes each group by itself, for which "
+        f"muP has no exponents. Leave it to the fallback rule: exclude=({listed})"
+    )
+
+
+def _has_growing_groups(entry: LayerEntry, plan: Parametrization | None, method: Method) -> bool:
+    layer = _uncut(entry.layer)
+    if plan is None or WEIGHT not in entry.blocks or not layer.called or layer.groups == 1:
+        return False
+    growth, out_side = plan.parameters[entry.blocks[WEIGHT].name].growth, any(f.delta for f, _ in method.factors)
+    return growth.r_in == 1 and growth.r_out > 1 and out_side
 
 
 def _more_blocks(layer: MatrixLayer, block: str, plan: Parametrization | None, name: str) -> tuple[float, float]:

@@ -26,7 +26,7 @@ from mukron.params.inventory import Found, inventory, on_meta, optimizer_without
 from mukron.params.measured import InitialValues, initial_values, refuse_not_initial, refuse_unusable
 from mukron.params.parameter_plan import ParameterPlan
 from mukron.params.parametrization import ZERO, Parametrization, mark, plan_of
-from mukron.params.resolve import Growth, Sizes, check_names, resolve
+from mukron.params.resolve import Growth, Sizes, Unresolved, check_names, resolve_all
 from mukron.params.shapes import BaseShapes
 from mukron.theory import MUP, SP, Role, Scheme, get_scheme
 
@@ -153,13 +153,14 @@ def _growths(
             "the network has the base width itself, and the base shapes were made from one model, so nothing shows "
             "which dimensions grow; make them from a factory, built at two widths: base_shapes(factory, width=...)"
         )
-    growths = {
-        name: resolve(
-            *(name, entry.base, entry.wider or here[name], here[name]),
-            *(entry.role or declared.get(name), found[name].owner),
+    unresolved = {
+        name: Unresolved(
+            *(entry.base, entry.wider or here[name], here[name]),
+            *(entry.role or declared.get(name), found[name].owner, found[name].bare),
         )
         for name, entry in shapes.parameters.items()
     }
+    growths = resolve_all(unresolved)
     return {name: replace(growth, L=depths.get(name)) for name, growth in growths.items()}
 
 

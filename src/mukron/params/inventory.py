@@ -9,9 +9,10 @@ from weakref import WeakKeyDictionary
 
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
+from torch.nn.utils.parametrize import ParametrizationList
 from torch.optim.swa_utils import AveragedModel
 
-from mukron.layers import Fans, MatrixLayer, layer_of
+from mukron.layers import Fans, Layer, MatrixLayer, layer_of
 from mukron.params.errors import ParametrizationError
 from mukron.params.sharded import refuse_sharded, reshard, type_of
 
@@ -31,6 +32,7 @@ class Found:
     embedding: bool = False  # some place that uses it is an embedding
     layouts: set[tuple[Fans | None, int]] = field(default_factory=set)  # fans and groups at all these places
     of_layers: bool = True  # every place that uses it is a layer with a layout
+    bare: bool = True  # no known module owns it, and its values are those that the forward pass uses
     matrix: bool = True  # or matrices, to methods that need gradients alone, at every place that uses it
 
     @property
@@ -90,6 +92,8 @@ def inventory(model: nn.Module) -> dict[str, Found]:
             first.preconditioned &= layer.preconditions(local) and len(first.layouts) == 1
             is_layers = layer.preconditions(local) and len(first.shape) > 1
             first.matrix &= is_layers or layer.stacked(local, first.shape) > 0
+            reparametrized = isinstance(module, ParametrizationList)
+            first.bare &= not reparametrized and (type(layer) is Layer or len(first.shape) == 1)
             first.embedding |= isinstance(layer, MatrixLayer) and layer.one_hot
     return dict(found.values())
 
@@ -97,6 +101,11 @@ def inventory(model: nn.Module) -> dict[str, Found]:
 def clean_name(name: str) -> str:
     """The name without the segments that torch's wrappers add."""
     return ".".join(segment for segment in name.split(".") if segment not in WRAPPER_SEGMENTS)
+
+
+def pattern_of(name: str) -> str:
+    """A name with ``*`` for its numbers: ``blocks.*.up``."""
+    return ".".join("*" if segment.isdecimal() else segment for segment in name.split("."))
 
 
 def on_meta(found: dict[str, Found]) -> bool:

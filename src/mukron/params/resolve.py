@@ -62,37 +62,153 @@ def listed(names: Sequence[str]) -> str:
     return ", ".join(f'"{name}"' for name in names[:3]) + more
 
 
-def resolve(name: str, base: Sizes, wider: Sizes, here: Sizes, declared: Role | None, owner: str) -> Growth:
-    """The role follows from what differs between ``base`` and ``wider``, the growth from ``base`` to ``here``."""
-    check_shapes(name, base.shape, wider.shape, here.shape)
-    if declared is not None:
-        return _declared_growth(name, base.shape, wider.shape, here.shape, declared)
-    if base.shape == wider.shape and None in base.uses.values():
-        return Growth(Role.SCALAR)  # whoever owns it: no side grows
+@dataclass(frozen=True)
+class Unresolved:
+    """A parameter at three widths, and what is said of it, from which its role follows.
+
+    Attributes:
+        base, wider: Its sizes at two widths; what differs grows.
+        here: Its sizes in the network at hand.
+        declared: The role that the user declared.
+        owner: The type of the first module that owns it, for messages.
+        bare: Whether its shape alone may say that it is a vector or is broadcast over samples: no known module owns it.
+    """
+
+    base: Sizes
+    wider: Sizes
+    here: Sizes
+    declared: Role | None
+    owner: str
+    bare: bool
+
+
+class _UnknownRoleError(ParametrizationError):
+    """One line of the error that lists all parameters whose role is not known."""
+
+
+class _WrongRoleError(ParametrizationError):
+    """A paragraph of that error: a declaration that does not hold, or uses that disagree."""
+
+
+def resolve_all(parameters: Mapping[str, Unresolved]) -> dict[str, Growth]:
+    """The role and growth of every parameter; one error names all whose role cannot be determined."""
+    for name, each in parameters.items():
+        check_shapes(name, each.base.shape, each.wider.shape, each.here.shape)
     growths: dict[str, Growth] = {}
-    for use, base_fans in base.uses.items():
-        wider_fans, here_fans = wider.uses.get(use), here.uses.get(use)
-        if base_fans is None or wider_fans is None or here_fans is None:
-            raise ParametrizationError(
-                f'parameter "{name}" {list(here.shape)}: its owner {owner} is not a known module, so its fan-in and '
-                f'fan-out are not known; declare its role, base_shapes(..., roles={{"{name}": "input"}}) '
-                "(input, hidden, output, vector or scalar), or register the module's layer type "
-                "(mukron.layers.register)"
+    unknown, wrong = [], []
+    for name, each in parameters.items():
+        try:
+            growths[name] = resolve(name, each)
+        except _UnknownRoleError as error:  # noqa: PERF203
+            unknown.append(str(error))
+        except _WrongRoleError as error:
+            wrong.append(str(error))
+    if unknown:
+        title = f"the roles of {len(unknown)} of {len(parameters)} parameters are not known:"
+        wrong.insert(0, "\n  ".join([title, *unknown, DECLARE]))
+    if wrong:
+        raise ParametrizationError("\n".join(wrong))
+    return growths
+
+
+DECLARE = (
+    'Declare the role of each by its name, base_shapes(..., roles={"NAME": "ROLE"}), or in mukron_roles of the module '
+    "that owns it, or register the type of that module (mukron.layers.register). input: only the side of the features "
+    "that it gives grows, as of embeddings; output: only the side that it sums over; hidden: both; vector: a bias or "
+    "gain; scalar: it is never scaled"
+)
+
+
+def resolve(name: str, parameter: Unresolved) -> Growth:
+    """The role follows from what differs between ``base`` and ``wider``, the growth from ``base`` to ``here``."""
+    base, wider, here = parameter.base, parameter.wider, parameter.here
+    growing = _growing(base.shape, wider.shape)
+    growths = _growths_of_uses(name, parameter, len(growing))
+    if parameter.declared is not None:
+        return _declared_growth(name, parameter, growing, growths)
+    if not growing and growths is None:
+        return Growth(Role.SCALAR)  # whoever owns it: no side grows
+    if growths is None:
+        growth = _bare_growth(base.shape, here.shape, growing) if parameter.bare else None
+        if growth is None:
+            possible = _possible_roles(base.shape, here.shape, growing)
+            raise _UnknownRoleError(
+                f'parameter "{name}" {list(here.shape)}: its owner {parameter.owner} is not a known module; '
+                f"{_dimensions(growing)}: {possible}"
             )
+        return growth
+    if len(set(growths.values())) > 1:
+        raise _WrongRoleError(_disagreement(name, growths))
+    return next(iter(growths.values()))
+
+
+def _growths_of_uses(name: str, parameter: Unresolved, growing: int) -> dict[str, Growth] | None:
+    """What every use says; None: some owner is not known."""
+    growths: dict[str, Growth] = {}
+    for use, base_fans in parameter.base.uses.items():
+        wider_fans, here_fans = parameter.wider.uses.get(use), parameter.here.uses.get(use)
+        if base_fans is None or wider_fans is None or here_fans is None:
+            return None
         growths[use] = _growth(base_fans, wider_fans, here_fans)
-        if here_fans.inputs > 1 and growths[use].role is Role.OUTPUT and _growing(base.shape, wider.shape) > 1:
-            raise ParametrizationError(
+        if here_fans.inputs > 1 and growths[use].role is Role.OUTPUT and growing > 1:
+            raise _WrongRoleError(
                 f'parameter "{name}": an output layer over the product of two growing inputs follows a law of its own, '
                 "which is not covered; keep one of its inputs finite"
             )
-    if len(set(growths.values())) > 1:
-        roles = ", ".join(f'{growth.role} as "{use}"' for use, growth in growths.items())
-        raise ParametrizationError(
-            f'parameter "{name}" is tied and its uses disagree: {roles}; no one scale serves both. Declare the role '
-            f'that holds, base_shapes(..., roles={{"{name}": "input"}}), and let the forward pass scale the other use '
-            "(for an embedding tied to the head: divide the logits by width / base width)"
+    return growths
+
+
+def _bare_growth(base: Shape, here: Shape, growing: Sequence[int]) -> Growth | None:
+    """The role of a parameter without a known owner, where its shape leaves one law; None: it does not.
+
+    A parameter of which one dimension grows and all others have size 1 has one number per unit: a gain, a bias, a class
+    token. One with a first dimension of size 1 is broadcast over the samples, and is added to their features or joined
+    with them, as position embeddings [1, N, d]: nothing is summed over a growing side, so that its law is that of an
+    input weight with a finite fan-in, like an embedding's.
+    """
+    if len(growing) != 1:
+        return None
+    ratio = Fraction(here[growing[0]], base[growing[0]])
+    if all(size == 1 for dimension, size in enumerate(base) if dimension not in growing):
+        return Growth(Role.VECTOR, r_out=ratio)
+    if len(base) >= 3 and base[0] == 1 and growing[0] != 0:
+        return Growth(Role.INPUT, r_out=ratio)
+    return None
+
+
+def _possible_roles(base: Shape, here: Shape, growing: Sequence[int]) -> str:
+    if len(growing) == 1:
+        return "input, output or vector"
+    if len({Fraction(here[dimension], base[dimension]) for dimension in growing}) > 1:
+        return "hidden, but by different ratios: register the type of its owner"
+    return "hidden"
+
+
+def _dimensions(growing: Sequence[int]) -> str:
+    """``dimension 1 grows``, ``dimensions 0 and 1 grow``."""
+    if len(growing) == 1:
+        return f"dimension {growing[0]} grows"
+    return f"dimensions {', '.join(map(str, growing[:-1]))} and {growing[-1]} grow"
+
+
+def _disagreement(name: str, growths: Mapping[str, Growth]) -> str:
+    """What to do about a tied parameter whose uses disagree; of an embedding and heads that is known."""
+    roles = ", ".join(f'{growth.role} as "{use}"' for use, growth in growths.items())
+    found = f'parameter "{name}" is tied and its uses disagree: {roles}; no one scale serves both. '
+    if {growth.role for growth in growths.values()} != {Role.INPUT, Role.OUTPUT}:
+        return (
+            found + "If they differ in how much they grow, no role serves both: untie them. Otherwise declare the role "
+            f"of one of these uses by the name {name}, roles= of base_shapes, and let the forward pass scale the others"
         )
-    return next(iter(growths.values()))
+    heads = [use.rpartition(".")[0] for use, growth in growths.items() if growth.role is Role.OUTPUT]
+    hooks = "; ".join(
+        f'model.get_submodule("{head}").register_forward_pre_hook(lambda module, x: (x[0] * base_width / width,))'
+        for head in heads
+    )
+    return (
+        f'{found}Declare it an input, base_shapes(..., roles={{"{name}": "input"}}), and divide the logits by width / '
+        f"base width: in the forward pass, or by a hook in the function that builds the model, {hooks}"
+    )
 
 
 def check_shapes(name: str, base: Shape, wider: Shape, here: Shape) -> None:
@@ -116,8 +232,9 @@ def check_shapes(name: str, base: Shape, wider: Shape, here: Shape) -> None:
             )
 
 
-def _growing(base: Shape, wider: Shape) -> int:
-    return sum(size != other for size, other in zip(base, wider, strict=True))
+def _growing(base: Shape, wider: Shape) -> list[int]:
+    """The dimensions that grow with the width."""
+    return [dimension for dimension, size in enumerate(base) if wider[dimension] != size]
 
 
 def _growth(base: Fans, wider: Fans, here: Fans) -> Growth:
@@ -129,24 +246,40 @@ def _growth(base: Fans, wider: Fans, here: Fans) -> Growth:
     )
 
 
-def _declared_growth(name: str, base: Shape, wider: Shape, here: Shape, role: Role) -> Growth:
-    """A declared parameter has no known sides: all dimensions that grow must do so by one ratio."""
+def _declared_growth(
+    name: str, parameter: Unresolved, growing: Sequence[int], growths: Mapping[str, Growth] | None
+) -> Growth:
+    """The role must be that of a known use, or fit the dimensions that grow, which then must do so by one ratio."""
+    role, base, here = parameter.declared, parameter.base.shape, parameter.here.shape
+    assert role is not None
     if role is Role.SCALAR:
         return Growth(role)
-    growing = [dimension for dimension, size in enumerate(base) if wider[dimension] != size]
-    if role is Role.HIDDEN and len(growing) == 1:
-        raise ParametrizationError(
-            f'parameter "{name}" {list(here)}: declared hidden, which grows on both sides, but only dimension '
-            f"{growing[0]} grows; declare it input, output or vector"
-        )
+    declared = f'parameter "{name}" {list(here)}: declared {role}'
     if not growing:
-        raise ParametrizationError(
-            f'parameter "{name}" {list(here)}: declared {role}, but none of its dimensions grows'
+        raise _WrongRoleError(f"{declared}, but none of its dimensions grows")
+    if growths is not None:
+        sides = (role.fan_in, role.fan_out)
+        for growth in growths.values():
+            if (growth.role.fan_in, growth.role.fan_out) == sides:
+                return Growth(role, growth.r_in, growth.r_out)
+        known = " and ".join(f'{growth.role} as "{use}"' for use, growth in growths.items())
+        raise _WrongRoleError(
+            f"{declared}, but its owner is {parameter.owner}, which shows that it is {known}; leave it out"
+        )
+    if role is Role.HIDDEN and len(growing) == 1:
+        raise _WrongRoleError(
+            f"{declared}, which grows on both sides, but only dimension {growing[0]} grows; "
+            "declare it input, output or vector"
+        )
+    if role is not Role.HIDDEN and len(growing) > 1:
+        raise _WrongRoleError(
+            f"{declared}, which grows on one side alone, but {_dimensions(growing)}; declare it hidden, or register "
+            f"the type of its owner, {parameter.owner} (mukron.layers.register)"
         )
     ratios = {dimension: Fraction(here[dimension], base[dimension]) for dimension in growing}
     if len(set(ratios.values())) > 1:
         listed = ", ".join(f"dimension {dimension} by {ratio}" for dimension, ratio in ratios.items())
-        raise ParametrizationError(
+        raise _WrongRoleError(
             f'parameter "{name}": declared {role}, which needs one ratio, but its dimensions grow by different ones '
             f"({listed}); register the layer type of the module that owns it instead (mukron.layers.register)"
         )

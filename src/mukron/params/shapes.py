@@ -28,7 +28,7 @@ from mukron.params.depth import BlockStack, find_stacks, matches
 from mukron.params.errors import ParametrizationError
 from mukron.params.initial import LAWS, PROBE_TOLERANCE, Law, Spread, law_of_change, measure, scale_change
 from mukron.params.inventory import Found, inventory, on_meta
-from mukron.params.resolve import Growth, Sizes, check_names, resolve
+from mukron.params.resolve import Growth, Sizes, Unresolved, check_names, resolve_all
 from mukron.params.sharded import whole
 from mukron.params.storage import Data, check_stamp, damaged, read_json, stamp, write_json
 from mukron.theory import Role
@@ -252,10 +252,11 @@ def base_shapes(
         raise ParametrizationError(
             f"no parameter's shape differs between widths {width} and {2 * width}; does the factory use its width?"
         )
-    growths = {}
-    for name, entry in found.items():  # reports now what would be wrong at every width
-        sizes = _sizes(wider[name])
-        growths[name] = resolve(name, _sizes(entry), sizes, sizes, declared.get(name), entry.owner)
+    unresolved = {}
+    for name, entry in found.items():
+        sizes, at_twice = _sizes(entry), _sizes(wider[name])
+        unresolved[name] = Unresolved(sizes, at_twice, at_twice, declared.get(name), entry.owner, entry.bare)
+    growths = resolve_all(unresolved)  # reports now what would be wrong at every width
     laws = _laws(factory, width, found, wider, spreads, growths)
     stacks: tuple[BlockStack, ...] = ()
     depth_exponents: dict[str, Fraction] = {}
