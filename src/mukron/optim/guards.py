@@ -66,7 +66,7 @@ def check_model(model: Any, name: str) -> None:
     if not isinstance(model, nn.Module):
         raise TypeError(
             f"pass the model itself, {name}(model, plan, lr=...), since {name} works layer by layer; got a "
-            f"{type(model).__name__}. To train some of its parameters only: {name}(model, params=[...]). In the Trainer "
+            f"{type(model).__name__}. To train some of its parameters only: {name}(model, params=[...]). In a Trainer "
             f"of transformers: optimizer_cls_and_kwargs=for_trainer(mukron.{name}, plan, lr=...) of mukron.integrations"
         )
     if isinstance(model, nn.DataParallel) and len(model.device_ids) > 1:
