@@ -128,6 +128,39 @@ def test_kfac_finds_logits_by_itself_and_where_it_is_told():
         assert optimizer.steps == 1
 
 
+def held(value):
+    """What an optimizer's state holds, inside of dictionaries and lists."""
+    if isinstance(value, (dict, list, tuple)):
+        for inside in value.values() if isinstance(value, dict) else value:
+            yield from held(inside)
+    else:
+        yield value
+
+
+@pytest.mark.parametrize("options", [{}, {"trust": None}])
+@pytest.mark.parametrize("kind", METHODS)
+def test_all_that_a_state_holds_can_be_moved(kind, options):
+    """Lightning takes the state apart, and moves what has a method ``to``; it refuses other frozen dataclasses."""
+    if options and kind in (mukron.SOAP, mukron.Muon):
+        pytest.skip("has no plain step")
+    model = Net(8)
+    optimizer = kind(model, lr=0.1, **options)
+    for _ in range(3):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(torch.randn(4, INPUTS)), torch.arange(4)).backward()
+        optimizer.step()
+    others = [x for state in optimizer.state.values() for x in held(state) if not isinstance(x, (int, float, str))]
+    assert {type(x) for x in others if x is not None} > {torch.Tensor} or kind is mukron.Muon
+    for one in others:
+        if one is None:
+            continue
+        moved = one.to(torch.device("cpu"))
+        assert type(moved) is type(one)
+        for name, value in vars(one).items():
+            expected = torch.equal(getattr(moved, name), value) if isinstance(value, torch.Tensor) else True
+            assert expected, name
+
+
 def test_importing_mukron_imports_no_integration_and_that_no_framework():
     code = """
 import sys, mukron, torch

@@ -1,7 +1,8 @@
 """Tests with the packages of others: transformers, accelerate, lightning, timm, peft. Where one is missing, its tests
 are skipped; ``.ci/run`` has an environment with all of them (constraints-clients.txt).
 
-``pytest tests/clients --write-table`` writes what works into docs/works-with.md.
+``pytest tests/clients --write-table`` writes what works into docs/works-with.md, and ``--check-table`` fails if that
+page says something else.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import pytest
 
 def pytest_addoption(parser):
     parser.addoption("--write-table", action="store_true", help="write the outcomes into docs/works-with.md")
+    parser.addoption("--check-table", action="store_true", help="fail if docs/works-with.md says something else")
 
 
 def pytest_configure(config):
@@ -40,8 +42,14 @@ def pytest_runtest_logreport(report):
 
 
 def pytest_sessionfinish(session):
-    if session.config.getoption("--write-table", False) and not hasattr(session.config, "workerinput"):
-        outcomes.write()
+    option = session.config.getoption
+    if hasattr(session.config, "workerinput") or not (option("--write-table", False) or option("--check-table", False)):
+        return
+    if option("--write-table"):
+        outcomes.PAGE.write_text(outcomes.page())
+    elif outcomes.PAGE.read_text() != outcomes.page():
+        print(f"\n{outcomes.PAGE} is not what these tests found: pytest tests/clients --write-table")
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 @pytest.fixture(autouse=True)

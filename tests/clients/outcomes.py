@@ -23,9 +23,9 @@ def word(found: set[str]) -> str:
 
 
 def tables() -> str:
-    """Every table with its rows and columns in the order of their names in the tests."""
+    """Every table, with all in the order of the alphabet."""
     text = []
-    for title in dict.fromkeys(table for table, _, _ in outcomes):
+    for title in sorted({table for table, _, _ in outcomes}):
         cells = {(row, column): found for (table, row, column), found in outcomes.items() if table == title}
         rows, columns = sorted({row for row, _ in cells}), sorted({column for _, column in cells})
         text += [f"### {title}", "", f"| | {' | '.join(columns)} |", "| --- |" + " --- |" * len(columns)]
@@ -36,7 +36,8 @@ def tables() -> str:
     return "\n".join(text)
 
 
-def write() -> None:
+def page() -> str:
+    """The page with these tables."""
     before, _, rest = PAGE.read_text().partition(BEGIN)
     _, _, after = rest.partition(END)
-    PAGE.write_text(f"{before}{BEGIN}\n\n{tables()}\n{END}{after}")
+    return f"{before}{BEGIN}\n\n{tables()}\n{END}{after}"

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from mukron.diagnose import coordinate_check
 from mukron.integrations import build_optimizer
 
-CHECKED = ("AdamW", "K-FAC", "Muon", "Shampoo")
+CHECKED = ("AdamW", "K-FAC")
 
 
 def cells(models, frameworks):

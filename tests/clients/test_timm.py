@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from mukron.integrations import build_optimizer, for_timm
 
-timm = pytest.importorskip("timm")
+pytest.importorskip("timm")
 MUKRONS = [method for method in METHODS if method != "AdamW"]
 
 
@@ -44,9 +44,11 @@ def test_models_are_trained(name, method):
 
 @cells(["AdamW"])
 def test_timms_optimizers_take_the_groups_of_a_plan(name, method):
+    from timm.optim import create_optimizer_v2
+
     model, plan = planned(TIMM_MODELS[name])
     groups = for_timm(plan, "adamw", METHODS[method][1], weight_decay=0.05)
-    optimizer = timm.optim.create_optimizer_v2(model, "adamw", lr=1.0, weight_decay=9.0, param_group_fn=groups)
+    optimizer = create_optimizer_v2(model, "adamw", lr=1.0, weight_decay=9.0, param_group_fn=groups)
     expected = groups(model)
     rates = [(group["lr"], group["weight_decay"]) for group in optimizer.param_groups]
     assert rates == [(group["lr"], group["weight_decay"]) for group in expected]

@@ -102,8 +102,8 @@ def timm_mixer(width: int = WIDTH) -> nn.Module:
 def timm_convnext(width: int = WIDTH) -> nn.Module:
     from timm.models import ConvNeXt
 
-    dims = (width, width, 2 * width, 2 * width)
-    return ConvNeXt(depths=(1, 1, 1, 1), dims=dims, patch_size=2, num_classes=CLASSES)
+    channels = (width, width, 2 * width, 2 * width)
+    return ConvNeXt(depths=(1, 1, 1, 1), dims=channels, patch_size=1, num_classes=CLASSES)
 
 
 def timm_efficientnet(width: int = WIDTH) -> nn.Module:
