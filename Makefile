@@ -4,7 +4,9 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 METHOD ?= kfac
 
-.PHONY: demo test check format clean
+CLIENTS ?= .venv-clients
+
+.PHONY: demo test check format clean clients clients-environment
 
 # Tune narrow, train wide: does the best learning rate stay where it is? About two minutes on two cores. Steps are the
 # paper's plain ones, without a bound.
@@ -15,6 +17,12 @@ demo: $(BIN)/.ready
 # As many processes as there are cores, up to eight; whoever is done takes tests over from another.
 test: $(BIN)/.ready
 	$(BIN)/pytest --numprocesses auto --maxprocesses 8 --dist worksteal
+
+# With the packages of others; docs/works-with.md must say what these tests find.
+clients: $(CLIENTS)/.ready
+	$(CLIENTS)/bin/pytest tests/clients --check-table --numprocesses auto --maxprocesses 2 --dist worksteal
+
+clients-environment: $(CLIENTS)/.ready
 
 check: $(BIN)/.ready
 	$(BIN)/ruff check
@@ -27,10 +35,15 @@ format: $(BIN)/.ready
 	$(BIN)/ruff format
 
 clean:
-	rm -rf $(VENV) demo
+	rm -rf $(VENV) $(CLIENTS) demo
 
 $(BIN)/.ready: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 10) or sys.exit("mukron needs Python 3.10 or later, found " + sys.version.split()[0] + "; name another one: make PYTHON=python3.12 ...")'
 	$(PYTHON) -m venv --clear $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+$(CLIENTS)/.ready: pyproject.toml constraints-clients.txt
+	$(PYTHON) -m venv --clear $(CLIENTS)
+	$(CLIENTS)/bin/python -m pip install --quiet --constraint constraints-clients.txt --editable '.[clients]'
 	@touch $@

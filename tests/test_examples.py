@@ -13,6 +13,7 @@ import pytest
 EXAMPLES = Path(__file__).parent.parent / "examples"
 LONG = {"digits.py", "feature_learning.py"}  # run smaller, below and in tests/diagnose/test_first_order_exponents.py
 IN_RANKS = {"ddp.py", "fsdp.py", "resume.py"}  # in test_examples_in_ranks.py
+IN_FRAMEWORKS = {"hf_trainer.py", "with_accelerate.py", "with_lightning.py", "with_timm.py"}  # in tests/clients
 
 
 def run(path: Path) -> str:
@@ -24,7 +25,9 @@ def run(path: Path) -> str:
     return result.stdout
 
 
-OTHERS = sorted(path for path in EXAMPLES.glob("*.py") if path.name not in {*LONG, *IN_RANKS, "quickstart.py"})
+OTHERS = sorted(
+    path for path in EXAMPLES.glob("*.py") if path.name not in {*LONG, *IN_RANKS, *IN_FRAMEWORKS, "quickstart.py"}
+)
 
 
 @pytest.mark.parametrize("path", OTHERS, ids=lambda path: path.name)

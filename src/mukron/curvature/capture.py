@@ -30,7 +30,7 @@ from torch.utils.weak import TensorWeakRef
 
 from mukron.curvature.ahead import Ahead
 from mukron.curvature.fisher import CaptureOptions, OwnPasses, send_signals
-from mukron.curvature.forms import replaces_gradient
+from mukron.curvature.forms import makes_gradient
 from mukron.curvature.hooks import hooked
 from mukron.curvature.jacobians import add_jacobians
 from mukron.curvature.outputs import no_classes, no_output, shows_reduction
@@ -228,13 +228,13 @@ class Capture:
         if ranks is not None and f.requires_grad:
             check_parts(self.model, self.options, ranks, f)
         if ranks is not None and f.requires_grad and not len(f) and self.options.draws:
-            on_gradient(get_gradient_edge(f), partial(draw_nothing, self.options, self.generator, ranks))
+            on_gradient(source_of(f), partial(draw_nothing, self.options, self.generator, ranks))
         if not running or not f.requires_grad or not len(f):  # an empty batch shows nothing
             return
         for layer in running.values():
             if layer.input is not None and layer.input._version != layer.version:
                 layer.check()
-        end = get_gradient_edge(f)
+        end = source_of(f)
         for layer in running.values():  # the pass waits at ``end``, and must not own it or what comes after it
             if layer.edge is not None and layer.edge.node is end.node:
                 layer.is_output, layer.edge = layer.edge.output_nr == end.output_nr, None
@@ -254,7 +254,7 @@ class Capture:
         if this.over:
             self.lost = True
             return
-        errors, ranks = errors.detach(), in_ranks(self)
+        errors, f, changed, ranks = errors.detach(), f.to(errors), f._version != version, in_ranks(self)
         outputs = [name for name, layer in this.layers.items() if layer.is_output]
         again = this.errors is not None  # one more backward pass through the same forward pass
         if self._discarded():
@@ -265,7 +265,7 @@ class Capture:
                 this.restart()
                 self.passes.append(this)
         as_it_ends(self._note_gradients)
-        weighs = this.checked and self.options.weighs_loss and f.ndim > 1 and f._version == version
+        weighs = this.checked and self.options.weighs_loss and f.ndim > 1 and not changed
         this.class_dim = self.class_dim
         if weighs and f.ndim > 2 and this.class_dim is None:
             this.class_dim = classes_at(f, precise(errors))
@@ -283,7 +283,7 @@ class Capture:
         edges = {name: layer.edge for name, layer in this.layers.items() if layer.edge is not None}
         with torch.autocast(f.device.type, enabled=False):  # statistics keep their precision
             if this.due and self.options.own_passes:
-                if f._version != version:
+                if changed:
                     raise RuntimeError("the model's output was changed in place before its backward pass; use a copy")
                 root = GradientEdge(torch._C._current_autograd_node(), number)
                 kept = nullcontext() if ranks is None else weights_kept(self.model)
@@ -335,13 +335,6 @@ def in_ranks(capture: Capture) -> Ranks | None:
     return capture.ranks() if distributed.is_available() and distributed.is_initialized() else None
 
 
-def makes_gradient(capture: Capture, layer: MatrixLayer, x: Tensor) -> bool:
-    """Whether the gradient of a layer's weight is to be D^T H, and not formed by autograd."""
-    options, N = capture.options, layer.row_count(x)
-    sizes = (layer.d_in, layer.d_out, options.form, capture.due)
-    return N is not None and replaces_gradient(N, *sizes, options.inputs, options.signals, options.empirical)
-
-
 def as_it_ends(call: Callable[[], None]) -> None:
     """Call something as this backward pass ends, after what averages gradients then."""
     engine = torch.autograd.Variable._execution_engine
@@ -368,6 +361,14 @@ def output_of(options: CaptureOptions, returned: Any) -> Tensor:
     if not isinstance(f, Tensor) or f.ndim == 0:
         raise no_output(f)
     return f
+
+
+def source_of(f: Tensor) -> GradientEdge:
+    """Where derivatives by the output arrive: before casts, which a loss inside the model may not have gone through."""
+    node, number = (edge := get_gradient_edge(f)).node, edge.output_nr
+    while node.name() == "ToCopyBackward0" and (source := node.next_functions[0][0]) and source.next_functions:
+        node, number = source, node.next_functions[0][1]
+    return edge if node is edge.node else GradientEdge(node, number)
 
 
 def class_dim_of(options: CaptureOptions, f: Tensor) -> int:

@@ -11,6 +11,14 @@ All are functions of sizes alone, so each is decided once for a layer and a batc
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from mukron.layers import MatrixLayer
+
+if TYPE_CHECKING:
+    from mukron.curvature.capture import Capture
 
 ROWS, MATRIX, AUTO = "rows", "matrix", "auto"
 FORMS = (AUTO, ROWS, MATRIX)
@@ -65,3 +73,10 @@ def replaces_gradient(
 def rows_wait(rows: int, d_in: int, groups: int, numbers: int) -> bool:
     """Whether rows are made at the step, when the graph is gone: a convolution's patches are larger than its input."""
     return rows * d_in * groups > 2 * numbers
+
+
+def makes_gradient(capture: Capture, layer: MatrixLayer, x: Tensor) -> bool:
+    """Whether the gradient of a layer's weight is to be D^T H, and not formed by autograd."""
+    options, N = capture.options, layer.row_count(x)
+    sizes = (layer.d_in, layer.d_out, options.form, capture.due)
+    return N is not None and replaces_gradient(N, *sizes, options.inputs, options.signals, options.empirical)

@@ -267,10 +267,14 @@ class Operator:
                 return held.dtype
         return None
 
+    def to(self, place: torch.device | torch.dtype) -> Operator:
+        """The same operator on that device or in that dtype; Lightning moves the state of optimizers by it."""
+        state = {name: value.to(place) if isinstance(value, Tensor) else value for name, value in self.state().items()}
+        return Operator.from_state(state)
+
     def double(self) -> Operator:
         """The same operator in float64."""
-        state = {name: value.double() if isinstance(value, Tensor) else value for name, value in self.state().items()}
-        return Operator.from_state(state)
+        return self.to(torch.float64)
 
     def state(self) -> State:
         return {"kind": type(self).__name__, **{field.name: getattr(self, field.name) for field in fields(self)}}  # type: ignore[arg-type]

@@ -65,8 +65,9 @@ def check_arguments(name: str, model: Any, parametrization: Any, lr: Any) -> Non
 def check_model(model: Any, name: str) -> None:
     if not isinstance(model, nn.Module):
         raise TypeError(
-            f"pass the model itself, {name}(model, lr=...), since {name} listens to its layers; got a "
-            f"{type(model).__name__}. To train some of its parameters only: {name}(model, params=[...])"
+            f"pass the model itself, {name}(model, plan, lr=...), since {name} works layer by layer; got a "
+            f"{type(model).__name__}. To train some of its parameters only: {name}(model, params=[...]). In a Trainer "
+            f"of transformers: optimizer_cls_and_kwargs=for_trainer(mukron.{name}, plan, lr=...) of mukron.integrations"
         )
     if isinstance(model, nn.DataParallel) and len(model.device_ids) > 1:
         raise ValueError("DataParallel runs copies of the layers that the optimizer does not see; use one device")

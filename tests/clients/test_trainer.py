@@ -1,0 +1,221 @@
+"""transformers' Trainer, with an optimizer that it builds by ``for_trainer``."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+
+import mukron
+from mukron.integrations import for_trainer
+
+transformers = pytest.importorskip("transformers")
+pytest.importorskip("accelerate")
+
+from tiny import HF_MODELS, METHODS, options_of, planned, samples  # noqa: E402
+
+FEATURES = "The Trainer's features"
+
+
+def arguments(**options: Any) -> Any:
+    usual = {
+        "output_dir": "out",
+        "max_steps": 3,
+        "per_device_train_batch_size": 8,
+        "train_sampling_strategy": "sequential",
+        "lr_scheduler_type": "constant",
+        "logging_steps": 1,
+        "save_strategy": "no",
+    }
+    quiet = {"report_to": [], "use_cpu": True, "disable_tqdm": True}
+    return transformers.TrainingArguments(**{**usual, **quiet, **options})
+
+
+def trainer(name: str, method: str, plan: bool = True, options: dict[str, Any] | None = None, **settings: Any) -> Any:
+    """The options are those of the optimizer, the settings those of the Trainer."""
+    model, parametrization = planned(HF_MODELS[name])
+    kind, lr = METHODS[method]
+    more = {**options_of(method, name), **(options or {})}
+    built = for_trainer(kind, parametrization if plan else None, lr, **more)
+    return transformers.Trainer(
+        model=model, args=arguments(**settings), train_dataset=samples(name), optimizer_cls_and_kwargs=built
+    )
+
+
+def trained(*names: Any, **settings: Any) -> Any:
+    done = trainer(*names, **settings)
+    done.train()
+    optimizer = done.optimizer.optimizer
+    if isinstance(optimizer, mukron.optim.SecondOrder):
+        assert (optimizer.steps, optimizer.skipped) == (done.state.global_step, 0)
+    return done
+
+
+def losses(done: Any) -> list[float]:
+    return [row["loss"] for row in done.state.log_history if "loss" in row]
+
+
+def weights(done: Any) -> list[torch.Tensor]:
+    return [parameter.detach().clone() for parameter in done.model.parameters()]
+
+
+def assert_alike(ours: Any, theirs: Any, **tolerance: float) -> None:
+    for mine, other in zip(weights(ours), weights(theirs), strict=True):
+        torch.testing.assert_close(mine, other, **(tolerance or {"rtol": 0, "atol": 0}))
+
+
+def cells(table: str, **columns: Any) -> list[Any]:
+    """A parameter for each model and method, with the cell of the table."""
+    return [
+        pytest.param(name, method, marks=pytest.mark.cell(table, name, method), id=f"{name}-{method}")
+        for name in HF_MODELS
+        for method in METHODS
+    ]
+
+
+def feature(row: str, methods: tuple[str, ...] = ("AdamW", "K-FAC")) -> Any:
+    marked = [pytest.param(method, marks=pytest.mark.cell(FEATURES, row, method)) for method in methods]
+    return pytest.mark.parametrize("method", marked)
+
+
+@pytest.mark.parametrize(("name", "method"), cells("transformers' Trainer in float32"))
+def test_trains_in_float32(name, method):
+    found = losses(trained(name, method, max_steps=6, per_device_train_batch_size=16))
+    assert found[-1] < found[0]
+
+
+@pytest.mark.parametrize(("name", "method"), cells("transformers' Trainer with bf16=True"))
+def test_trains_in_bf16(name, method):
+    """The loss is computed inside of the model, whose outputs Accelerate casts to float32."""
+    found = losses(trained(name, method, max_steps=6, per_device_train_batch_size=16, bf16=True))
+    assert found[-1] < found[0]
+
+
+@pytest.mark.cell(FEATURES, "every Fisher, bf16", "K-FAC")
+@pytest.mark.parametrize("fisher", ["signs", "mc", "exact", "empirical"])
+def test_every_fisher_in_bf16(fisher):
+    found = losses(trained("BERT", "K-FAC", options={"fisher": fisher}, max_steps=6, bf16=True))
+    assert found[-1] < found[0]
+
+
+@pytest.mark.cell(FEATURES, "the same step as a plain loop", "K-FAC")
+def test_takes_the_steps_of_a_plain_loop():
+    done = trained("ViT", "K-FAC", max_grad_norm=0.0)
+    model, plan = planned(HF_MODELS["ViT"])
+    optimizer = mukron.KFAC(model, plan, lr=METHODS["K-FAC"][1], output=lambda returned: returned.logits)
+    data = samples("ViT")
+    for batch in (data[:8], data[8:], data[:8]):
+        optimizer.zero_grad()
+        x, y = (torch.stack([one[name] for one in batch]) for name in ("pixel_values", "labels"))
+        torch.nn.functional.cross_entropy(model(pixel_values=x).logits, y).backward()
+        optimizer.step()
+    for ours, theirs in zip(weights(done), model.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs.detach(), rtol=1e-5, atol=1e-6)
+
+
+@feature("gradient accumulation", ("AdamW", "K-FAC", "Shampoo"))
+def test_accumulated_batches_are_one(method):
+    whole = trained("GPT-2", method, max_grad_norm=0.0)
+    parts = trained("GPT-2", method, max_grad_norm=0.0, per_device_train_batch_size=4, gradient_accumulation_steps=2)
+    assert_alike(parts, whole, rtol=1e-3, atol=5e-4)
+
+
+@feature("gradient checkpointing", ("AdamW", "K-FAC", "Shampoo"))
+def test_checkpointed_activations_change_nothing(method):
+    plain, checkpointed = trained("Llama", method), trained("Llama", method, gradient_checkpointing=True)
+    assert checkpointed.model.is_gradient_checkpointing
+    assert_alike(checkpointed, plain, rtol=1e-5, atol=1e-6)
+
+
+@feature("clipping (max_grad_norm)", ("K-FAC", "Muon"))
+def test_clipping_shortens_the_step(method):
+    """A rule that follows the gradient's length is shortened; Muon, which does not, takes the step it took."""
+    start = planned(HF_MODELS["BERT"])[0]
+    options = {"trust": None, "lr": 1e-2} if method == "K-FAC" else {"momentum": 0.0}
+    lr = options.pop("lr", METHODS[method][1])
+    lengths = []
+    for norm in (1e9, 1e-3):
+        model, plan = planned(HF_MODELS["BERT"])
+        done = transformers.Trainer(
+            model=model,
+            args=arguments(max_steps=1, max_grad_norm=norm),
+            train_dataset=samples("BERT"),
+            optimizer_cls_and_kwargs=for_trainer(METHODS[method][0], plan, lr, **options),
+        )
+        done.train()
+        key = "bert.encoder.layer.0.intermediate.dense.weight"
+        lengths.append(float((done.model.get_parameter(key) - start.get_parameter(key)).detach().norm()))
+    assert lengths[1] < 0.01 * lengths[0] if method == "K-FAC" else lengths[1] == pytest.approx(lengths[0], rel=0.05)
+
+
+SCHEDULES = {"linear": 1 / 3, "cosine": 0.25, "polynomial": 1 / 3, "constant_with_warmup": 1.0, "inverse_sqrt": None}
+
+
+@feature("schedulers")
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_schedules_move_all_groups_alike(method, schedule):
+    """Groups of a plan keep their ratios, and the last step was taken with the scheduled rate."""
+    done = trainer("BERT", method, lr_scheduler_type=schedule)
+    rates = []
+    done.add_callback(_Rates(rates))
+    done.train()
+    first, last = rates[0], rates[-1]
+    ratios = [after / before for before, after in zip(first, last, strict=True)]
+    assert ratios == pytest.approx([ratios[0]] * len(ratios), rel=1e-4)
+    if SCHEDULES[schedule] is not None:
+        assert ratios[0] == pytest.approx(SCHEDULES[schedule], rel=1e-4)
+    assert (len({*first}) > 1) == (method == "AdamW")  # mukron's own keep the plan's factors outside of groups
+
+
+class _Rates(transformers.TrainerCallback):
+    """Notes the learning rates that each step is taken with."""
+
+    def __init__(self, rates: list[list[float]]) -> None:
+        self.rates = rates
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, optimizer: Any = None, **_: Any) -> None:
+        self.rates.append([group["lr"] for group in optimizer.param_groups])
+
+
+@feature("save and resume, bit for bit", tuple(METHODS))
+@pytest.mark.parametrize("bf16", [False, True])
+def test_a_resumed_run_is_bit_for_bit_the_same(method, bf16):
+    options = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2, "bf16": bf16, "lr_scheduler_type": "linear"}
+    whole = trained("GPT-2", method, **options)
+    resumed = trainer("GPT-2", method, **options)
+    resumed.train(resume_from_checkpoint="out/checkpoint-2")
+    assert resumed.state.global_step == 4
+    assert_alike(resumed, whole)
+
+
+@pytest.mark.cell(FEATURES, "LoRA (peft)", "K-FAC")
+def test_trains_the_adapters_of_peft():
+    peft = pytest.importorskip("peft")
+    torch.manual_seed(0)
+    config = peft.LoraConfig(r=4, target_modules=["query", "value"], modules_to_save=["classifier"])
+    model = peft.get_peft_model(HF_MODELS["BERT"](), config)
+    before = copy.deepcopy(model.state_dict())
+    done = transformers.Trainer(
+        model=model,
+        args=arguments(max_steps=6, bf16=True),
+        train_dataset=samples("BERT"),
+        optimizer_cls_and_kwargs=for_trainer(mukron.KFAC, lr=0.05),
+    )
+    done.train()
+    moved = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
+    assert any("lora_A" in name for name in moved)
+    assert all("lora_" in name or "modules_to_save" in name for name in moved)
+    assert losses(done)[-1] < losses(done)[0]
+
+
+def test_a_class_in_place_of_a_factory_is_told_what_to_do():
+    model, plan = planned(HF_MODELS["BERT"])
+    options = {"parametrization": plan, "lr": 0.1}
+    data = samples("BERT")
+    done = transformers.Trainer(
+        model=model, args=arguments(), train_dataset=data, optimizer_cls_and_kwargs=(mukron.KFAC, options)
+    )
+    with pytest.raises(TypeError, match=r"optimizer_cls_and_kwargs=for_trainer\(mukron.KFAC, plan"):
+        done.train()
