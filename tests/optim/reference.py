@@ -47,10 +47,10 @@ def fisher_vectors(f: Tensor, fisher: str, likelihood: str, y: Tensor, seed: int
     if fisher == "empirical":
         return [F.one_hot(y, classes) - p if likelihood == "categorical" else y - f.detach()]
     if fisher == "mc":
-        generator = torch.Generator().manual_seed(seed)
+        u = torch.rand(f.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
         if likelihood == "gaussian":
-            return [torch.randn(f.shape, generator=generator).to(f)]
-        drawn = torch.multinomial(p, 1, generator=generator).squeeze(1)
+            return [torch.special.ndtri(u).to(torch.get_default_dtype()).to(f)]
+        drawn = (p / -torch.log1p(-u)).argmax(1)
         return [F.one_hot(drawn, classes) - p]
     vectors = []
     for c in range(classes):

@@ -230,24 +230,24 @@ class Transaction:
         """
         optimizer, trust = self.optimizer, self.optimizer.options.trust
         grads = [entry.parameter.grad for entry in optimizer.entries.values() if entry.parameter.grad is not None]
-        grads = grads if optimizer.exchange is None else [local(grad) for grad in grads]
+        grads = [local(grad.coalesce().values() if grad.is_sparse else grad) for grad in grads]
         products = [part for of_layer in self.offsets.values() for part in of_layer]
         parts = {name: (move.D, move.H) if isinstance(move, LowRank) else (move,) for name, move in moves.items()}
         groups = [
-            norms([grad.coalesce().values() if grad.is_sparse else grad for grad in grads], order=1),
+            norms(grads),
             list(self.traces.values()),
             [size for sizes in self.sizes.values() for size in sizes],
             self._inverted,
             norms([*products, *(part for of_move in parts.values() for part in of_move)]),
             [kappa for of_layer in self._conditions.values() for kappa in of_layer.values()],
             list(self.shortenings.values()),
+            [] if optimizer.exchange is None else norms(grads, order=1),
             [self.gain] if isinstance(trust, KLClip) else [],
         ]
-        numbers = read(groups)
+        gradients, traces, sizes, inverted, lengths, bounds, shortenings, of_entries, gains = read(groups)
         if isinstance(trust, KLClip):
-            self.nu = trust.factor(numbers[-1][0] if gain is None else gain)
-        gradients, traces, sizes, inverted, lengths, bounds, shortenings, _ = numbers
-        self.gradient_size = sum(gradients)
+            self.nu = trust.factor(gains[0] if gain is None else gain)
+        self.gradient_size = sum(of_entries)
         if not all(map(math.isfinite, gradients)):
             return False
         if self.sizes and changes_units(self, sizes, traces):
