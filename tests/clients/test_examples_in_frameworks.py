@@ -1,4 +1,4 @@
-"""The examples of frameworks, in one process and in two: the steps are those of the joined batch."""
+"""The examples of frameworks learn, in one process and in two."""
 
 from __future__ import annotations
 
