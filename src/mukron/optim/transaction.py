@@ -230,11 +230,11 @@ class Transaction:
         """
         optimizer, trust = self.optimizer, self.optimizer.options.trust
         grads = [entry.parameter.grad for entry in optimizer.entries.values() if entry.parameter.grad is not None]
-        grads = [local(grad.coalesce().values() if grad.is_sparse else grad) for grad in grads]
+        grads = grads if optimizer.exchange is None else [local(grad) for grad in grads]
         products = [part for of_layer in self.offsets.values() for part in of_layer]
         parts = {name: (move.D, move.H) if isinstance(move, LowRank) else (move,) for name, move in moves.items()}
         groups = [
-            norms(grads),
+            norms([grad.coalesce().values() if grad.is_sparse else grad for grad in grads]),
             list(self.traces.values()),
             [size for sizes in self.sizes.values() for size in sizes],
             self._inverted,
