@@ -25,12 +25,12 @@ from torch import nn, ones
 class Network(nn.Module):
     def __init__(self, width=8):
         super().__init__()
-        self.position = nn.Parameter(ones(width))
+        self.position = nn.Parameter(ones(2, width))
         self.linear = nn.Linear(64, width)
         self.head = nn.Linear(width, 10)
 
     def forward(self, x):
-        return self.head(self.linear(x.flatten(1)) + self.position)
+        return self.head(self.linear(x.flatten(1)) + self.position.sum(0))
 """
 
 
@@ -41,7 +41,7 @@ def test_advice_is_in_the_words_of_the_command_line(tmp_path, monkeypatch):
     for command in ("explain", "check"):
         done = CliRunner().invoke(app, [command, "--factory", "advised:Network", "--method", "sgd"])
         assert done.exit_code == 2, done.output
-        assert "--role position=input" in done.output
+        assert "--role NAME=ROLE" in done.output
         assert "base_shapes(" not in done.output
 
 
