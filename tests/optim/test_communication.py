@@ -6,6 +6,7 @@ import itertools
 import random
 
 import pytest
+import torch
 from ranks import in_ranks
 
 from mukron.optim.communication import (
@@ -216,4 +217,6 @@ def test_other_texts_are_refused(text, said):
 @pytest.mark.slow
 @pytest.mark.parametrize(("function", "size"), [("spread", 2), ("steps", 3), ("all_layers", 4)], ids=str)
 def test_what_arrives_is_what_was_predicted(function, size, tmp_path):
+    if function == "spread" and tuple(map(int, torch.__version__.split(".")[:2])) < (2, 9):
+        pytest.skip("fully_shard trains on CPUs from torch 2.9 on")
     in_ranks(f"communicated:{function}", size, tmp_path)
