@@ -6,7 +6,7 @@ METHOD ?= kfac
 
 CLIENTS ?= .venv-clients
 
-.PHONY: demo test check format clean clients clients-environment
+.PHONY: demo test matrix check format clean clients clients-environment
 
 # Tune narrow, train wide: does the best learning rate stay where it is? About two minutes on two cores. Steps are the
 # paper's plain ones, without a bound.
@@ -17,6 +17,10 @@ demo: $(BIN)/.ready
 # As many processes as there are cores, up to eight; whoever is done takes tests over from another.
 test: $(BIN)/.ready
 	$(BIN)/pytest --numprocesses auto --maxprocesses 8 --dist worksteal
+
+# The rest of the matrix of ranks, which make test leaves out.
+matrix: $(BIN)/.ready
+	$(BIN)/pytest -m matrix --numprocesses auto --maxprocesses 2 --dist worksteal
 
 # With the packages of others; docs/works-with.md must say what these tests find.
 clients: $(CLIENTS)/.ready

@@ -258,7 +258,14 @@ def test_bundles_differ_if_a_bit_does():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("saved_on", "loaded_on"), [(4, (4, 2, 1)), (1, (3,))])
+@pytest.mark.parametrize(
+    ("saved_on", "loaded_on"),
+    [
+        pytest.param(4, (4, 2, 1), marks=pytest.mark.matrix),
+        (2, (2, 1)),
+        pytest.param(1, (3,), marks=pytest.mark.matrix),
+    ],
+)
 def test_checkpoints_of_some_ranks_go_on_with_others(saved_on, loaded_on, tmp_path):
     """What is loaded is what was saved, bit for bit; on the same number of ranks so is what follows."""
     (tmp_path / "exact").write_text(f"read, {saved_on}")

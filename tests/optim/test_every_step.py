@@ -17,7 +17,7 @@ NEW_ENOUGH = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 9)  # befo
         ("slips", 2),
         ("nothing_first", 2),
         ("padding", 2),
-        ("padding", 3),
+        pytest.param("padding", 3, marks=pytest.mark.matrix),
         ("sparse_gradients", 2),
         ("uneven_passes", 2),
         ("saved_on_one_rank", 2),

@@ -13,7 +13,7 @@ NEW_ENOUGH = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 9)  # befo
 @pytest.mark.parametrize(
     ("what", "size"),
     [
-        ("every_way", 2),
+        pytest.param("every_way", 2, marks=pytest.mark.matrix),
         ("nothing_twice", 3),
         ("upsets", 2),
         ("experts", 2),
