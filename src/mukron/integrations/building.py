@@ -30,10 +30,11 @@ def build_optimizer(
         model: The model.
         parametrization: From ``mukron.parametrize``. None: the standard parametrization.
         lr: Learning rate. None: mukron's usual one; classes of torch need a number beside a plan.
-        **options: Other arguments of the class.
+        **options: Other arguments of the class; beside a plan also those of ``Parametrization.optimizer``, such as
+            ``method=`` for a class whose law is not known.
 
     Returns:
-        The optimizer.
+        The optimizer. One of torch's is safe with any scheduler, as ``Parametrization.optimizer`` makes it.
 
     Raises:
         TypeError: There is no such class, or a class of torch got a plan and no learning rate.
@@ -57,17 +58,14 @@ def build_optimizer(
         return kind([p for p in model.parameters() if p.requires_grad], **given, **options)
     if lr is None:
         raise TypeError(f"the learning rates of {kind.__name__}'s groups follow from one: give lr=...")
-    method = kind.__name__.lower()
-    if method in MATRIX_METHODS:
+    if str(options.get("method", kind.__name__)).lower() in MATRIX_METHODS:
         raise ValueError(
             f"{kind.__name__} takes matrices alone, and another optimizer must train the other parameters; "
             f"use mukron's own, which trains all of them"
         )
     usual = inspect.signature(kind).parameters.get("weight_decay")
-    decay = options.pop("weight_decay", 0.0 if usual is None else usual.default)
-    eps = {"eps": options.pop("eps")} if "eps" in options else {}
-    groups = parametrization.param_groups(method, lr=lr, weight_decay=decay, model=model, **eps)
-    return kind(groups, lr=lr, **options)  # type: ignore[call-arg]
+    options.setdefault("weight_decay", 0.0 if usual is None else usual.default)
+    return parametrization.optimizer(kind, lr, model=model, **options)
 
 
 def logits_of(returned: Any) -> Tensor:
