@@ -105,6 +105,52 @@ def test_in_place_activations_give_the_same_step(fisher):
         assert torch.equal(ours, theirs)
 
 
+class ChangedBehindItsView(nn.Module):
+    """The output of a Linear layer with a bias is a view where there are positions."""
+
+    CHANGES = {
+        "relu": lambda h: F.relu(h, inplace=True),
+        "masked": lambda h: h.mul_(torch.arange(h.shape[-1]) != 1),
+        "twice": lambda h: h.add_(1.0).tanh_(),
+        "assigned": lambda h: h.index_fill_(1, torch.tensor([0]), 0.5),
+    }
+
+    def __init__(self, change: str, inplace: bool) -> None:
+        super().__init__()
+        self.first, self.second, self.head = nn.Linear(12, 8), nn.Linear(8, 8), nn.Linear(8, 5)
+        self.change, self.inplace = self.CHANGES[change], inplace
+
+    def forward(self, x):
+        h = x.unflatten(0, (2, -1)) if x.ndim == 1 else x
+        for layer in (self.first, self.second):
+            h = layer(h)
+            h = self.change(h if self.inplace else h.clone())
+        return self.head(h.mean(1))
+
+
+@pytest.mark.parametrize("change", ChangedBehindItsView.CHANGES)
+@pytest.mark.parametrize(
+    "method",
+    [
+        *(partial(KFAC, fisher=fisher) for fisher in ("signs", "mc", "exact", "empirical")),
+        *(partial(KFAC, fisher="exact", memory="ema:0.9"), partial(KFAC, fused=True), FOOF, GaussNewton),
+    ],
+)
+def test_views_that_are_changed_in_place_give_the_same_step(method, change):
+    torch.manual_seed(0)
+    plain, inplace = ChangedBehindItsView(change, False), ChangedBehindItsView(change, True)
+    inplace.load_state_dict(plain.state_dict())
+    x = torch.randn(6, 3, 12)
+    for model in (plain, inplace):
+        optimizer = method(model, lr=0.1, trust=None)
+        for _ in range(2):
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), Y).backward()
+            optimizer.step()
+    for (name, ours), theirs in zip(inplace.named_parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6, msg=name)
+
+
 class Twice(Net):
     """One layer on two inputs, in two calls or side by side as positions."""
 
@@ -257,12 +303,81 @@ def test_outputs_that_are_not_tensors():
 
     model = Wrapped(8)
     optimizer = KFAC(model, trust=None)
-    with pytest.raises(TypeError, match="returned a dict, not a tensor; say where its output is"):
+    with pytest.raises(TypeError, match=r'returned a dict, not a tensor; say where its output is: .*\["logits"\]'):
         model(X)
     optimizer.close()
     optimizer = KFAC(model, output=lambda returned: returned["logits"], trust=None)
     F.cross_entropy(model(X)["logits"], Y).backward()
     optimizer.step()
+
+
+def test_a_loss_is_never_named_as_the_output():
+    """As transformers' models return them, with the loss first."""
+
+    class WithLoss(Net):
+        def forward(self, x):
+            f = super().forward(x)
+            return {"loss": F.cross_entropy(f, Y), "logits": f, "hidden": f * 2}
+
+    class Unnamed(WithLoss):
+        def forward(self, x):
+            returned = super().forward(x)
+            return {"loss": returned["loss"], "start": returned["logits"], "end": returned["hidden"]}
+
+    for kind, output, said in (
+        (WithLoss, None, r'say where its output is: output=lambda returned: returned\["logits"\]$'),
+        (WithLoss, lambda r: r["loss"], r'picked a single number \(the loss\?\).*returned\["logits"\]$'),
+        (WithLoss, lambda r: (r["logits"],), r'picked a tuple.*returned\["logits"\]$'),
+        (Unnamed, None, r'the loss is made of by output=.*\["start"\] of shape \[6, 5\], returned\["end"\] of shape'),
+    ):
+        model = kind(8)
+        optimizer = KFAC(model, output=output)
+        with pytest.raises((TypeError, ValueError), match=said):
+            model(X)
+        optimizer.close()
+
+
+def test_a_loss_that_is_not_made_of_the_named_output_is_told():
+    class Two(Net):
+        def forward(self, x):
+            f = super().forward(x)
+            return {"logits": f * 1.0, "raw": f}
+
+    model = Two(8)
+    optimizer = KFAC(model, output=lambda returned: returned["logits"])
+    F.cross_entropy(model(X)["raw"], Y).backward()
+    with pytest.raises(RuntimeError, match="the loss does not depend on the output that the model's forward pass"):
+        optimizer.step()
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_layer_that_returns_several_tensors_is_named_with_a_remedy(fused):
+    """As routers of mixtures of experts do."""
+
+    class Router(nn.Linear):
+        def forward(self, x):
+            logits = super().forward(x)
+            return logits.softmax(-1), logits
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.router, self.head = Router(12, 8), nn.Linear(8, 5)
+
+        def forward(self, x):
+            return self.head(self.router(x)[0])
+
+    for exclude in (None, ("router",)):
+        model = Model()
+        optimizer = KFAC(model, lr=0.1, fused=fused, exclude=exclude)
+        before = model.router.weight.detach().clone()
+        F.cross_entropy(model(X), Y).backward()
+        if exclude is None:
+            with pytest.raises(RuntimeError, match=r'layer "router" returns a tuple .*exclude=\("router",\)'):
+                optimizer.step()
+        else:
+            optimizer.step()
+            assert not torch.equal(model.router.weight, before)
 
 
 @pytest.mark.parametrize("reentrant", [False, True])

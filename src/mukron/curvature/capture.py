@@ -25,18 +25,19 @@ from typing import Any
 
 import torch
 from torch import Generator, Tensor, distributed, nn
-from torch.autograd.graph import GradientEdge, get_gradient_edge
-from torch.utils.weak import TensorWeakRef
+from torch.autograd.graph import GradientEdge
 
 from mukron.curvature.ahead import Ahead
-from mukron.curvature.fisher import CaptureOptions, OwnPasses, send_signals
+from mukron.curvature.edges import note_output, on_gradient, settle_edge, source_of
+from mukron.curvature.fisher import CaptureOptions, send_signals
 from mukron.curvature.forms import makes_gradient
 from mukron.curvature.hooks import hooked
 from mukron.curvature.jacobians import add_jacobians
+from mukron.curvature.noted import Noted, thrown_away
 from mukron.curvature.outputs import no_classes, no_output, shows_reduction
 from mukron.curvature.passes import LayerPass, LayerStatistics, Pass, gather, precise
 from mukron.curvature.products import Watch, hosts, passes_of_product
-from mukron.curvature.ranks import Ranks, local
+from mukron.curvature.ranks import Ranks
 from mukron.curvature.scale import add_scale, classes_at
 from mukron.curvature.spread import check_parts, draw_nothing, weights_kept
 from mukron.curvature.uses import Joined, add_probe
@@ -96,13 +97,14 @@ class Capture:
         self.checks_uses = True  # until a step has seen that gradients come from the layers' own passes
         self.asks_reduction = False  # no batch has shown yet how the loss reduces: they had one sample or position
         self.double: frozenset[str] = frozenset()  # layers that are preconditioned in float64
+        self.odd: dict[str, str] = {}  # layers that returned something else than a tensor: its type
+        self.waiting = False  # a pass of this step has not been differentiated, from its output on
         self.class_dim = options.class_dim  # where the classes are in an output with positions, once that is known
         self._running: dict[str, LayerPass] | None = None  # inside the model's forward pass
         self._fused: set[str] = set()  # layers of that pass whose weight takes no part in autograd's graph
         self._watches: list[Watch] = []  # over modules of that pass, the innermost last
         self._generator_before: Tensor | None = None  # its state before the draws of the coming step
-        # parameters with the identity and version of their gradients, when the last backward pass ended
-        self.gradients: list[tuple[nn.Parameter, TensorWeakRef, int]] = []
+        self.gradients: list[Noted] = []  # as they were when the last backward pass ended
         if not layers:
             return  # a method that measures nothing leaves the model alone
         self.hosts = {host.name: host for host in hosts(model, self.uses)}
@@ -128,7 +130,7 @@ class Capture:
         for one in self.passes:
             one.over = True
             one.layers.clear()  # a loss that the user still holds keeps its graph, and that these passes
-        self.passes, self.gradients, self.lost = [], [], False
+        self.passes, self.gradients, self.lost, self.waiting = [], [], False, False
         if self._generator_before is not None and rewind:
             self.generator.set_state(self._generator_before)
             self._generator_before = None
@@ -176,12 +178,15 @@ class Capture:
             weight.requires_grad_(self.checks_uses or self.asks_reduction)
             self._fused.add(key)
 
-    def after_layer(self, key: str, inputs: tuple[Tensor, ...], output: Tensor | None) -> Tensor | None:
+    def after_layer(self, key: str, inputs: tuple[Tensor, ...], output: Any) -> Tensor | None:
         fused = key in self._fused
         if fused:
             weight: Tensor = getattr(self.modules[key], "weight")  # noqa: B009
             weight.requires_grad_(True)
         if output is None or self._running is None or not torch.is_grad_enabled():  # None: the layer failed
+            return None
+        if not isinstance(output, Tensor):
+            self.odd[self.uses[key][0]] = type(output).__name__
             return None
         if fused and not output.requires_grad:  # the first layer, whose input needs no gradient
             output = Joined.apply(output, torch.ones((), requires_grad=True))  # type: ignore[no-untyped-call]
@@ -213,7 +218,7 @@ class Capture:
         uses = sum(use.name == this.name and use.part == this.part for use in self._running.values())
         key = f"{key} ({uses + 1})" if uses else key  # the positions of all uses of a weight count alike
         if x.numel():  # without samples (an expert that got none) it is as if the layer had not run
-            this.edge = get_gradient_edge(output) if output.requires_grad else None
+            note_output(this, output)
             this.version, this.made = x._version, x.grad_fn is not None
             self._running[key] = this
 
@@ -235,15 +240,13 @@ class Capture:
             if layer.input is not None and layer.input._version != layer.version:
                 layer.check()
         end = source_of(f)
-        for layer in running.values():  # the pass waits at ``end``, and must not own it or what comes after it
-            if layer.edge is not None and layer.edge.node is end.node:
-                layer.is_output, layer.edge = layer.edge.output_nr == end.output_nr, None
-            elif layer.edge is not None and layer.edge.node._sequence_nr() > end.node._sequence_nr():
-                layer.edge = None
+        for layer in running.values():
+            settle_edge(layer, end)
         class_dim = class_dim_of(self.options, f) if self.options.signals and not self.options.empirical else -1
         asks = self.asks_reduction and (self.options.fused or shows_reduction(f, class_dim))
         checked = self.checks_uses or asks
         this = Pass(f.shape[0], running, self.options, self.due, checked, self.double, self.forms, self.products)
+        self.waiting = True
         at_output = partial(self._differentiated, this, f.detach(), f._version, class_dim, end.output_nr)
         on_gradient(end, at_output)
 
@@ -257,7 +260,7 @@ class Capture:
         errors, f, changed, ranks = errors.detach(), f.to(errors), f._version != version, in_ranks(self)
         outputs = [name for name, layer in this.layers.items() if layer.is_output]
         again = this.errors is not None  # one more backward pass through the same forward pass
-        if self._discarded():
+        if self.passes and thrown_away(self.gradients):
             if again:
                 self.passes.remove(this)
             self.forget(rewind=not again)
@@ -306,16 +309,7 @@ class Capture:
 
     def _note_gradients(self) -> None:
         """Note which gradients there are: if they are thrown away, so are the passes."""
-        self.gradients = [(p, TensorWeakRef(p.grad), p.grad._version) for p in self.parameters if p.grad is not None]
-
-    def _discarded(self) -> bool:
-        """Whether all gradients of this step's earlier passes are gone: set to None, or to zeros."""
-        if not (self.passes and self.gradients):
-            return False
-        kept = [(p.grad, version) for p, known, version in self.gradients if p.grad is not None and p.grad is known()]
-        if any(gradient._version == version for gradient, version in kept):
-            return False
-        return not any(bool(local(gradient).any()) for gradient, _ in kept)  # others are not of these passes
+        self.gradients = [noted for p in self.parameters if (noted := Noted.of(p)) is not None]
 
 
 def reached(capture: Capture, this: Pass, name: str, delta: Tensor) -> None:
@@ -359,16 +353,8 @@ def output_of(options: CaptureOptions, returned: Any) -> Tensor:
     """The network's output, in what the model returned."""
     f = options.output(returned) if options.output is not None else returned
     if not isinstance(f, Tensor) or f.ndim == 0:
-        raise no_output(f)
+        raise no_output(f, returned, options.output is not None)
     return f
-
-
-def source_of(f: Tensor) -> GradientEdge:
-    """Where derivatives by the output arrive: before casts, which a loss inside the model may not have gone through."""
-    node, number = (edge := get_gradient_edge(f)).node, edge.output_nr
-    while node.name() == "ToCopyBackward0" and (source := node.next_functions[0][0]) and source.next_functions:
-        node, number = source, node.next_functions[0][1]
-    return edge if node is edge.node else GradientEdge(node, number)
 
 
 def class_dim_of(options: CaptureOptions, f: Tensor) -> int:
@@ -378,18 +364,6 @@ def class_dim_of(options: CaptureOptions, f: Tensor) -> int:
     if not fits or (categorical and f.shape[1:] == (1,)):
         raise no_classes(options, f)
     return -1 if class_dim is None else class_dim
-
-
-def on_gradient(edge: GradientEdge, then: Callable[[Tensor], None]) -> None:
-    """Call ``then`` with the derivative that arrives at that edge in the user's backward passes."""
-    number = edge.output_nr  # the edge itself would keep its own graph alive
-
-    def arrived(gradients: tuple[Tensor | None, ...]) -> None:
-        gradient = gradients[number]
-        if gradient is not None and not OwnPasses.running:
-            then(gradient)
-
-    edge.node.register_prehook(arrived)
 
 
 def remove(handles: list[Any], watches: list[Watch]) -> None:

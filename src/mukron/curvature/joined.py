@@ -12,9 +12,10 @@ from functools import reduce
 import torch
 from torch import Tensor
 
+from mukron.curvature.accumulator import Accumulator
 from mukron.curvature.ahead import Ahead, Told
 from mukron.curvature.forms import AUTO
-from mukron.curvature.passes import Accumulator, Kinds, LayerStatistics, Pass, Samples, of_layers
+from mukron.curvature.passes import Kinds, LayerStatistics, Pass, Samples, of_layers
 from mukron.curvature.ranks import Ranks
 from mukron.curvature.records import PassRecord
 from mukron.curvature.sending import Outgoing, whole
@@ -114,10 +115,7 @@ def joined(delivery: Delivery, ranks: Ranks) -> tuple[Joint, list[Mapping[str, T
     counts = {name: sum(one.samples.get(name, 0) for one in sent) + more for name, more in elsewhere.items()}
     for name, of in everywhere.items():
         for statistics in of.values():
-            if statistics.measured:
-                statistics.samples = statistics.samples + elsewhere[name]
-            if statistics.A is not None:
-                statistics.A.counts += (elsewhere[name],)
+            _count_elsewhere(statistics, elsewhere[name])
     stacked = {name: use for one in sent for name, use in one.uses.items()}
     joint = Joint(
         of_layers(everywhere, counts, stacked),
@@ -125,6 +123,19 @@ def joined(delivery: Delivery, ranks: Ranks) -> tuple[Joint, list[Mapping[str, T
         {name: _sum_along(sent, name) for one in sent for name in one.along}.get,
     )
     return joint, [one.gradients for one in sent]
+
+
+def _count_elsewhere(statistics: LayerStatistics, samples: float | Tensor) -> None:
+    """Count samples of the batch for which other ranks have no rows of a layer."""
+    if statistics.measured:
+        statistics.samples = statistics.samples + samples
+    counted = [statistics.A]
+    if statistics.by_samples:
+        statistics.rows = statistics.rows + samples
+        counted.append(statistics.B)
+    for sums in counted:
+        if sums is not None:
+            sums.counts += (samples,)
 
 
 def _merged(sent: Sequence[_Sent], form: str, unformed: frozenset[str]) -> Kinds:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -9,19 +10,38 @@ from torch import Tensor
 from mukron.curvature.fisher import CaptureOptions
 
 
-def no_output(f: Any) -> Exception:
-    """Why what a model returned is not its output."""
+def no_output(f: Any, returned: Any, chosen: bool) -> Exception:
+    """Why f is not a network's output.
+
+    returned: what the model returned. chosen: ``output=`` has picked f out of it.
+    """
     if isinstance(f, Tensor):
+        if chosen:
+            return ValueError(f"output= picked a single number (the loss?), not the outputs{_tensors_in(returned)}")
         return ValueError(
             "the model returned a single number (its loss?); the optimizer needs its outputs: let the model return "
             "them too, as (outputs, loss), and say output=lambda returned: returned[0]"
         )
-    place = "returned[0]" if isinstance(f, (tuple, list)) else "returned.logits"
-    place = f'returned["{next(iter(f))}"]' if isinstance(f, dict) and f else place
-    return TypeError(
-        f"the model returned a {type(f).__name__}, not a tensor; say where its output is: "
-        f"output=lambda returned: {place}"
-    )
+    if chosen:
+        return TypeError(f"output= picked a {type(f).__name__}, not a tensor{_tensors_in(returned)}")
+    return TypeError(f"the model returned a {type(f).__name__}, not a tensor{_tensors_in(f)}")
+
+
+def _tensors_in(returned: Any) -> str:
+    """Which tensors a model returned could be its output, and how the one that is it is named."""
+    if isinstance(returned, Mapping):
+        places = {f'["{name}"]': value for name, value in returned.items()}
+    elif isinstance(returned, Sequence):
+        places = {f"[{place}]": value for place, value in enumerate(returned)}
+    else:
+        attributes = {"logits": getattr(returned, "logits", None), **getattr(returned, "__dict__", {})}
+        places = {f".{name}": value for name, value in attributes.items()}
+    tensors = {place: x for place, x in places.items() if isinstance(x, Tensor) and x.ndim}
+    named = [place for place in tensors if "logits" in (place[2:-2], place[1:])]
+    if named or len(tensors) == 1:
+        return f"; say where its output is: output=lambda returned: returned{next(iter(named or tensors))}"
+    listed = ", ".join(f"returned{place} of shape {list(x.shape)}" for place, x in tensors.items())
+    return f"; name the tensor that the loss is made of by output=, a function of what is returned: {listed or 'none'}"
 
 
 def no_classes(options: CaptureOptions, f: Tensor) -> ValueError:

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mukron.curvature.passes import Accumulator, LayerStatistics
+from mukron.curvature.accumulator import Accumulator
+from mukron.curvature.passes import LayerStatistics
 from mukron.curvature.stacking import Halves, Jacobian
 
 

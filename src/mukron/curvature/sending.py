@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mukron.curvature.accumulator import Accumulator
 from mukron.curvature.frequencies import Frequencies
-from mukron.curvature.passes import Accumulator, Kinds, LayerStatistics
+from mukron.curvature.passes import Kinds, LayerStatistics
 from mukron.curvature.ranks import aligned
 
 EVERY_RANK = -1  # the "owner" of a layer whose rows go to all ranks

@@ -35,7 +35,8 @@ from mukron.curvature.frequencies import Frequencies
 from mukron.linalg import total_count
 
 if TYPE_CHECKING:
-    from mukron.curvature.passes import Accumulator, LayerPass, LayerStatistics
+    from mukron.curvature.accumulator import Accumulator
+    from mukron.curvature.passes import LayerPass, LayerStatistics
 
 
 TIED_HEAD = -1  # the kind of use that a head makes of an embedding's weight; others have the number of their map

@@ -353,7 +353,7 @@ def _attempt(
     All is launched as if nothing could go wrong, and the device is read once, at the end. Only then, if an inverse
     did not come out well or a gradient is not what it was taken for, is a part of it done again.
     """
-    if optimizer.capture.gradients and all(p.grad is None for p, _, _ in optimizer.capture.gradients):
+    if optimizer.capture.gradients and all(noted.parameter.grad is None for noted in optimizer.capture.gradients):
         optimizer.capture.forget()  # they were thrown away, and nothing came after them
     if optimizer._changes is not None:
         check_changes(optimizer, optimizer._changes)

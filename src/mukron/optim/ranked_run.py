@@ -174,7 +174,8 @@ def layer_traffic(shape: LayerShape, run: RankedRun, outputs: int) -> LayerTraff
     capture = run.capture
     rows = run.rows(1 if capture.sharing == "reduce" else run.positions_of(shape))
     signals = 1 if capture.signals and capture.empirical else run.own_passes(outputs)
-    by_rows, products = forms_of(shape.d_in, shape.d_out, rows, capture, run.sharding == PLAIN)
+    averages = run.sharding == PLAIN
+    by_rows, products = forms_of(shape.d_in, shape.d_out, rows, capture, averages, shape.one_hot)
     return LayerTraffic(
         shape.d_in,
         shape.d_out,
@@ -185,10 +186,10 @@ def layer_traffic(shape: LayerShape, run: RankedRun, outputs: int) -> LayerTraff
         products=products and shape.d_in > 0 and not shape.one_hot,
         own_signals=capture.empirical,
         low_rank=stays_low_rank(run.momentum_entries, run.trust),
-        by_rows=by_rows and not shape.one_hot,
+        by_rows=by_rows,
         factor_every=run.step.factor_every,
         inverse_every=run.step.inverse_every,
-        averages=run.sharding == PLAIN,
+        averages=averages,
         shards=_shards(shape, run.ranks) if run.sharding == FSDP else None,
         errors=tuple(outputs * samples for samples in run.rows(1)) if capture.jacobian else (),
         biases=shape.groups * shape.d_out * shape.bias,

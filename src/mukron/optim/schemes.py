@@ -80,15 +80,18 @@ def seen_in(passes: Sequence[Pass]) -> Seen:
     return Seen(total, samples, max(outputs, default=1), tuple(partial.values()), whole)
 
 
-def forms_of(d_in: int, d_out: int, rows: Sequence[int], capture: CaptureOptions, averages: bool) -> tuple[bool, bool]:
+def forms_of(
+    d_in: int, d_out: int, rows: Sequence[int], capture: CaptureOptions, averages: bool, one_hot: bool
+) -> tuple[bool, bool]:
     """Whether a layer's factors are held as rows, and whether D is sent with H: its gradient is then D^T H.
 
-    rows: of a batch, by rank. averages: ranks average gradients in the step.
+    rows: of a batch, by rank. averages: ranks average gradients in the step. one_hot: the layer is an embedding, whose
+    factor A is a diagonal; its B is held as rows where that is asked for.
     """
     if capture.jacobian:
-        return True, False
+        return not one_hot, False
     by_rows = capture.form == ROWS
-    if capture.form == "auto":
+    if capture.form == "auto" and not one_hot:
         by_rows = as_rows(sum(rows), d_in, d_out) or (capture.signals and as_rows(sum(rows), d_out, d_in))
     kept = keeps_halves(max(rows), d_in, d_out, capture.form, capture.signals) or capture.fused
     return by_rows, kept or (averages and max(rows) < d_in)
@@ -115,7 +118,7 @@ def traffic_for(exchange: Owners, entry: LayerEntry, seen: Sequence[Seen]) -> La
     draws = fisher.draws if isinstance(fisher, Drawn) else outputs if isinstance(fisher, Exact) else 1
     signals = outputs if capture.jacobian else draws if capture.signals else 0
     averages, tied = exchange.gradients.averages, any(not other.one_hot for other in entry.others.values())
-    by_rows, products = forms_of(d_in, d_out, rows, capture, averages)
+    by_rows, products = forms_of(d_in, d_out, rows, capture, averages, layer.one_hot)
     weight = entry.blocks.get(WEIGHT)
     return LayerTraffic(
         d_in,
@@ -129,7 +132,7 @@ def traffic_for(exchange: Owners, entry: LayerEntry, seen: Sequence[Seen]) -> La
         own_signals=capture.empirical,
         low_rank=stays_low_rank(optimizer.param_groups[0], options.trust),
         errors=tuple(outputs * of.samples for of in seen) if capture.jacobian else (),
-        by_rows=by_rows and not layer.one_hot,
+        by_rows=by_rows,
         factor_every=options.factor_every,
         inverse_every=options.inverse_every,
         averages=averages,

@@ -23,6 +23,18 @@ def not_seen(layer: LayerEntry, step: Transaction) -> RuntimeError:
     if len(unseen) < len(step.active):  # else it is the whole model that was not seen
         left = exclusion(step.optimizer, unseen or [layer])
         remedy = f". What cannot be seen is left to the fallback rule by {left}"
+    capture = step.optimizer.capture
+    if layer.name in capture.odd:
+        return RuntimeError(
+            f'layer "{layer.name}" returns a {capture.odd[layer.name]} in place of a tensor, so that what its weight '
+            f"makes cannot be seen{remedy}"
+        )
+    if capture.waiting and not capture.passes:
+        return RuntimeError(
+            f'layer "{layer.name}" has a gradient, but the loss does not depend on the output that the model\'s forward '
+            "pass returned: run the model itself (not its parts), and if it returns several tensors, name the one that "
+            "the loss is made of: output=lambda returned: ..."
+        )
     return RuntimeError(
         f'layer "{layer.name}" has a gradient, but no forward pass of the model was seen for it: run the model itself '
         "(not its parts) in training mode with gradients on and not paused; activation checkpointing needs "
