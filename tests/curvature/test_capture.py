@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import pickle
+import warnings
 import weakref
 from functools import partial
 
@@ -105,30 +106,31 @@ def test_in_place_activations_give_the_same_step(fisher):
         assert torch.equal(ours, theirs)
 
 
+CHANGES_IN_PLACE = {
+    "relu": lambda h: F.relu(h, inplace=True),
+    "masked": lambda h: h.mul_(torch.arange(h.shape[-1]) != 1),
+    "twice": lambda h: h.add_(1.0).tanh_(),
+    "assigned": lambda h: h.index_fill_(1, torch.tensor([0]), 0.5),
+}
+
+
 class ChangedBehindItsView(nn.Module):
     """The output of a Linear layer with a bias is a view where there are positions."""
-
-    CHANGES = {
-        "relu": lambda h: F.relu(h, inplace=True),
-        "masked": lambda h: h.mul_(torch.arange(h.shape[-1]) != 1),
-        "twice": lambda h: h.add_(1.0).tanh_(),
-        "assigned": lambda h: h.index_fill_(1, torch.tensor([0]), 0.5),
-    }
 
     def __init__(self, change: str, inplace: bool) -> None:
         super().__init__()
         self.first, self.second, self.head = nn.Linear(12, 8), nn.Linear(8, 8), nn.Linear(8, 5)
-        self.change, self.inplace = self.CHANGES[change], inplace
+        self.change, self.inplace = CHANGES_IN_PLACE[change], inplace
 
     def forward(self, x):
-        h = x.unflatten(0, (2, -1)) if x.ndim == 1 else x
+        h = x
         for layer in (self.first, self.second):
             h = layer(h)
             h = self.change(h if self.inplace else h.clone())
         return self.head(h.mean(1))
 
 
-@pytest.mark.parametrize("change", ChangedBehindItsView.CHANGES)
+@pytest.mark.parametrize("change", CHANGES_IN_PLACE)
 @pytest.mark.parametrize(
     "method",
     [
@@ -334,6 +336,37 @@ def test_a_loss_is_never_named_as_the_output():
         optimizer = KFAC(model, output=output)
         with pytest.raises((TypeError, ValueError), match=said):
             model(X)
+        optimizer.close()
+
+
+@pytest.mark.parametrize("method", [partial(KFAC, fisher="exact"), GaussNewton])
+def test_positions_that_the_output_has_as_rows_are_warned_of_where_they_matter(method):
+    class Language(nn.Module):
+        def __init__(self, flat: bool) -> None:
+            super().__init__()
+            self.hidden, self.head, self.flat = nn.Linear(6, 8), nn.Linear(8, 5), flat
+
+        def forward(self, x):
+            f = self.head(torch.tanh(self.hidden(x)))
+            return f.flatten(0, 1) if self.flat else f
+
+    x, y = torch.randn(3, 4, 6), torch.arange(12) % 5
+    class_dim = {} if method is GaussNewton else {"class_dim": -1}
+    for make, flat, warns in (
+        (method, True, True),
+        (partial(method, **class_dim), False, False),
+        (partial(KFAC, fisher="signs"), True, False),
+        (partial(KFAC, fisher="empirical"), True, False),
+        (FOOF, True, False),
+    ):
+        model = Language(flat)
+        optimizer = make(model)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for _ in range(2):
+                F.cross_entropy(model(x).reshape(12, 5), y).backward()
+        told = [w for w in caught if "rows of one sample are taken for samples" in str(w.message)]
+        assert len(told) == warns, (make, flat)
         optimizer.close()
 
 

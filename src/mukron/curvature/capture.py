@@ -34,7 +34,7 @@ from mukron.curvature.forms import makes_gradient
 from mukron.curvature.hooks import hooked
 from mukron.curvature.jacobians import add_jacobians
 from mukron.curvature.noted import Noted, thrown_away
-from mukron.curvature.outputs import no_classes, no_output, shows_reduction
+from mukron.curvature.outputs import no_classes, no_output, shows_reduction, warn_of_folding
 from mukron.curvature.passes import LayerPass, LayerStatistics, Pass, gather, precise
 from mukron.curvature.products import Watch, hosts, passes_of_product
 from mukron.curvature.ranks import Ranks
@@ -98,6 +98,7 @@ class Capture:
         self.asks_reduction = False  # no batch has shown yet how the loss reduces: they had one sample or position
         self.double: frozenset[str] = frozenset()  # layers that are preconditioned in float64
         self.odd: dict[str, str] = {}  # layers that returned something else than a tensor: its type
+        self.warned = False  # of positions that the output has as rows
         self.waiting = False  # a pass of this step has not been differentiated, from its output on
         self.class_dim = options.class_dim  # where the classes are in an output with positions, once that is known
         self._running: dict[str, LayerPass] | None = None  # inside the model's forward pass
@@ -239,6 +240,7 @@ class Capture:
         for layer in running.values():
             if layer.input is not None and layer.input._version != layer.version:
                 layer.check()
+        self.warned = self.warned or warn_of_folding(f, running.values(), self.options)
         end = source_of(f)
         for layer in running.values():
             settle_edge(layer, end)

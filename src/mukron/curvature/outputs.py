@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from mukron.curvature.fisher import CaptureOptions
+from mukron.curvature.fisher import CaptureOptions, Exact
+
+if TYPE_CHECKING:
+    from mukron.curvature.passes import LayerPass
 
 
 def no_output(f: Any, returned: Any, chosen: bool) -> Exception:
@@ -58,6 +62,31 @@ def no_classes(options: CaptureOptions, f: Tensor) -> ValueError:
         f"the model's output has shape {list(f.shape)}: say where the classes are, class_dim=1 (segmentation) or "
         "class_dim=-1 (language)"
     )
+
+
+def warn_of_folding(f: Tensor, layers: Iterable[LayerPass], options: CaptureOptions) -> bool:
+    """Warn of positions that the output has as rows, where each row's derivatives are taken for a sample's alone.
+
+    Returns:
+        Whether it was warned.
+    """
+    if not (options.jacobian or isinstance(options.fisher, Exact)) or (options.signals and options.empirical):
+        return False
+    for this in layers:
+        x = this.input
+        if x is None or x.ndim < 3 or not this.layer.plain_rows or len(f) in x.shape[:2]:
+            continue
+        if x.numel() == len(f) * this.layer.d_in:
+            warnings.warn(
+                f'the model\'s output has {len(f)} rows, and layer "{this.name}" {len(x)} samples with positions: '
+                f"rows of one sample are taken for samples of their own, and where they depend on each other (by "
+                "attention, say) their derivatives add up to another matrix. Return [samples, positions, classes] and "
+                "say class_dim=-1",
+                UserWarning,
+                stacklevel=4,
+            )
+            return True
+    return False
 
 
 def shows_reduction(f: Tensor, class_dim: int) -> bool:

@@ -31,9 +31,9 @@ def not_seen(layer: LayerEntry, step: Transaction) -> RuntimeError:
         )
     if capture.waiting and not capture.passes:
         return RuntimeError(
-            f'layer "{layer.name}" has a gradient, but the loss does not depend on the output that the model\'s forward '
-            "pass returned: run the model itself (not its parts), and if it returns several tensors, name the one that "
-            "the loss is made of: output=lambda returned: ..."
+            f'layer "{layer.name}" has a gradient, but the loss does not depend on the output that the model\'s '
+            "forward pass returned: run the model itself (not its parts), and if it returns several tensors, name the "
+            "one that the loss is made of: output=lambda returned: ..."
         )
     return RuntimeError(
         f'layer "{layer.name}" has a gradient, but no forward pass of the model was seen for it: run the model itself '
