@@ -279,3 +279,13 @@ def test_an_option_that_a_class_does_not_have():
     for method in ("lion", "sgd"):
         with pytest.raises(ParametrizationError, match="Rprop has no weight decay; leave weight_decay out"):
             plan.optimizer(torch.optim.Rprop, 0.1, method=method, weight_decay=0.1)
+
+
+def test_what_the_groups_say_counts():
+    """pytorch_optimizer's Shampoo couples by default, and the groups for it say that it must not."""
+    _model, plan = plan_of(4 * BASE)
+    optimizer = plan.optimizer(of_pytorch_optimizer("Shampoo"), 0.1, method="shampoo", weight_decay=0.1)
+    assert all(group["weight_decouple"] for group in optimizer.param_groups)
+    assert {group["role"]: group["matrix_eps"] for group in optimizer.param_groups} == pytest.approx(
+        {"input": 1e-6 / 4, "hidden": 1e-6}
+    )

@@ -21,7 +21,7 @@ from mukron.params.sharded import refuse_sharded, reshard, type_of
 WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel, AveragedModel)
 # Name segments that torch's own wrappers put inside a model, not only around it.
 WRAPPER_SEGMENTS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
-TORCHS = "torch.nn.utils.parametrizations"  # the module of torch's own reparametrizations
+TORCH_PARAMETRIZATIONS = "torch.nn.utils.parametrizations"  # the module of torch's own reparametrizations
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,9 @@ def _part_of(module_name: str, module: nn.Module, local: str) -> Reparametrized 
         if not layer and clean_name(module_name).startswith("parametrizations."):
             tensor = clean_name(module_name).removeprefix("parametrizations.")
         kinds = ", ".join(type(step).__name__ for step in module)
-        return Reparametrized(layer, tensor, kinds, any(type(step).__module__ == TORCHS for step in module))
+        return Reparametrized(
+            layer, tensor, kinds, any(type(step).__module__ == TORCH_PARAMETRIZATIONS for step in module)
+        )
     for hook in module._forward_pre_hooks.values():
         tensor = getattr(hook, "name", "")
         if local in {f"{tensor}{end}" for end in OLD_PARTS.get(type(hook), ())}:
