@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 
 import pytest
 import torch
@@ -175,15 +176,129 @@ def test_roles_are_refused_where_a_network_is_parametrized_too():
         parametrize(make(32), base_shapes(narrow))
 
 
-@pytest.mark.parametrize("width_of_input", [3, None])
-def test_parts_of_reparametrized_weights_are_no_vectors(width_of_input):
-    """The gain of a normalized weight, [out, 1], is not that of its output alone."""
+class Mask(nn.Module):
+    def forward(self, weight):
+        return weight * 0.5
 
+
+def reparametrized(kind, width_of_input=None):
     def make(width):
-        return nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(width_of_input or width, width)))
+        layer = nn.Linear(width_of_input or width, width)
+        if kind is Mask:
+            nn.utils.parametrize.register_parametrization(layer, "weight", kind())
+        else:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # the old ones are deprecated
+                kind(layer)
+        return nn.Sequential(layer, nn.Linear(width, 3))
 
-    with refused('parametrizations.weight.original0" [16, 1]: its owner', "is not a known module", "original1"):
+    return make
+
+
+REPARAMETRIZATIONS = {  # what computes a weight, and from what
+    nn.utils.parametrizations.weight_norm: ("_WeightNorm", ("parametrizations.weight.original0", "original1")),
+    nn.utils.parametrizations.spectral_norm: ("_SpectralNorm", ("parametrizations.weight.original",)),
+    nn.utils.parametrizations.orthogonal: ("_Orthogonal", ("parametrizations.weight.original",)),
+    nn.utils.weight_norm: ("WeightNorm", ("weight_g", "weight_v")),
+    nn.utils.spectral_norm: ("SpectralNorm", ("weight_orig",)),
+    Mask: ("Mask", ("parametrizations.weight.original",)),
+}
+
+
+@pytest.mark.parametrize("width_of_input", [3, None])
+@pytest.mark.parametrize("kind", REPARAMETRIZATIONS)
+def test_reparametrized_weights_are_refused_with_a_line_that_takes_them_off(kind, width_of_input):
+    computes, parts = REPARAMETRIZATIONS[kind]
+    make = reparametrized(kind, width_of_input)
+    with pytest.raises(ParametrizationError) as caught:
         base_shapes(make, width=8)
+    text = str(caught.value)
+    assert text.startswith("no role is known for what reparametrized weights are computed from:")
+    assert re.search(f'"0.weight", by {computes} from "0.' + ".*".join(map(re.escape, parts)), text)
+    assert "Declare the role of each" not in text
+    assert ("of your own" in text) == (kind is Mask)
+    if kind is nn.utils.parametrizations.orthogonal:
+        assert "remove" not in text  # torch cannot, on the meta device
+        return
+    line = re.search(r"torch\.nn\.utils\.\S+\(model.*\)$", text, re.MULTILINE)[0]
+
+    def plain(width):
+        model = make(width)
+        exec(line, {"model": model, "torch": torch})
+        return model
+
+    plan = parametrize(plain(32), base_shapes(plain, width=8))
+    assert plan.parameters["0.weight"].role is (Role.INPUT if width_of_input else Role.HIDDEN)
+
+
+@pytest.mark.parametrize("role", ["vector", "scalar", "input"])
+def test_a_role_does_not_help_a_weight_that_torch_normalizes(role):
+    part = "0.parametrizations.weight.original"
+    for factory in (True, False):
+        make = reparametrized(nn.utils.parametrizations.weight_norm)
+        roles = {f"{part}0": role, f"{part}1": "hidden"}
+        with refused("reparametrized weights", f'"0.weight", by _WeightNorm from "{part}0" [', f'"{part}1" ['):
+            if factory:
+                base_shapes(make, width=8, roles=roles)
+            else:
+                parametrize(make(32), base_shapes(make(8), roles=roles))
+
+
+def test_a_mask_takes_a_declared_role():
+    """Its entries are the weight's, each times a number: the law is that of the weight."""
+    make, part = reparametrized(Mask), "0.parametrizations.weight.original"
+    plan = parametrize(make(32), base_shapes(make, width=8, roles={part: "hidden"}))
+    assert plan.parameters[part].role is Role.HIDDEN
+    assert plan.parameters[part].growth.r_in == 4
+
+
+def test_reparametrized_unknown_and_misdeclared_parameters_are_reported_together():
+    def make(width):
+        return nn.ModuleList(
+            [bare((7, "d"), ("d", 7))(width), nn.utils.parametrizations.weight_norm(nn.Linear(3, width))]
+        )
+
+    roles = {"0.p1": "inptu", "0.p2": "input", "1.weight": "input"}
+    with pytest.raises(ParametrizationError) as caught:
+        base_shapes(make, width=8, roles=roles)
+    text = str(caught.value)
+    for line in (
+        "the roles of 1 of 7 parameters are not known:",
+        '  parameter "0.p0" [7, 16]',
+        '  "1.weight", by _WeightNorm from',
+        "parameter \"0.p1\": unknown role 'inptu'",
+        'roles: the network has no parameter "0.p2"',
+        'roles: the network has no parameter "1.weight"',
+    ):
+        assert sum(other.startswith(line) for other in text.split("\n")) == 1, line
+    assert text.count('"0.p1"') == 1
+
+
+@pytest.mark.parametrize("shape", [("d", 1, 1, 1), ("d", 1, 1)])
+@pytest.mark.parametrize("kind", [nn.Conv2d, nn.Conv1d])
+def test_gains_of_output_channels(shape, kind):
+    """As timm's ScaledStdConv2d has one."""
+
+    class Scaled(kind):
+        def __init__(self, width):
+            super().__init__(width, width, 3)
+            self.gain = nn.Parameter(torch.ones([width if size == "d" else size for size in shape]))
+
+    growth = parametrize(Scaled(32), base_shapes(Scaled, width=8)).parameters["gain"].growth
+    assert (growth.role, growth.r_in, growth.r_out) == (Role.VECTOR, 1, 4)
+
+
+@pytest.mark.parametrize("shape", [(1, "d", 1, 1), ("d", 1), (1, "d")])
+def test_other_tensors_of_known_modules_stay_open(shape):
+    """They may be summed over, as a second weight with one output."""
+
+    class Scaled(nn.Conv2d):
+        def __init__(self, width):
+            super().__init__(width, width, 3)
+            self.gain = nn.Parameter(torch.ones([width if size == "d" else size for size in shape]))
+
+    with refused("the roles of 1 of 3", '"gain"'):
+        base_shapes(Scaled, width=8)
 
 
 def test_known_modules_with_parameters_of_their_own():

@@ -202,6 +202,18 @@ def test_other_copies_and_wrappers():
     assert torch.equal(loaded.clip_grad_norm_(math.inf, model=model), expected)
     with pytest.raises(ParametrizationError, match="not bound to a model"):
         loaded.clip_grad_norm_(1.0)
+    for other, message in (
+        (Net(64), r'parameter "first.weight": \[64, 12\] in this network, \[32, 12\] in the plan, whose units are for'),
+        (
+            nn.ModuleDict({"first": model.first}),
+            'parameter "hidden.weight", .* exists in the plan but not in this netw',
+        ),
+    ):
+        for p in other.parameters():
+            p.grad = torch.ones_like(p)
+        with pytest.raises(ParametrizationError, match=message):
+            plan.clip_grad_norm_(1.0, model=other)
+        assert all(bool((p.grad == 1).all()) for p in other.parameters())
     other = nn.Linear(3, 4)
     other.weight.grad = torch.ones(4, 3)
     with pytest.raises(ParametrizationError, match='"weight" has a gradient and is not in the plan: pass the model'):

@@ -155,12 +155,17 @@ def _growths(
         )
     unresolved = {
         name: Unresolved(
-            *(entry.base, entry.wider or here[name], here[name]),
-            *(entry.role or declared.get(name), found[name].owner, found[name].bare),
+            entry.base,
+            entry.wider or here[name],
+            here[name],
+            entry.role or declared.roles.get(name),
+            found[name].owner,
+            found[name].bare,
+            found[name].part_of,
         )
         for name, entry in shapes.parameters.items()
     }
-    growths = resolve_all(unresolved)
+    growths = resolve_all(unresolved, declared.wrong)
     return {name: replace(growth, L=depths.get(name)) for name, growth in growths.items()}
 
 

@@ -20,6 +20,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from mukron.params.errors import ParametrizationError
 from mukron.params.inventory import clean_name, unwrap
+from mukron.params.resolve import listed
 from mukron.params.sharded import is_sharded, part_here, reshard, whole
 from mukron.theory import SP, gradient_size
 
@@ -67,19 +68,31 @@ def clip(
     reshard(model)  # a parameter that was gathered for a forward pass is not the one that has the gradient
     measures, plain, spread = units(plan, norm_type), list[nn.Parameter](), list[Tensor]()
     alike = defaultdict[tuple[float, Any], list[Tensor]](list)
-    for name, parameter in unwrap(model).named_parameters():
+    own = {clean_name(name): parameter for name, parameter in unwrap(model).named_parameters()}
+    for name, parameter in own.items():
+        shape = tuple(parameter.shape)
+        if name in measures and shape != plan.parameters[name].shape:
+            raise ParametrizationError(
+                f'parameter "{name}": {list(shape)} in this network, {list(plan.parameters[name].shape)} in the plan, '
+                "whose units are for that size: clip a network of another width by its own plan"
+            )
         if parameter.grad is None:
             continue
-        if clean_name(name) not in measures:
+        if name not in measures:
             raise ParametrizationError(
-                f'parameter "{clean_name(name)}" has a gradient and is not in the plan: pass the model that was '
-                "parametrized as model=..."
+                f'parameter "{name}" has a gradient and is not in the plan: pass the model that was parametrized as '
+                "model=..."
             )
-        alike[measures[clean_name(name)], getattr(parameter.grad, "device_mesh", None)].append(parameter.grad)
+        alike[measures[name], getattr(parameter.grad, "device_mesh", None)].append(parameter.grad)
         if is_sharded(parameter.grad):
             spread.append(part_here(parameter.grad))
         else:
             plain.append(parameter)
+    if missing := [name for name in plan.parameters if name not in own]:
+        raise ParametrizationError(
+            f"parameter {listed(missing)} exists in the plan but not in this network: pass the model that was "
+            "parametrized, or another copy of it, as model=..."
+        )
     norm = _norm(alike, norm_type, foreach)
     if error_if_nonfinite and not torch.isfinite(norm):
         raise RuntimeError(

@@ -10,6 +10,8 @@ from weakref import WeakKeyDictionary
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils.parametrize import ParametrizationList
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
 from torch.optim.swa_utils import AveragedModel
 
 from mukron.layers import Fans, Layer, MatrixLayer, layer_of
@@ -19,6 +21,40 @@ from mukron.params.sharded import refuse_sharded, reshard, type_of
 WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel, AveragedModel)
 # Name segments that torch's own wrappers put inside a model, not only around it.
 WRAPPER_SEGMENTS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+TORCH_PARAMETRIZATIONS = "torch.nn.utils.parametrizations"  # the module of torch's own reparametrizations
+
+
+@dataclass(frozen=True)
+class Reparametrized:
+    """The weight that a parameter is a part of, where the forward pass computes it from its parts.
+
+    Attributes:
+        layer: The name of the layer that has the weight.
+        tensor: The weight's name in it.
+        kinds: What computes it: "_WeightNorm".
+        of_torch: Whether that is torch's own, all of which set the weight's length: they are functions of a direction.
+        old: Whether it is a hook, as ``torch.nn.utils.weight_norm`` was, and no ``torch.nn.utils.parametrize``.
+    """
+
+    layer: str
+    tensor: str
+    kinds: str
+    of_torch: bool
+    old: bool = False
+
+    @property
+    def name(self) -> str:
+        """The weight's full name."""
+        return f"{self.layer}.{self.tensor}" if self.layer else self.tensor
+
+    def removal(self, module: str) -> str:
+        """The line that makes it a plain weight again, also on the meta device. module: an expression for the layer."""
+        if "_Orthogonal" in self.kinds:
+            return ""  # it has no values there
+        remove = "parametrize.remove_parametrizations"
+        if self.old:
+            remove = "remove_weight_norm" if self.kinds == WeightNorm.__name__ else "remove_spectral_norm"
+        return f'torch.nn.utils.{remove}({module}, "{self.tensor}")'
 
 
 @dataclass
@@ -33,6 +69,7 @@ class Found:
     layouts: set[tuple[Fans | None, int]] = field(default_factory=set)  # fans and groups at all these places
     of_layers: bool = True  # every place that uses it is a layer with a layout
     bare: bool = True  # no known module owns it, and its values are those that the forward pass uses
+    part_of: Reparametrized | None = None  # the forward pass uses a weight that is computed from it
     matrix: bool = True  # or matrices, to methods that need gradients alone, at every place that uses it
 
     @property
@@ -92,10 +129,33 @@ def inventory(model: nn.Module) -> dict[str, Found]:
             first.preconditioned &= layer.preconditions(local) and len(first.layouts) == 1
             is_layers = layer.preconditions(local) and len(first.shape) > 1
             first.matrix &= is_layers or layer.stacked(local, first.shape) > 0
-            reparametrized = isinstance(module, ParametrizationList)
-            first.bare &= not reparametrized and (type(layer) is Layer or len(first.shape) == 1)
+            part_of = _part_of(module_name, module, local)
+            first.part_of = first.part_of or part_of
+            gain = len(first.shape) == 1 or (len(first.shape) > 2 and set(first.shape[1:]) == {1})
+            first.bare &= part_of is None and (type(layer) is Layer or gain)
             first.embedding |= isinstance(layer, MatrixLayer) and layer.one_hot
     return dict(found.values())
+
+
+# torch's own, by their hooks: what stands behind the weight's name in those of its parts
+OLD_PARTS = {WeightNorm: ("_g", "_v"), SpectralNorm: ("_orig",)}
+
+
+def _part_of(module_name: str, module: nn.Module, local: str) -> Reparametrized | None:
+    """What a module's parameter is a part of."""
+    if isinstance(module, ParametrizationList):
+        layer, _, tensor = clean_name(module_name).rpartition(".parametrizations.")
+        if not layer and clean_name(module_name).startswith("parametrizations."):
+            tensor = clean_name(module_name).removeprefix("parametrizations.")
+        kinds = ", ".join(type(step).__name__ for step in module)
+        return Reparametrized(
+            layer, tensor, kinds, any(type(step).__module__ == TORCH_PARAMETRIZATIONS for step in module)
+        )
+    for hook in module._forward_pre_hooks.values():
+        tensor = getattr(hook, "name", "")
+        if local in {f"{tensor}{end}" for end in OLD_PARTS.get(type(hook), ())}:
+            return Reparametrized(clean_name(module_name), tensor, type(hook).__name__, of_torch=True, old=True)
+    return None
 
 
 def clean_name(name: str) -> str:

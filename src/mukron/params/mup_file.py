@@ -83,10 +83,10 @@ def mup_base_shapes(
     declared = declared_roles(model, found, roles)
     owners = _owners(model)
     parameters: dict[str, BaseParameter] = {}
-    problems: list[str] = []
+    problems = list(declared.wrong.values())
     for name, entry in found.items():
         with _collected(problems):
-            parameters[name] = _base_parameter(name, entry, sizes, declared.get(name), owners, found)
+            parameters[name] = _base_parameter(name, entry, sizes, declared.roles.get(name), owners, found)
     if problems:
         raise ParametrizationError(f"{path}: " + "\n".join(problems))
     return BaseShapes(parameters)

@@ -13,12 +13,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
-import torch
 from torch import Tensor
 from torch.optim import Optimizer
-
-from mukron.params.errors import ParametrizationError
-from mukron.theory import Method
 
 if TYPE_CHECKING:
     BaseOptimizer = Optimizer
@@ -89,37 +85,6 @@ def own_kind(optimizer: Optimizer) -> type[Optimizer]:
         optimizer: An optimizer, perhaps one with multipliers.
     """
     return optimizer.kind if isinstance(optimizer, Planned) else type(optimizer)
-
-
-def method_of_kind(kind: type[Optimizer], method: Method | str | None) -> Method | str:
-    """The method whose law an optimizer follows: the given one, or that of torch's own.
-
-    Args:
-        kind: Its class.
-        method: What the user has said.
-
-    Raises:
-        TypeError: It is no optimizer.
-        ParametrizationError: It takes the plan itself, or its law is not known.
-    """
-    if not (isinstance(kind, type) and issubclass(kind, Optimizer)):
-        raise TypeError(f"expected a class of optimizers, such as torch.optim.AdamW, got {kind!r:.80}")
-    if isinstance(getattr(kind, "method", None), Method):
-        raise ParametrizationError(
-            f"{kind.__name__} takes the plan itself: mukron.{kind.__name__}(model, p, lr=...). Schedulers keep its "
-            "layers' ratios as they are"
-        )
-    if method is not None:
-        return method
-    known = {torch.optim.SGD: "sgd", torch.optim.Adam: "adam", torch.optim.AdamW: "adamw"}
-    known |= {torch.optim.Muon: "muon"} if hasattr(torch.optim, "Muon") else {}  # from torch 2.9 on
-    if kind not in known:
-        raise ParametrizationError(
-            f"{kind.__name__}: which law it follows is not known. Pass method=, the method whose step it takes: "
-            f'"sgd" if it is proportional to the gradient, "adamw" if each entry is divided by its own size '
-            '(docs/optimizers.md, "Other people\'s optimizers", lists them)'
-        )
-    return known[kind]
 
 
 def _empty(kind: type[Optimizer]) -> Optimizer:

@@ -8,6 +8,7 @@ from fractions import Fraction
 
 from mukron.layers import Fans, Shape
 from mukron.params.errors import ParametrizationError
+from mukron.params.inventory import Reparametrized
 from mukron.theory import Power, Role
 from mukron.theory.methods import ONE
 
@@ -72,6 +73,7 @@ class Unresolved:
         declared: The role that the user declared.
         owner: The type of the first module that owns it, for messages.
         bare: Whether its shape alone may say that it is a vector or is broadcast over samples: no known module owns it.
+        part_of: The weight that the forward pass computes from it; None: it is used as it is.
     """
 
     base: Sizes
@@ -80,6 +82,7 @@ class Unresolved:
     declared: Role | None
     owner: str
     bare: bool
+    part_of: Reparametrized | None = None
 
 
 class _UnknownRoleError(ParametrizationError):
@@ -90,19 +93,36 @@ class _WrongRoleError(ParametrizationError):
     """A paragraph of that error: a declaration that does not hold, or uses that disagree."""
 
 
-def resolve_all(parameters: Mapping[str, Unresolved]) -> dict[str, Growth]:
-    """The role and growth of every parameter; one error names all whose role cannot be determined."""
+class _PartError(ParametrizationError):
+    """A part of a reparametrized weight, of which that error has one line a weight."""
+
+
+def resolve_all(
+    parameters: Mapping[str, Unresolved], misdeclared: Mapping[str, str] | None = None
+) -> dict[str, Growth]:
+    """The role and growth of every parameter; one error names all whose role cannot be determined.
+
+    misdeclared: what is wrong with the user's declarations, by the name that each is for.
+    """
+    misdeclared = misdeclared or {}
     for name, each in parameters.items():
         check_shapes(name, each.base.shape, each.wider.shape, each.here.shape)
     growths: dict[str, Growth] = {}
-    unknown, wrong = [], []
+    unknown, wrong, parts = [], list(misdeclared.values()), dict[Reparametrized, list[str]]()
     for name, each in parameters.items():
+        if name in misdeclared:
+            continue
         try:
             growths[name] = resolve(name, each)
-        except _UnknownRoleError as error:  # noqa: PERF203
+        except _UnknownRoleError as error:
             unknown.append(str(error))
         except _WrongRoleError as error:
             wrong.append(str(error))
+        except _PartError as error:
+            assert each.part_of is not None
+            parts.setdefault(each.part_of, []).append(str(error))
+    if parts:
+        wrong.insert(0, _of_parts(parts))
     if unknown:
         title = f"the roles of {len(unknown)} of {len(parameters)} parameters are not known:"
         wrong.insert(0, "\n  ".join([title, *unknown, DECLARE]))
@@ -119,10 +139,32 @@ DECLARE = (
 )
 
 
+def _of_parts(parts: Mapping[Reparametrized, Sequence[str]]) -> str:
+    """The paragraph on reparametrized weights, with a line to paste for each."""
+    lines = ["no role is known for what reparametrized weights are computed from:"]
+    for weight, names in parts.items():
+        module = f'model.get_submodule("{weight.layer}")' if weight.layer else "model"
+        line = f'  "{weight.name}", by {weight.kinds} from {" and ".join(names)}'
+        lines.append(": ".join(filter(None, [line, weight.removal(module)])))
+    lines.append(
+        "Build the model without them, or take them off where it is built, by these lines, and leave them off: the "
+        "plan is for the weights themselves"
+    )
+    if not all(weight.of_torch for weight in parts):
+        lines[-1] += (
+            ". Where a reparametrization of your own multiplies each entry by a number that does not depend on the "
+            "width, as a mask does, declare the weight's role for the parameter that it is computed from"
+        )
+    return "\n".join(lines)
+
+
 def resolve(name: str, parameter: Unresolved) -> Growth:
     """The role follows from what differs between ``base`` and ``wider``, the growth from ``base`` to ``here``."""
     base, wider, here = parameter.base, parameter.wider, parameter.here
     growing = _growing(base.shape, wider.shape)
+    part_of = parameter.part_of
+    if part_of is not None and growing and (part_of.of_torch or parameter.declared is None):
+        raise _PartError(f'"{name}" {list(here.shape)}')
     growths = _growths_of_uses(name, parameter, len(growing))
     if parameter.declared is not None:
         return _declared_growth(name, parameter, growing, growths)

@@ -226,7 +226,7 @@ def base_shapes(
             raise ParametrizationError(
                 "the base model is on the meta device: its initial values show nothing; use a factory"
             )
-        declared = declared_roles(source, found, roles)
+        declared = declared_roles(source, found, roles).checked()
         parameters = {
             name: BaseParameter(_sizes(entry), None, declared.get(name), measure([whole(entry.parameter)]))
             for name, entry in found.items()
@@ -245,7 +245,8 @@ def base_shapes(
         raise ParametrizationError(f"the base depth must be a whole number of at least 1, got {depth!r}")
     width, factory = plain_width(width), source if depth is None else at_depth(source, depth)
     model, found, spreads = draw(factory, width)
-    declared = declared_roles(model, found, roles)
+    declarations = declared_roles(model, found, roles)
+    declared = declarations.roles
     wider = inventory(build_without_memory(factory, 2 * width))
     check_names(found, wider, f"at width {2 * width}", f"at width {width}")
     if all(entry.shape == wider[name].shape for name, entry in found.items()):
@@ -255,8 +256,9 @@ def base_shapes(
     unresolved = {}
     for name, entry in found.items():
         sizes, at_twice = _sizes(entry), _sizes(wider[name])
-        unresolved[name] = Unresolved(sizes, at_twice, at_twice, declared.get(name), entry.owner, entry.bare)
-    growths = resolve_all(unresolved)  # reports now what would be wrong at every width
+        role = declared.get(name)
+        unresolved[name] = Unresolved(sizes, at_twice, at_twice, role, entry.owner, entry.bare, entry.part_of)
+    growths = resolve_all(unresolved, declarations.wrong)  # reports now what would be wrong at every width
     laws = _laws(factory, width, found, wider, spreads, growths)
     stacks: tuple[BlockStack, ...] = ()
     depth_exponents: dict[str, Fraction] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 from torch import Tensor, nn
@@ -12,8 +13,9 @@ from mukron.params.clipping import clip
 from mukron.params.errors import ParametrizationError
 from mukron.params.groups import GroupRequest, scaled_groups
 from mukron.params.inventory import inventory
-from mukron.params.planned import MULTIPLIER, method_of_kind, planned
-from mukron.theory import Method
+from mukron.params.kinds import DECOUPLED, check_decay, eps_of, method_of_kind, takes
+from mukron.params.planned import MULTIPLIER, planned
+from mukron.theory import Method, get_method
 
 if TYPE_CHECKING:
     from mukron.params.parametrization import Parametrization
@@ -36,6 +38,7 @@ class ForTraining:
         beside: str | None = None,
         scaling: str | None = None,
         max_precondition_dim: int | None = None,
+        decoupled_weight_decay: bool | None = None,
         **options: Any,
     ) -> Optimizer:
         """Make an optimizer of torch or of others for any scheduler: ``p.optimizer(torch.optim.AdamW, lr=1e-3)``.
@@ -48,12 +51,14 @@ class ForTraining:
             kind: The optimizer's class.
             lr: The learning rate at the base width; a tensor of one number where the class takes one.
             method: As in ``param_groups``. None: that of torch's own SGD, Adam, AdamW and Muon.
-            weight_decay: As in ``param_groups``.
-            eps: As in ``param_groups``.
+            weight_decay: As in ``param_groups``. It must be decoupled, unless steps are proportional to the gradient.
+            eps: The optimizer's eps at the base width. None: the default of its class.
             model: The model, if it is another copy than the one that was parametrized.
             beside: As in ``param_groups``.
             scaling: As in ``param_groups``.
             max_precondition_dim: As in ``param_groups``. It is given to the optimizer, too.
+            decoupled_weight_decay: The option of that name of torch's Adam, NAdam and RAdam. For a class that has no
+                such option, and of which nothing is known: whether its weight decay is decoupled.
             options: All else that the class takes, such as ``betas=(0.9, 0.95)``.
         """
         plan, number = cast("Parametrization", self), lr
@@ -62,7 +67,17 @@ class ForTraining:
                 raise ParametrizationError(f"lr must be one number, got a tensor of shape {list(lr.shape)}")
             number = lr.item()
         law = method_of_kind(kind, method)
+        divides = bool(get_method(law).factors)  # by the size of the gradient, in some form
+        if get_method(law).name == "adam":
+            law = "adamw"  # the same, with a decay that is checked here
         request = GroupRequest(law, cast(float, number), weight_decay, eps, beside, scaling, max_precondition_dim)
+        if (key := request.format.eps_key) is not None:
+            request = replace(request, eps=eps_of(kind, key, eps))
+        said = {} if decoupled_weight_decay is None else {DECOUPLED: decoupled_weight_decay}
+        if said != {DECOUPLED: True} or not divides or takes(kind, DECOUPLED):  # else it is for the check alone
+            options |= said
+        if weight_decay:
+            check_decay(kind, divides, request.format.entries, options, decoupled_weight_decay)
         groups = [
             {**group, "lr": lr.clone() if isinstance(lr, Tensor) else lr, MULTIPLIER: multiplier}
             for multiplier, group in scaled_groups(plan, inventory(plan._checked(model)), request)
