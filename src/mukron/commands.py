@@ -12,8 +12,6 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, overload
 
-from torch import nn
-
 from mukron import figures
 from mukron.data import Dataset
 from mukron.imports import path_of
@@ -34,7 +32,7 @@ from mukron.study.functions import (
 )
 from mukron.study.planning import WidePlan, plan_for
 from mukron.study.progress import StudyProgress
-from mukron.study.ranks import plan_for_ranks
+from mukron.study.ranks import OwnNetwork, plan_for_ranks
 from mukron.study.record import StudyRecord
 from mukron.study.transfer import TrackerName
 from mukron.train import RunConfig
@@ -42,12 +40,11 @@ from mukron.train import RunConfig
 __all__ = ["plan", "transfer", "tune"]
 
 StudyListener = Callable[[StudyProgress], None] | bool | None
-OwnNetwork = str | Callable[..., nn.Module]
 
 FIELDS = tuple(field.name for field in dataclasses.fields(RunConfig))
 FUNCTION_FIELDS = ("model", "data", "loss")  # of a run, which may be functions of the user's
-OF_STUDIES = ("tuned", "scheme", "tuned_at", "device", "steps", "dataset", "data_dir")  # arguments of ``plan``
-OF_RANKS = (
+PLAN_OF_STUDY = ("tuned", "scheme", "tuned_at", "device", "steps", "dataset", "data_dir")  # arguments of ``plan``
+PLAN_OF_RANKS = (
     *("model", "factory", "shapes", "model_options", "sample", "method", "method_options"),
     *("batch", "positions", "sharding", "communication", "bandwidth", "speed"),
 )
@@ -329,11 +326,11 @@ def plan(
     """
     given = _given(plan, locals())
     if ranks is not None:
-        if wrong := [name for name in OF_STUDIES if name in given]:
-            raise StudyError(f"{_listed(wrong)}: of a plan from a study; leave out ranks=")
-        return plan_for_ranks(ranks, width=width, **{name: given[name] for name in OF_RANKS if name in given})
-    if wrong := [name for name in OF_RANKS if name in given]:
-        raise StudyError(f"{_listed(wrong)}: needs ranks=, the number of processes; a plan from a study has its own")
+        if wrong := [name for name in PLAN_OF_STUDY if name in given]:
+            raise StudyError(f"{', '.join(wrong)}: of a plan from a study; leave out ranks=")
+        return plan_for_ranks(ranks, width=width, **{name: given[name] for name in PLAN_OF_RANKS if name in given})
+    if wrong := [name for name in PLAN_OF_RANKS if name in given]:
+        raise StudyError(f"{', '.join(wrong)}: needs ranks=, the number of processes; a plan from a study has its own")
     if width is None:
         raise StudyError("width= is missing: the width to train at")
     if isinstance(tuned, RunConfig):
@@ -354,10 +351,6 @@ def _given(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[s
 
 def _same(value: object, default: object) -> bool:
     return value is default or (isinstance(value, (int, str)) and value == default)
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(f"{name}=" for name in names)
 
 
 def _fields(
