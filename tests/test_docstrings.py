@@ -33,7 +33,15 @@ ROOMS = (
     *("mukron.theory", "mukron.models", "mukron.data", "mukron.report", "mukron.diagnose"),
     *("mukron.optim", "mukron.layers", "mukron.memory", "mukron.damping", "mukron.params", "mukron.curvature"),
     *("mukron.linalg", "mukron.train", "mukron.study", "mukron.paper", "mukron.bench", "mukron.workers"),
-    *("mukron.integrations", "mukron.readers", "mukron.table", "mukron.exponents", "mukron.figures", "mukron.imports"),
+    *(
+        "mukron.integrations",
+        "mukron.readers",
+        "mukron.table",
+        "mukron.exponents",
+        "mukron.figures",
+        "mukron.imports",
+        "mukron.commands",
+    ),
     *(f"mukron.workers.{name}" for name in ("foreman", "interrupts", "locks", "machine", "progress", "worker")),
 )
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import base64
 import re
 import struct
+from collections import OrderedDict
 from html.parser import HTMLParser
 
 import pytest
 import torch
 
-from mukron import base_shapes, figures, notebook, parametrize
+from mukron import base_shapes, figures, notebook, parametrize, plan
 from mukron.diagnose import (
     Approach,
     ApproachStep,
@@ -23,7 +24,8 @@ from mukron.diagnose import (
 )
 from mukron.diagnose.landing import Landing
 from mukron.exponents import Exponent
-from mukron.models import MLP
+from mukron.models import GPT, MLP
+from mukron.optim.shapes import LayerShape, NetworkShapes
 from mukron.study import Point, Result, StudyError, StudyRecord, certify
 from mukron.study.planning import plan_for
 from mukron.train import Run, RunConfig, RunError
@@ -62,6 +64,19 @@ def approach() -> Approach:
     )
 
 
+def network(width: int) -> torch.nn.Module:
+    layers = {NASTY: torch.nn.Linear(4, width), "head": torch.nn.Linear(width, 2)}
+    return torch.nn.Sequential(OrderedDict(layers))
+
+
+def gpt(width: int, depth: int) -> torch.nn.Module:
+    return GPT(width, depth, base_depth=2)
+
+
+def prediction():
+    return plan(ranks=2, shapes=NetworkShapes(NASTY, (LayerShape("up", 64, 64),)), batch=8)
+
+
 RESULTS = {
     "check": check,
     "depth": lambda: DepthCheck((2, 4, 8), {f"features/{NASTY}.*.up": Exponent(0.3, 0.2, 0.4)}, unfit=(NASTY,)),
@@ -73,6 +88,10 @@ RESULTS = {
     "search": lambda: study(certified=False),
     "run": run,
     "plan": lambda: plan_for(RunConfig(method="kfac", width=16, base_width=16, lr=0.1, samples=64), 64, steps=0),
+    "base shapes": lambda: base_shapes(network, width=16),
+    "parametrization": lambda: parametrize(network(64), base_shapes(network, width=16)),
+    "record": lambda: check().record,
+    "prediction": prediction,
 }
 PLOTS = ("check", "depth", "branches", "study", "search", "run")
 NAMES_TAGS = (
@@ -84,6 +103,9 @@ NAMES_TAGS = (
     "study",
     "search",
     "run",
+    "base shapes",
+    "parametrization",
+    "prediction",
 )  # those above that have names of tags
 
 
@@ -218,6 +240,40 @@ def test_a_real_check_is_short():
     )
     assert len(repr(result)) < 1000
     assert repr(result).startswith(result.title)
+    assert len(repr(result.record)) < 1000
+
+
+def test_plans_of_deep_networks_are_short():
+    shapes = base_shapes(gpt, width=16, depth=2)
+    p = parametrize(gpt(64, 12), shapes)
+    assert repr(shapes).splitlines() == [
+        "Base shapes: 25 parameters at width 16, depth 2",
+        f"{sum(parameter.numel() for parameter in gpt(16, 2).parameters()):,} numbers; 25 of them grow with the width",
+        "residual blocks: blocks (2)",
+    ]
+    assert repr(p).splitlines()[:3] == [
+        "Parametrization: mup, base width 16, 125 parameters",
+        "roles: 2 input, 50 vector, 72 hidden, 1 output",
+        "growth since the base shapes: r_in up to 4, r_out up to 4, L up to 6",
+    ]
+    for result in (shapes, p):
+        assert len(repr(result)) < 1000
+        assert result._repr_html_().count("<tr>") == 10  # with the head; there are 25 and 125 parameters
+        assert "blocks.0-" in result._repr_html_()  # equal rows are one
+
+
+def test_a_plan_says_what_was_asked_for():
+    p = parametrize(MLP(32), base_shapes(MLP, width=16), decay="1/width", output_exponent="zero")
+    assert "output_exponent zero by request" in repr(p)
+    assert "decay 1 by request" in repr(p)
+    assert "by request" not in repr(parametrize(MLP(32), base_shapes(MLP, width=16)))
+
+
+def test_base_shapes_of_one_network_do_not_know_yet_what_grows():
+    shapes = base_shapes(MLP(16), roles={"fc1.weight": "input"})
+    assert "what grows with the width is seen when a wider network is parametrized" in repr(shapes)
+    assert "declared roles: 1" in repr(shapes)
+    assert ("fc1.weight", "16 x 784", "-", "input") in [row[:4] for row in shapes._tables()[0].rows]
 
 
 def test_explanations_show_as_tables():

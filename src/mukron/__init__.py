@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0.dev0"
 
 if TYPE_CHECKING:
+    from mukron.commands import plan, transfer, tune
     from mukron.curvature import Empirical, Exact, MonteCarlo, RandomSigns
     from mukron.damping import Adaptive, Constant, Fixed, Heuristic, MaxEigenvalue, MeanEigenvalue, Rescaled
     from mukron.linalg import QR, Cholesky, Eigh, Newton, Tracked
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
         Spectral,
     )
     from mukron.params import BaseShapes, Parametrization, ParametrizationError, base_shapes, parametrize
-    from mukron.study.functions import plan, transfer, tune
 
 # Loaded when first used, so that ``import mukron.theory`` needs no torch.
 _LAZY = {
@@ -45,7 +45,7 @@ _LAZY = {
     **dict.fromkeys(("FOOF", "KFAC", "SOAP", "GaussNewton", "Muon", "Shampoo"), "mukron.optim"),
     **dict.fromkeys(("BaseShapes", "Parametrization", "ParametrizationError"), "mukron.params"),
     **dict.fromkeys(("base_shapes", "parametrize"), "mukron.params"),
-    **dict.fromkeys(("plan", "transfer", "tune"), "mukron.study.functions"),
+    **dict.fromkeys(("plan", "transfer", "tune"), "mukron.commands"),
 }
 
 __all__ = [

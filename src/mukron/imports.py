@@ -1,4 +1,4 @@
-"""Import a function of the user's, named as MODULE:FUNCTION, and see its default width."""
+"""Functions of the user's, named as MODULE:FUNCTION: import them, name them, and see their default width."""
 
 from __future__ import annotations
 
@@ -49,6 +49,42 @@ def import_function(path: str, setting: str) -> Callable[..., Any]:
     if not callable(function):
         raise ValueError(f"{setting} {path!r}: module {module!r} has no function or class {name!r}")
     return function
+
+
+def path_of(function: object, setting: str) -> str:
+    """Return the MODULE:FUNCTION of a function or class by which other processes, and later ones, can import it.
+
+    Args:
+        function: The function or class; a text is returned as it is.
+        setting: The name of the setting that holds it, for the text of errors.
+
+    Returns:
+        The module and the function.
+
+    Raises:
+        ValueError: It is not to be had by importing: it is defined in a script, in a notebook or inside of a function.
+
+    Example:
+        >>> from mukron.imports import path_of
+        >>> from mukron.models import MLP
+        >>> path_of(MLP, "model")
+        'mukron.models.mlp:MLP'
+    """
+    if isinstance(function, str):
+        return function
+    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
+    if not callable(function) or name is None or module is None:
+        why = "it is no function or class with a name"
+    elif module == "__main__":
+        why = "it is defined in a script or a notebook"
+    elif getattr(sys.modules.get(module), name, None) is not function:
+        why = f"it is not what module {module!r} has as {name!r}"
+    else:
+        return f"{module}:{name}"
+    raise ValueError(
+        f"{setting}={function!r:.80}: {why}, and it is stored by its name, for other processes and for later ones that "
+        'continue. Define it in a module and give it from there, or as "MODULE:FUNCTION"'
+    )
 
 
 def default_width(factory: Callable[..., Any]) -> float | None:

@@ -86,6 +86,20 @@ IN_PYTHON = {  # what errors of the library advise, and how it is written on the
     r"\bloss='([\w:]+)'": r"--loss \1",
     r"\bdata='([\w:]+)'": r"--data \1",
     r"\bsample=\(3, 32, 32\)": "--sample 3,32,32",
+    r"\bsample=\(([-\d,]+)\)": r"--sample \1",
+    r"^ranks= needs one of model=.*": "--ranks needs one of --model NAME, --factory MODULE:FUNCTION and --shapes NAME",
+    r"^ranks= needs batch=": "--ranks needs --batch",
+    r"^shapes= is a network of fixed sizes: .*": (
+        "--shapes is a network of fixed sizes: leave out --width, --set NAME and --sample"
+    ),
+    r"^model= and factory= need width=": "--model and --factory need --width",
+    r"^model='(\w+)' cannot be built at width=": r"--model \1 cannot be built at --width ",
+    r"^(width|bandwidth|speed)=(\S+): expected a positive number": r"--\1 \2: expected a positive number",
+    r"\bleave out positions=": "leave out --positions",
+    r"\bcommunication='([^']*)'": r"--communication \1",
+    r"\bgive the bandwidth as bandwidth=": "give the bandwidth as --bandwidth ",
+    r"\bgive bandwidth= and speed=": "give --bandwidth and --speed",
+    r"^method_options: (\w+)=": r"--set method_options.\1=",
 }
 
 

@@ -6,14 +6,13 @@ import errno
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
 from mukron.cli.common import errors, show
 from mukron.cli.ranks import (
-    NetworkRequest,
     RanksBandwidthOption,
     RanksBatchOption,
     RanksCommunicationOption,
@@ -95,12 +94,14 @@ def plan(
                 with _reported_write(path):
                     pass
         if ranks is not None:
-            network = NetworkRequest(model, factory, shapes, width, settings or [], sample)
-            rates = (bandwidth, speed)
+            network: dict[str, Any] = {"model": model, "factory": factory, "shapes": shapes, "width": width}
+            run = {"method": method, "batch": batch, "positions": positions, "sharding": sharding}
+            exchange = {"communication": communication, "bandwidth": bandwidth, "speed": speed}
             with nullcontext() if json_file is None else _reported_write(json_file):
-                plan_ranks(network, json_file, method, rates, ranks, batch, positions, sharding, communication)
+                plan_ranks(ranks, settings or [], sample, json_file, **network, **run, **exchange)
             return
         assert width is not None
+        from mukron import commands
         from mukron.params.storage import write_json
         from mukron.study import functions
         from mukron.train import RunConfig
@@ -113,7 +114,7 @@ def plan(
         else:
             tuned, lines = functions.best_run(functions.load_study(folder), scheme, tuned_at)
         with _spinner(f"measuring a step at width {width:g} (skip with --no-measure)", measure):
-            planned = functions.plan(width, tuned, device=device, data_dir=data_dir, steps=3 if measure else 0)
+            planned = commands.plan(width, tuned, device=device, data_dir=data_dir, steps=3 if measure else 0)
         print("\n".join([*lines, _describe_settings(tuned), ""]))
         show(planned.layers(whole=whole))
         show(planned.cost())

@@ -30,7 +30,6 @@ from mukron.exponents import fit_exponent
 from mukron.notebook import Shown
 from mukron.params.storage import check_stamp, damaged, read_json, stamp, write_json
 from mukron.table import Table
-from mukron.theory import method_title
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -128,12 +127,7 @@ class Check(Shown):
     @property
     def title(self) -> str:
         """The line above tables and figures: method, scheme, damping, widths and steps."""
-        method = method_title(self.record.method) if self.record.method else "this optimizer"
-        widths = f"{self.record.widths[0]:g} to {self.record.widths[-1]:g}"
-        damping = f", damping {self.record.damping}" if self.record.damping else ""
-        steps = f"{self.record.steps} step" + ("s" if self.record.steps > 1 else "")
-        setting = f", {self.record.setting}" if self.record.setting else ""
-        return f"{method}, {self.record.scheme}{damping}{setting}, widths {widths}, {steps}"
+        return self.record.title
 
     def assert_ok(self) -> None:
         """Raise an error unless the check is passed; for use in tests.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
@@ -10,7 +11,10 @@ from typing import Any, NamedTuple
 from torch import nn
 from torch.optim import Optimizer
 
+from mukron.notebook import Shown
 from mukron.params import Parametrization
+from mukron.table import Table
+from mukron.theory import method_title
 
 UNSEEN = "unseen"  # a quantity: what could not be looked at
 HEAD = "head"  # a quantity: embeddings whose weight the output is a product with
@@ -74,8 +78,8 @@ class TrainingSetup:
     clip_norm: float | None = None
 
 
-@dataclass(frozen=True)
-class Record:
+@dataclass(frozen=True, repr=False)
+class Record(Shown):
     """What was measured in a coordinate check, and the exponents that theory predicts.
 
     Attributes:
@@ -120,6 +124,15 @@ class Record:
     broken: Mapping[str, str] = field(default_factory=dict)
     tied: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def title(self) -> str:
+        """What was checked: method, scheme, damping, widths and steps."""
+        method = method_title(self.method) if self.method else "this optimizer"
+        damping = f", damping {self.damping}" if self.damping else ""
+        steps = f"{self.steps} step" + ("s" if self.steps > 1 else "")
+        setting = f", {self.setting}" if self.setting else ""
+        return f"{method}, {self.scheme}{damping}{setting}, widths {self.widths[0]:g} to {self.widths[-1]:g}, {steps}"
+
     def layers(self, quantity: str) -> list[str]:
         """List the layers of a quantity in the order of the forward pass.
 
@@ -156,6 +169,28 @@ class Record:
         """
         return replace(self, rows=self.rows + other.rows, broken={**self.broken, **other.broken})
 
+    def _summary(self) -> list[str]:
+        runs = {(row.width, row.seed) for row in self.rows}
+        seeds = len({seed for _, seed in runs})
+        broken = f", {len(self.broken)} broke" if self.broken else ""
+        quantities = dict.fromkeys(row.quantity.partition(" of ")[0].partition(" by ")[0] for row in self.rows)
+        return [
+            f"Measurements. {self.title}",
+            f"{len(self.rows):,} numbers of {len(runs)} runs ({len(self.widths)} widths, {seeds} seeds){broken}",
+            f"quantities: {', '.join(quantities)}; rows has the numbers, select(quantity, layer) some of them",
+        ]
+
+    def _tables(self) -> list[Table]:
+        numbers = Counter(row.quantity for row in self.rows)
+        steps: dict[str, set[int]] = {}
+        for row in self.rows:
+            steps.setdefault(row.quantity, set()).add(row.step)
+        rows = tuple(
+            (quantity, f"{len(self.layers(quantity))}", _range(steps[quantity]), f"{count:,}")
+            for quantity, count in numbers.items()
+        )
+        return [Table("Measurements", ("quantity", "layers", "steps", "numbers"), rows)]
+
     def to_dict(self) -> dict[str, Any]:
         """Return the record as plain data for JSON."""
         return {**asdict(self), "widths": list(self.widths), "rows": [list(row) for row in self.rows]}
@@ -172,3 +207,8 @@ class Record:
         """
         rows = tuple(Measurement._make([*key, math.nan if value is None else value]) for *key, value in data["rows"])
         return cls(**{**data, "rows": rows, "widths": tuple(data["widths"])})
+
+
+def _range(steps: set[int]) -> str:
+    first, last = min(steps), max(steps)
+    return f"{first}" if first == last else f"{first} to {last}"

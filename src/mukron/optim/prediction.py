@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from mukron.notebook import Shown
 from mukron.optim.communication import (
     BY_ROWS,
     LayerTraffic,
@@ -26,6 +27,7 @@ from mukron.optim.ranked_run import FSDP, PLAIN, RankedRun, layer_traffic
 from mukron.optim.schemes import cost_of_shape
 from mukron.optim.shapes import LayerShape, NetworkShapes
 from mukron.optim.sizes import LayerSize
+from mukron.table import Table, bytes_
 
 
 class LayerLoad(NamedTuple):
@@ -51,9 +53,9 @@ class LayerLoad(NamedTuple):
         return sum((of_owner[owner] for owner in owners or (0,) * self.shape.count), Traffic())
 
 
-@dataclass(frozen=True)
-class RanksPrediction:
-    """What a run in several processes costs. Its tables are made by ``prediction_tables``.
+@dataclass(frozen=True, repr=False)
+class RanksPrediction(Shown):
+    """What a run in several processes costs. Print ``layers()`` and ``cost()``.
 
     Attributes:
         run: The run.
@@ -73,6 +75,30 @@ class RanksPrediction:
     network: NetworkShapes
     loads: tuple[LayerLoad, ...]
     owners: tuple[tuple[int, ...], ...]
+
+    def layers(self) -> Table:
+        """Tabulate what travels for each layer."""
+        return self._tables()[0]
+
+    def cost(self) -> Table:
+        """Tabulate the time and the memory of a rank."""
+        return self._tables()[1]
+
+    def _tables(self) -> list[Table]:
+        from mukron.optim.prediction_tables import prediction_tables
+
+        return [*prediction_tables(self)]
+
+    def _summary(self) -> list[str]:
+        element, of_rank = self.run.element, self.run.element / self.run.ranks
+        arrives, of_sgd = bytes_(self.total * of_rank), bytes_(self.sgd * of_rank)
+        state, of_one = bytes_(self.state_of_heaviest * element), bytes_(self.state_of_one * element)
+        return [
+            self.layers().title,
+            f"{arrives} arrive on a rank in an average step; with data-parallel SGD {of_sgd}",
+            f"factors, inverses and averages: {state} on the rank that has most; in one process {of_one}",
+            "layers() says what travels for each layer, cost() has time and memory",
+        ]
 
     @property
     def others(self) -> float:

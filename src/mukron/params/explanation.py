@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from fractions import Fraction
 from math import prod
 from typing import TYPE_CHECKING
@@ -49,7 +50,7 @@ def explanation(
     grafted = bound if isinstance(trust, Graft) else method  # RMS takes Adam's rates, and has no eps
     with_eps = method if method.has_eps else grafted
     has_eps = any((others if name in fallen else with_eps).has_eps for name in plan.parameters)
-    deep = any(entry.growth.L is not None for entry in plan.parameters.values())
+    deep = _is_deep(plan)
     rows = []
     for name, entry in plan.parameters.items():
         falls_back, row = name in fallen, others if name in fallen else bound
@@ -57,9 +58,7 @@ def explanation(
         guarded = others if falls_back else with_eps
         scale, rho = scales[row][name], {factor.name: scales[method][name].damping[factor.name] for factor in damped}
         cells = (
-            *(str(entry.role), _sizes(entry.shape), _sizes(entry.base_shape)),
-            *(_short(float(ratio)) for ratio in (entry.growth.r_in, entry.growth.r_out)),
-            *([] if not deep else ["-" if entry.growth.L is None else _short(float(entry.growth.L))]),
+            *_growth(entry, deep),
             _short(scale.lr),
             *((_short(scales[guarded][name].eps) if guarded.has_eps else "-",) if has_eps else ()),
             *(_short(rho[x]) if x in rho else "-" for x in factors),
@@ -69,7 +68,7 @@ def explanation(
         )
         rows.append(ParameterRow(name, cells, entry.std, prod(entry.base_shape), digits=4 if whole else 3))
     columns = (
-        *("parameter", "role", "shape", "base shape", "r_in", "r_out", *(["L"] if deep else []), "initial std", "lr x"),
+        *(*_columns(deep), "lr x"),
         *(("eps x",) if has_eps else ()),
         *(f"rho_{factor} x" for factor in factors),
         *(("decay x",) if decays else ()),
@@ -77,11 +76,41 @@ def explanation(
     )
     law = [law_of(trust, method)] if preconditions else []
     law += [REGIME] if {"A", "B"} & set(factors) and plan.scheme != SP else []
-    sizes = 6 if deep else 5  # cells before the initial std
-    lines = tuple(
-        (row.name, *row.cells[:sizes], row.std_text, *row.cells[sizes:]) for row in (rows if whole else merged(rows))
-    )
+    lines = _lines(rows if whole else merged(rows), deep)
     return Table(f"{title}, {plan.scheme}", columns, lines, (*_notes(plan, decays), *law), minor=("base shape",))
+
+
+def overview(plan: Parametrization) -> Table:
+    """What every parameter is and how it grew, without any method's multipliers. Equal rows are one."""
+    deep = _is_deep(plan)
+    rows = [
+        ParameterRow(name, _growth(entry, deep), entry.std, prod(entry.base_shape), digits=3)
+        for name, entry in plan.parameters.items()
+    ]
+    return Table("Parameters", _columns(deep), _lines(merged(rows), deep), minor=("base shape",))
+
+
+def _is_deep(plan: Parametrization) -> bool:
+    return any(entry.growth.L is not None for entry in plan.parameters.values())
+
+
+def _columns(deep: bool) -> tuple[str, ...]:
+    """The heads of the columns that no method matters to."""
+    return ("parameter", "role", "shape", "base shape", "r_in", "r_out", *(["L"] if deep else []), "initial std")
+
+
+def _growth(entry: ParameterPlan, deep: bool) -> tuple[str, ...]:
+    """The cells between the name and the initial std."""
+    return (
+        *(str(entry.role), sizes_text(entry.shape), sizes_text(entry.base_shape)),
+        *(_short(float(ratio)) for ratio in (entry.growth.r_in, entry.growth.r_out)),
+        *([] if not deep else ["-" if entry.growth.L is None else _short(float(entry.growth.L))]),
+    )
+
+
+def _lines(rows: Sequence[ParameterRow], deep: bool) -> tuple[tuple[str, ...], ...]:
+    place = len(_columns(deep)) - 2  # of the initial std among the cells after the name
+    return tuple((row.name, *row.cells[:place], row.std_text, *row.cells[place:]) for row in rows)
 
 
 REGIME = (
@@ -93,7 +122,7 @@ REGIME = (
 
 def _notes(plan: Parametrization, decays: bool) -> tuple[str, ...]:
     notes = ["r_in, r_out: fan-in and fan-out over those at the base width; 'x' columns multiply your own numbers."]
-    if any(entry.growth.L is not None for entry in plan.parameters.values()):
+    if _is_deep(plan):
         notes.append(
             "L: residual blocks over those at the base depth, - outside of blocks. Your forward pass must multiply "
             "what each block adds by 1/L; mukron.diagnose.check_branches measures whether it does."
@@ -140,7 +169,8 @@ def _reason_of_depth(move: Fraction, scheme: Scheme) -> str:
     return f"; in a residual block, where it would move like {Power(depth=move)}" if move else "; in a residual block"
 
 
-def _sizes(shape: Shape) -> str:
+def sizes_text(shape: Shape) -> str:
+    """A shape as a cell."""
     return " x ".join(map(str, shape)) or "1"
 
 

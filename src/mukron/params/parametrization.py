@@ -19,6 +19,7 @@ from mukron.params.groups import GroupRequest, groups_of
 from mukron.params.inventory import inventory, unwrap
 from mukron.params.parameter_plan import ParameterPlan, parameter_from_dict, parameter_to_dict
 from mukron.params.resolve import check_names
+from mukron.params.shown import ShownPlan
 from mukron.params.storage import Data, check_stamp, damaged, read_json, stamp, write_json
 from mukron.params.training import ForTraining
 from mukron.table import Table
@@ -52,8 +53,8 @@ class Scales:
     chosen: float = 1.0
 
 
-@dataclass(frozen=True)
-class Parametrization(ForTraining):
+@dataclass(frozen=True, repr=False)
+class Parametrization(ForTraining, ShownPlan):
     """A network's plan: plain data keyed by parameter name. Made by ``parametrize``; saves to and loads from JSON.
 
     It holds no tensor and marks none, so it outlives copies, checkpoints and wrappers of the model. It remembers the

@@ -30,6 +30,7 @@ from mukron.params.initial import LAWS, PROBE_TOLERANCE, Law, Spread, law_of_cha
 from mukron.params.inventory import Found, inventory, on_meta
 from mukron.params.resolve import Growth, Sizes, Unresolved, check_names, resolve_all
 from mukron.params.sharded import whole
+from mukron.params.shown import ShownShapes
 from mukron.params.storage import Data, check_stamp, damaged, read_json, stamp, write_json
 from mukron.theory import Role
 
@@ -65,8 +66,8 @@ class BaseParameter:
     depth_exponent: Fraction | None = None
 
 
-@dataclass(frozen=True)
-class BaseShapes:
+@dataclass(frozen=True, repr=False)
+class BaseShapes(ShownShapes):
     """A network at its base width, by parameter name: shapes, what grows, and the spread of the initial values.
 
     Made by ``base_shapes``. It is plain data, which saves to and loads from JSON.

@@ -1,25 +1,19 @@
-"""What the commands ``mukron tune``, ``mukron transfer`` and ``mukron plan`` do, as functions.
-
-They are ``mukron.tune``, ``mukron.transfer`` and ``mukron.plan``.
-"""
+"""From what was asked for to a study and back to its best run: what commands and their functions share."""
 
 from __future__ import annotations
 
 import os
 import re
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mukron.data import Dataset
 from mukron.imports import default_width, import_function
 from mukron.models import get_model
 from mukron.study.certificate import MOVES
 from mukron.study.design import Design, Search
 from mukron.study.errors import StudyError
-from mukron.study.planning import WidePlan, plan_for
-from mukron.study.progress import StudyProgress
 from mukron.study.record import StudyRecord
 from mukron.study.store import NOT_COMPARED
 from mukron.study.transfer import RECORD, TransferStudy
@@ -31,168 +25,7 @@ STUDY_BATCH = 128  # of a network of one's own
 USUAL_DAMPING = (-4, 4)  # factors on the scheme's damping in a grid, as exponents of two
 SEARCHED_DAMPING = (-8, 4)  # the same in a search
 
-StudyListener = Callable[[StudyProgress], None] | bool | None
 FolderPath = str | os.PathLike[str]
-
-
-def tune(
-    width: float,
-    *,
-    trials: int = 50,
-    config: RunConfig | None = None,
-    scheme: str | None = None,
-    lr: float | Sequence[float] | None = None,
-    damping: float | Sequence[float] | None = None,
-    seeds: int = 1,
-    sampler: str = "tpe",
-    pruner: str = "median",
-    metric: str = "train_loss",
-    folder: FolderPath = "tuned",
-    workers: int | str = 1,
-    progress: StudyListener = None,
-    storage: Mapping[str, Any] | None = None,
-    **fields: Any,
-) -> StudyRecord:
-    """Search for the best learning rate and damping at a narrow width, as ``mukron tune`` does.
-
-    Called again with the same folder it continues the search; more trials extend it.
-
-    Args:
-        width: The narrow width to tune at.
-        trials: The number of settings to try.
-        config: The run to begin with, in place of the usual one.
-        scheme: SCHEME or SCHEME/DAMPING to tune in; by default that of ``config``.
-        lr: The lowest and the highest learning rate; by default the method's usual ones.
-        damping: The lowest and the highest damping, as multiples of the scheme's own; a single number is not tuned.
-        seeds: The number of seeds.
-        sampler: "tpe" or "random".
-        pruner: Of runs that fall behind: "median", "halving" or "none".
-        metric: What decides which setting is best.
-        folder: Where the study is kept, for ``plan``.
-        workers: The number of processes, or "auto"; see ``TransferStudy.run``.
-        progress: Called with the study's progress. None: a bar on a terminal and in notebooks; False: none.
-        storage: Other arguments of ``TransferStudy``, such as ``storage``, ``name`` and ``data_dir``.
-        fields: Other fields of the run, such as ``model`` (a name, or "MODULE:FUNCTION"), ``data`` and ``method``.
-
-    Returns:
-        The record of the study; ``best()`` is the best run.
-
-    Example:
-        >>> import mukron
-        >>> record = mukron.tune(16, trials=2, method="sgd", epochs=1, samples=128, folder="tuned-sgd")
-        >>> len(record.results)
-        2
-    """
-    run = study_run(config, fields, width)
-    study = tuning_study(
-        run,
-        *(width, trials, scheme or (None if config is None else scheme_of(config)), lr, damping, seeds),
-        *(sampler, pruner, metric, folder),
-        **(storage or {}),
-    )
-    return study.run(workers, progress)
-
-
-def transfer(
-    *,
-    widths: Sequence[float] | None = None,
-    over: str = "lr",
-    config: RunConfig | None = None,
-    schemes: str | Sequence[str] | None = None,
-    lr: float | Sequence[float] | None = None,
-    damping: float | Sequence[float] | None = None,
-    seeds: int = 3,
-    search: Search | None = None,
-    metric: str = "train_loss",
-    folder: FolderPath | None = None,
-    workers: int | str = 1,
-    progress: StudyListener = None,
-    storage: Mapping[str, Any] | None = None,
-    **fields: Any,
-) -> StudyRecord:
-    """Train at several widths and test whether the best setting stays the same, as ``mukron transfer`` does.
-
-    Called again with the same folder it continues the study; more widths, learning rates or seeds extend it.
-
-    Args:
-        widths: The widths; by default 1, 2, 4 and 8 times the base width.
-        over: What is tuned: "lr", "damping" or "lr,damping".
-        config: The run to begin with, in place of the usual one.
-        schemes: SCHEME or SCHEME/DAMPING, one or several; by default usual practice and muP, or that of ``config``.
-        lr: The learning rates; by default the method's usual ones.
-        damping: The dampings, as multiples of the scheme's own.
-        seeds: The number of seeds.
-        search: Propose settings by a sampler instead of a grid.
-        metric: What decides which setting is best.
-        folder: Where the study is kept; by default in "studies".
-        workers: The number of processes, or "auto"; see ``TransferStudy.run``.
-        progress: Called with the study's progress. None: a bar on a terminal and in notebooks; False: none.
-        storage: Other arguments of ``TransferStudy``, such as ``storage``, ``name`` and ``data_dir``.
-        fields: Other fields of the run, such as ``model`` (a name, or "MODULE:FUNCTION"), ``data`` and ``method``.
-
-    Returns:
-        The record of the study with its certificate.
-
-    Example:
-        >>> import mukron
-        >>> small = {"method": "sgd", "epochs": 1, "samples": 128, "base_width": 16}
-        >>> record = mukron.transfer(widths=(16, 32), lr=(0.1, 0.2, 0.4), schemes="mup", seeds=1, folder="s", **small)
-        >>> record.certificate.judgements[0].axis
-        'lr'
-    """
-    run = study_run(config, fields, None, widths)
-    chosen = schemes or (None if config is None else scheme_of(config))
-    study = transfer_study(run, widths, over, chosen, lr, damping, seeds, search, metric, folder, **(storage or {}))
-    record = study.run(workers, progress)
-    if record.certificate is None:
-        raise StudyError("only runs of one width have ended, so there is nothing to compare")
-    return record
-
-
-def plan(
-    width: float,
-    tuned: StudyRecord | RunConfig | FolderPath = "tuned",
-    *,
-    scheme: str | None = None,
-    tuned_at: float | None = None,
-    device: str | None = None,
-    steps: int = 3,
-    dataset: Dataset | None = None,
-    data_dir: FolderPath | None = None,
-) -> WidePlan:
-    """Turn settings tuned at a narrow width into those of a wide network, as ``mukron plan`` does.
-
-    Args:
-        width: The width to train at.
-        tuned: The record of a study, its folder, or a run.
-        scheme: The scheme to choose from the study: SCHEME or SCHEME/DAMPING.
-        tuned_at: The width of the study whose best run is taken; by default the narrowest.
-        device: The device to measure on; by default that of the run.
-        steps: How many steps to measure at that width; 0 measures nothing.
-        dataset: The run's data, if it is loaded already.
-        data_dir: Where data sets are kept.
-
-    Returns:
-        The plan: its settings, the cost of a step, and the code.
-
-    Example:
-        >>> import mukron
-        >>> from mukron.train import RunConfig
-        >>> tuned = RunConfig(method="kfac", width=16, base_width=16, lr=0.1, samples=64)
-        >>> mukron.plan(64, tuned, steps=0).config.width
-        64
-    """
-    if isinstance(tuned, RunConfig):
-        if scheme is not None or tuned_at is not None:
-            raise StudyError("scheme= and tuned_at= choose a run of a study; tuned= is a run already")
-        run = tuned
-    else:
-        run, _ = best_run(tuned if isinstance(tuned, StudyRecord) else load_study(tuned), scheme, tuned_at)
-    run = run if device is None else run.replace(device=device)
-    return plan_for(run, width, dataset=dataset, data_dir=data_dir, steps=steps)
-
-
-# What the commands share with these functions.
 
 
 def study_run(

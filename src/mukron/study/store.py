@@ -116,11 +116,20 @@ class Store:
                 self.study, stored, different = optuna.create_study(**wanted), None, {}
         if different:
             listed = ", ".join(f"{field} {old!r} there and {new!r} here" for field, (old, new) in different.items())
-            raise StudyError(f"study {self.name!r} trains something else: {listed}. Choose another folder (--out)")
+            raise StudyError(f"{self._place} trains something else: {listed}. Choose another folder (folder=, --out)")
         if stored is None:
             stored = {"config": config.to_dict(), "metric": metric}
             self.study.set_user_attr("mukron", stored)
         self.metric = stored["metric"]
+
+    @property
+    def _place(self) -> str:
+        """Where the study is, for messages: its folder if that has nothing else, or its name in a database."""
+        from sqlalchemy import make_url
+
+        file = Path(make_url(self.url).database or "")
+        in_folder = self.url.startswith("sqlite") and file.stem == self.name
+        return f"the study in {file.parent}" if in_folder else f"study {self.name!r}"
 
     def _differences(self, stored: Any, config: RunConfig) -> dict[str, tuple[Any, Any]]:
         fields = RunConfig.from_dict(stored, f"study {self.name}").differences(config)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from mukron.bars import progress_of_function
 from mukron.data import Dataset
+from mukron.imports import path_of
 from mukron.study.certificate import Certificate, certify
 from mukron.study.design import Design
 from mukron.study.errors import StudyError
@@ -19,12 +20,13 @@ from mukron.study.record import StudyRecord
 from mukron.study.store import ENDED, NOT_COMPARED, Store, sqlite_at, stored_at
 from mukron.study.work import POLL_INTERVAL, Job, StudyForeman, work, workers_for
 from mukron.train.records import FINISHED
-from mukron.train.trackers import read_trackers
+from mukron.train.trackers import TrackerFactory, read_trackers
 from mukron.workers.interrupts import interruptible
 from mukron.workers.launch import refuse_torchrun
 from mukron.workers.machine import describe_machine
 from mukron.workers.progress import Reporter
 
+TrackerName = str | TrackerFactory
 STUDY_NAME = "study"  # in the folder's storage: the folder may be renamed, moved and copied
 DATABASE, RECORD, LOG, RUNS, TRACKED = "study.db", "study.json", "workers.log", "runs", "tracked"
 
@@ -42,8 +44,9 @@ class TransferStudy:
         storage: postgresql://USER:PASSWORD@HOST/DATABASE, to share the trials between machines.
         name: The study's name in ``storage``; derived from the folder's name and the config by default.
         keep_runs: Keep every run's records and checkpoints too, so that a stopped trial continues from its checkpoint.
-        tracker: "wandb", "mlflow", "tensorboard", "MODULE:CLASS" of your own, or several: they get every run's numbers,
-            as in ``mukron.train.train``. What they write is kept in the folder's ``tracked``.
+        tracker: "wandb", "mlflow", "tensorboard", a class of your own in a module (or its "MODULE:CLASS"), or several:
+            they get every run's numbers, as in ``mukron.train.train``. What they write is kept in the folder's
+            ``tracked``.
         one_by_one: Do not train many narrow networks at once (see ``mukron.train.stack_size``).
         dataset: The data, if it is loaded already; for one worker.
         data_dir: Where data sets are kept.
@@ -68,7 +71,7 @@ class TransferStudy:
         storage: str | None = None,
         name: str | None = None,
         keep_runs: bool = False,
-        tracker: str | Sequence[str] = (),
+        tracker: TrackerName | Sequence[TrackerName] = (),
         one_by_one: bool = False,
         dataset: Dataset | None = None,
         data_dir: str | os.PathLike[str] | None = None,
@@ -82,7 +85,8 @@ class TransferStudy:
         self._in_folder = storage is None
         self.url = storage or sqlite_at((self.folder / DATABASE).resolve())
         self.runs = str((self.folder / RUNS).resolve()) if keep_runs else None
-        self.tracker = (tracker,) if isinstance(tracker, str) else tuple(tracker)
+        trackers = [tracker] if isinstance(tracker, str) or callable(tracker) else tracker
+        self.tracker = tuple(path_of(tracker, "tracker") for tracker in trackers)
         self.one_by_one, self.beat, self.grace = one_by_one, beat, grace
         self._store: Store | None = None
 
