@@ -241,7 +241,7 @@ def test_imagenet_at_the_papers_scale_on_a_folder_of_images(tmp_path, images, mo
     assert (outcome.scale, outcome.less) == ("paper", "1 epoch at most, widths 2, 1 seed at most")
     [result] = load_evidence(tmp_path / "out" / name).study("muP").results
     assert (result.status, len(result.rows)) == ("finished", 1)
-    assert {judged.verdict for judged in outcome.claims} == {"cannot tell"}  # one width
+    assert {judged.verdict for judged in outcome.claims} == {"cannot be determined"}  # one width
 
 
 # The command.

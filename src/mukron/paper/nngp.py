@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mukron.paper import drawing
-from mukron.paper.claims import BestOf, ClaimCheck, all_of, beats, close, gap_grows, lower_rate
+from mukron.paper import drawing, earlier
+from mukron.paper.claims import BestOf, ClaimCheck, alike, all_of, beats, gap_grows, lower_rate, revised, undetermined
 from mukron.paper.drawing import ExponentPanel, Panel
 from mukron.paper.recipe import FAILS, HOLDS, UNTOLD, Claim, Evidence, Experiment, Finding, Part, Scale, recipe
 from mukron.paper.settings import (
@@ -67,6 +67,15 @@ PAPER_TABLE_WITHOUT_MOMENTUM: PaperAccuracies = {
     ("K-FAC", 64.0): (76.06, 76.95, 77.28, 76.04, 75.94),
 }
 
+NO_KERNEL = "the kernel regression was not computed beside these runs, so they are compared with nothing"
+KERNEL_RULE = (
+    "Earlier, a lower accuracy at b_L = 64 than at 1 was enough, which an optimizer that fails there shows too. Now "
+    "the accuracy has to be that of the kernel regression."
+)
+EVERY_EXPONENT_RULE = (
+    "Earlier, b_L = 1 and 64 were compared, whatever the noise. Now every b_L from 1 on that was run is, and a "
+    "difference has to lie within 3 points with its noise."
+)
 CAPTION_CHOICE = (
     "The caption says accuracy on the training data; the text compares with Table 2, so test accuracy is shown."
 )
@@ -128,6 +137,12 @@ def one_beats(method: str, other: float, batch: int = PAPER_SAMPLES) -> ClaimChe
     return beats(best_at(method, 1.0, batch), best_at(method, other, batch))
 
 
+def almost_the_same(method: str, above: Sequence[float]) -> ClaimCheck:
+    """Checks that no b_L above 1 differs by more than 3 points from 1."""
+    tuned = alike(best_at(method, 1.0), [best_at(method, b) for b in above], 0.03)
+    return revised(tuned, earlier.close(best_at(method, 1.0), best_at(method, 64.0), 0.03), EVERY_EXPONENT_RULE)
+
+
 def nngp_claims(scale: Scale, tried: str = "") -> list[Claim]:
     """Returns the claims of the paper's figures over b_L; ``tried`` belongs to the one about SGD."""
     if scale is Scale.SMOKE:
@@ -135,7 +150,11 @@ def nngp_claims(scale: Scale, tried: str = "") -> list[Claim]:
     rest = [b for b in scale.choose(MAIN_EXPONENTS, MAIN_EXPONENTS, EXPONENTS) if b > 1]
     return [
         Claim("K-FAC is better at b_L = 1 than at 0.5.", one_beats("K-FAC", 0.5)),
-        Claim("K-FAC falls to the kernel's solution where b_L is much above 1.", one_beats("K-FAC", 64.0)),
+        Claim("K-FAC is worse where b_L is much above 1 than at 1.", one_beats("K-FAC", 64.0)),
+        Claim(
+            "K-FAC falls to the kernel's solution where b_L is much above 1.",
+            revised(undetermined(NO_KERNEL), one_beats("K-FAC", 64.0), KERNEL_RULE),
+        ),
         Claim(
             "K-FAC: the training accuracy is highest at b_L = 1 alone.",
             all_of(*(beats(best_training("K-FAC", 1.0), best_training("K-FAC", b)) for b in (0.5, *rest))),
@@ -145,13 +164,13 @@ def nngp_claims(scale: Scale, tried: str = "") -> list[Claim]:
             all_of(*(beats(best_at("K-FAC", 1.0), best_at("K-FAC", b), True) for b in rest)),
         ),
         Claim(
-            "SGD is almost the same at b_L = 1 and 64: within 3 points.",
-            close(best_at("SGD", 1.0), best_at("SGD", 64.0), 0.03),
+            "SGD is almost the same at b_L = 1 and at every b_L above it: within 3 points.",
+            almost_the_same("SGD", rest),
             tried=tried,
         ),
         Claim(
-            "Shampoo is almost the same at 1 and 64: within 3 points.",
-            close(best_at("Shampoo", 1.0), best_at("Shampoo", 64.0), 0.03),
+            "Shampoo is almost the same at b_L = 1 and at every b_L above it: within 3 points.",
+            almost_the_same("Shampoo", rest),
         ),
     ]
 

@@ -27,9 +27,12 @@ class Judged:
     Attributes:
         claim: The claim's text.
         paper: The number that the paper prints.
-        verdict: "holds", "holds in part", "does not hold" or "cannot tell".
+        verdict: "holds", "holds in part", "does not hold" or "cannot be determined".
         measured: What was measured.
-        tried: What else was run to find out why; empty if the claim holds.
+        tried: What else was run to find out why, and what it gave.
+        ours: Whether the claim is not the paper's but our own.
+        earlier: The verdict by an earlier rule, where that gave another one.
+        rule: What the earlier rule was and what replaced it.
     """
 
     claim: str
@@ -37,6 +40,9 @@ class Judged:
     verdict: str
     measured: str
     tried: str = ""
+    ours: bool = False
+    earlier: str = ""
+    rule: str = ""
 
 
 @dataclass(frozen=True)
@@ -125,8 +131,16 @@ def judge_claims(
 
 
 def _judged(claim: Claim, finding: Finding) -> Judged:
-    tried = "" if finding.verdict == "holds" else claim.tried
-    return Judged(claim.text, claim.paper, finding.verdict, finding.measured, tried)
+    return Judged(
+        claim=claim.text,
+        paper=claim.paper,
+        verdict=finding.verdict,
+        measured=finding.measured,
+        tried=claim.tried,
+        ours=claim.ours,
+        earlier=finding.earlier,
+        rule=finding.rule,
+    )
 
 
 # Files.

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 T = TypeVar("T")
-HOLDS, IN_PART, FAILS, UNTOLD = "holds", "holds in part", "does not hold", "cannot tell"
+HOLDS, IN_PART, FAILS, UNTOLD = "holds", "holds in part", "does not hold", "cannot be determined"
 
 
 class Scale(str, Enum):
@@ -143,8 +143,10 @@ class Finding:
     """The result of checking a claim.
 
     Attributes:
-        verdict: "holds", "holds in part", "does not hold" or "cannot tell".
+        verdict: "holds", "holds in part", "does not hold" or "cannot be determined".
         measured: What was measured, in words and numbers.
+        earlier: The verdict by an earlier rule, where the rule was replaced and gave another one; else empty.
+        rule: What the earlier rule was and what replaced it; empty where ``earlier`` is.
 
     Example:
         >>> Finding("holds", "best at 2^-3 at every width").verdict
@@ -153,28 +155,32 @@ class Finding:
 
     verdict: str
     measured: str
+    earlier: str = ""
+    rule: str = ""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A statement of the paper, with a check of it.
+    """A statement of the paper, or one of our own, with a check of it.
 
     Attributes:
         text: The statement.
         check: From the evidence to a finding.
         paper: The number that the paper prints.
-        tried: What else was run to find out why; shown if the claim does not hold.
+        tried: What else was run to find out why, and what it gave.
+        ours: Whether the statement is not the paper's but our own; such claims are counted apart.
 
     Example:
-        >>> claim = Claim("muP transfers.", lambda evidence: Finding("cannot tell", "nothing was run"))
+        >>> claim = Claim("muP transfers.", lambda evidence: Finding(UNTOLD, "nothing was run"))
         >>> claim.check(Evidence()).verdict
-        'cannot tell'
+        'cannot be determined'
     """
 
     text: str
     check: Callable[[Evidence], Finding]
     paper: str = ""
     tried: str = ""
+    ours: bool = False
 
 
 @dataclass(frozen=True)
