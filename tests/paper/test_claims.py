@@ -311,6 +311,21 @@ def test_a_seed_that_collapsed_hides_no_difference():
     assert verdict(stays("a"), a=collapsed) == FAILS
 
 
+def test_where_schemes_are_tuned_the_noise_is_that_of_the_best_of_all():
+    good = study({(64, 0.125): 0.9}, scheme="mup/fixed:1,1")
+    results = [
+        dataclasses.replace(
+            each,
+            point=dataclasses.replace(each.point, scheme=f"mup/fixed:{number},1"),
+            rows=[{"epoch": 1, "test_accuracy": 0.9 - 0.01 * number + 0.002 * number**2 * (each.point.seed - 1)}],
+        )
+        for number in range(1, 10)
+        for each in good.results
+    ]
+    record = dataclasses.replace(good, results=tuple(results))
+    assert noise_of(record, "test_accuracy", tuned_schemes=True) < 0.2 * noise_of(record, "test_accuracy")
+
+
 def test_untrained_settings_are_not_the_noise():
     """Where nothing is learned seeds differ by chance: a grid that goes far down hides no difference."""
     values = {(64, 2.0**-z): 0.9 - 0.001 * abs(z - 3) for z in range(1, 6)}
@@ -360,6 +375,22 @@ def test_wider_is_worse():
     assert verdict(check, a=at(0.9, 0.95, 0.8)) == HOLDS
     assert verdict(check, a=at(0.8, 0.7, 0.9)) == FAILS
     assert verdict(check, a=at(0.8, 0.7, 0.8)) == UNTOLD
+
+
+def test_wider_is_worse_or_better_only_where_the_grid_holds_the_best():
+    """The widest is best at the lowest rate that was run, and may be better below it."""
+    falling = {(64, rate): 0.9 - 0.03 * abs(math.log2(rate) + 3) for rate in RATES}
+    low = study({**falling, **{(256, rate): 0.8 - 0.03 * (math.log2(rate) + 6) for rate in RATES}})
+    for check, before in ((wider_is_worse("a"), HOLDS), (wider_is_better("a"), FAILS)):
+        finding = found(check, a=low)
+        assert (finding.verdict, finding.earlier) == (UNTOLD, before)
+        assert finding.measured.endswith("at 256 the best may lie beyond the grid")
+    rising = study(
+        {(64 * 256 / width, rate): value for (width, rate), value in falling.items()}
+        | {(64, rate): 0.8 - 0.03 * (math.log2(rate) + 6) for rate in RATES}
+    )
+    assert verdict(wider_is_better("a"), a=rising) == UNTOLD  # the narrowest may be better
+    assert verdict(wider_is_worse("a"), a=rising) == UNTOLD
 
 
 def test_wider_is_worse_at_the_narrowest_ones_best():

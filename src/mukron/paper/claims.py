@@ -155,13 +155,16 @@ def best_value(record: StudyRecord, scheme: str, width: float, metric: str | Non
     return value_of(record, setting, metric)
 
 
-def value_of(record: StudyRecord, setting: SettingSummary, metric: str | None = None) -> Value:
+def value_of(
+    record: StudyRecord, setting: SettingSummary, metric: str | None = None, tuned_schemes: bool = False
+) -> Value:
     """Returns the mean over the seeds of a setting.
 
     Args:
         record: The study.
         setting: One of its settings.
         metric: The metric that is read; None for the study's.
+        tuned_schemes: Whether schemes are settings that are tuned; see ``noise_of``.
 
     Returns:
         The mean with its error.
@@ -170,7 +173,7 @@ def value_of(record: StudyRecord, setting: SettingSummary, metric: str | None = 
     values = _seeds(record, setting, metric_name)
     if not values:
         return Value(math.nan, None)
-    noise = noise_of(record, metric_name)
+    noise = noise_of(record, metric_name, tuned_schemes)
     error = None if noise is None else noise / math.sqrt(len(values))
     return Value(fmean(values), error, metric_name.endswith("accuracy"))
 
@@ -189,19 +192,22 @@ def _seeds(record: StudyRecord, setting: SettingSummary, metric: str) -> tuple[f
     return tuple(value for value in values if value is not None)
 
 
-def noise_of(record: StudyRecord, metric: str) -> float | None:
+def noise_of(record: StudyRecord, metric: str, tuned_schemes: bool = False) -> float | None:
     """Estimates the standard deviation of one run from the median variance over seeds of the best few settings.
 
     Args:
         record: The study.
         metric: The metric.
+        tuned_schemes: Whether schemes are settings that are tuned, such as numbers of a fixed damping, so that a
+            width's best settings are the best over all of them.
 
     Returns:
         The standard deviation, or None with one seed.
     """
+    schemes = (None,) if tuned_schemes else record.schemes
     leading = [
         setting
-        for scheme in record.schemes
+        for scheme in schemes
         for width in record.widths
         for setting in ordered(settings(record, scheme, width), record.metric)[:NOISE_SETTINGS]
     ]

@@ -202,7 +202,7 @@ def carried(evidence: Evidence, chosen: Sequence[float]) -> Cells:
     for x, y in product(chosen, chosen):
         wide = evidence.study(part_name(x, y))
         fitting = [each for each in settings(wide) if own is not None and numbers_of(each.scheme) == own]
-        value = value_of(wide, fitting[0]) if fitting else Value(math.nan, None)
+        value = value_of(wide, fitting[0], tuned_schemes=True) if fitting else Value(math.nan, None)
         cells[x, y] = Cell(value, own, at_edge)
     return cells
 
@@ -217,7 +217,7 @@ def tuned_in_place(evidence: Evidence, chosen: Sequence[float]) -> Cells:
             cells[x, y] = Cell(Value(math.nan, None), None, at_edge=False)
         else:
             own = numbers_of(setting.scheme)
-            cells[x, y] = Cell(value_of(wide, setting), own, _at_edge(wide, own))
+            cells[x, y] = Cell(value_of(wide, setting, tuned_schemes=True), own, _at_edge(wide, own))
     return cells
 
 

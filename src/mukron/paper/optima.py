@@ -261,23 +261,34 @@ def outperforms(better: str, worse: str, axis: str = "lr") -> ClaimCheck:
             f"{100 * (a - b):+.2f} points: " if math.isfinite(a - b) and BestOf(better).value(evidence).accuracy else ""
         )
         behind = {HOLDS: worse, FAILS: better}.get(finding.verdict)
-        if behind is None or not _open_at_the_widest(evidence.study(behind), axis):
+        record = evidence.study(behind or worse)
+        if behind is None or not may_lie_beyond(record, record.schemes[0], record.widths[-1], axis):
             return replace(finding, measured=gap + finding.measured)
         return Finding(UNTOLD, f"{gap}{finding.measured}; the best of {behind} may lie beyond its grid")
 
     return check
 
 
-def _open_at_the_widest(record: StudyRecord, axis: str) -> bool:
-    """Whether the best setting of the first scheme at the widest may lie beyond a grid of several settings."""
-    setting = best(settings(record, record.schemes[0], record.widths[-1]), record.metric)
+def may_lie_beyond(record: StudyRecord, scheme: str, width: float, axis: str = "lr") -> bool:
+    """Returns whether the best setting of a width may lie beyond a grid of several settings.
+
+    Args:
+        record: The study.
+        scheme: The scheme as the study names it.
+        width: The width.
+        axis: "lr" or "damping".
+
+    Returns:
+        Whether it may; not if no run finished.
+    """
+    setting = best(settings(record, scheme, width), record.metric)
     tried = {each.at(axis) for each in settings(record)}
     if setting is None or len(tried) < 2:
         return False
-    optima = find_optima(record, record.schemes[0], axis)
+    optima = find_optima(record, scheme, axis)
     if optima is None:  # one width: no certificate
         return setting.at(axis) in (min(tried), max(tried))
-    return record.widths[-1] in optima.open_ended
+    return width in optima.open_ended
 
 
 # Divergence.

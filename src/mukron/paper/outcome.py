@@ -10,6 +10,7 @@ from typing import Any
 
 from mukron import figures
 from mukron.diagnose.check import Check
+from mukron.paper.disclosures import disclosures
 from mukron.paper.errors import ReproductionError
 from mukron.paper.recipe import RECIPES, Claim, Evidence, Experiment, Finding, PartResult, Scale, verdict_of
 from mukron.params.storage import check_stamp, damaged, read_json, stamp, write_json
@@ -53,10 +54,11 @@ class Outcome:
         name: The recipe's name.
         scale: The scale it was run at.
         less: How it was made smaller than its scale, in words.
-        verdict: The verdict on the recipe.
+        verdict: The verdict on the recipe: on the paper's claims, if there are any, else on our own.
         claims: The claims with their findings.
-        choices: What was chosen where the paper is silent.
-        made: The command, machine, versions, date and runs.
+        choices: What was chosen where the paper is silent, and what is to be disclosed of the runs.
+        made: The command, machine, versions, date and runs, and the commit if the source is a checkout.
+        minutes: The time that training took, over all runs.
 
     Example:
         >>> outcome = Outcome("nngp", "small", "", "holds", (), (), {})
@@ -71,6 +73,7 @@ class Outcome:
     claims: tuple[Judged, ...]
     choices: tuple[str, ...]
     made: Mapping[str, str]
+    minutes: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the fields as data for JSON."""
@@ -101,6 +104,7 @@ class Outcome:
                 **fields,
                 claims=tuple(Judged(**claim) for claim in content["claims"]),
                 choices=tuple(content["choices"]),
+                minutes=float(content.get("minutes", 0.0)),  # results of earlier versions have none
             )
 
 
@@ -127,7 +131,19 @@ def judge_claims(
     """
     findings = [claim.check(evidence) for claim in experiment.claims]
     claims = tuple(_judged(claim, finding) for claim, finding in zip(experiment.claims, findings, strict=True))
-    return Outcome(name, scale, less, verdict_of(findings), claims, tuple(experiment.choices), dict(made))
+    of_the_paper = [finding for claim, finding in zip(experiment.claims, findings, strict=True) if not claim.ours]
+    choices = (*experiment.choices, *disclosures(experiment.parts))
+    seconds = sum(run.seconds for part in evidence.values() if isinstance(part, StudyRecord) for run in part.results)
+    return Outcome(
+        name,
+        scale,
+        less,
+        verdict_of(of_the_paper or findings),
+        claims,
+        choices,
+        dict(made),
+        minutes=round(seconds / 60, 1),
+    )
 
 
 def _judged(claim: Claim, finding: Finding) -> Judged:

@@ -25,7 +25,7 @@ from mukron.study.work import work
 from mukron.train import RunConfig, dataset_of
 from mukron.workers.interrupts import Stopped
 from mukron.workers.locks import locked
-from mukron.workers.machine import describe_machine
+from mukron.workers.machine import describe_machine, source_commit
 from mukron.workers.worker import Tick
 
 CHECK_FILE, COMPLETE_FILE = "check.json", "over.json"
@@ -84,7 +84,7 @@ class Assigned(ABC):
 
     def _mark_complete(self) -> None:
         """Store that the part is complete, with the machine, the versions and the date."""
-        provenance = describe_machine(self.part.config.device)
+        provenance = {**describe_machine(self.part.config.device), "commit": source_commit()}
         provenance["date"] = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
         write_json(self.folder / COMPLETE_FILE, provenance)
 

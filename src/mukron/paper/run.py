@@ -24,7 +24,7 @@ from mukron.study.transfer import LOG
 from mukron.workers.exits import STOPPED
 from mukron.workers.foreman import Foreman
 from mukron.workers.interrupts import Stopped, interruptible
-from mukron.workers.machine import describe_machine
+from mukron.workers.machine import describe_machine, source_commit
 from mukron.workers.progress import Reporter
 from mukron.workers.worker import Tick, WorkerTask, serve
 
@@ -261,11 +261,13 @@ class Book:
 
 def _made(parts: Sequence[Assigned], device: str) -> dict[str, str]:
     """Return where and when the parts were run; several machines may have shared them."""
-    provenances = [assigned.provenance() for assigned in parts] or [describe_machine(device)]
+    provenances = [assigned.provenance() for assigned in parts] or [
+        {**describe_machine(device), "commit": source_commit()}
+    ]
     dates = [provenance["date"] for provenance in provenances if "date" in provenance]
     joined = {
-        name: "; ".join(dict.fromkeys(provenance[name] for provenance in provenances))
-        for name in ("machine", "versions")
+        name: "; ".join(dict.fromkeys(text for provenance in provenances if (text := provenance.get(name))))
+        for name in ("machine", "versions", "commit")
     }
     return {**joined, "date": max(dates, default=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"))}
 

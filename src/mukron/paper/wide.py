@@ -277,9 +277,9 @@ def accuracies(
                     f"{CIFAR_EPOCHS} epochs",
                 ),
                 Claim(
-                    f"{name}: at the widest it has so early in training too, in the first third of the epochs.",
+                    f"{name}: at the widest muP has it within a third of the paper's epochs.",
                     mup_wins_early(sp, mup, CIFAR_EPOCHS),
-                    "the difference is often larger in the early stages of learning",
+                    ours=True,
                 ),
             ]
             lines = [WidthLine("SP", sp, None, printed[0]), WidthLine("muP", mup, None, printed[1])]

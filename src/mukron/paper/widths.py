@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from statistics import fmean
 
 from mukron.paper.claims import (
@@ -16,9 +17,11 @@ from mukron.paper.claims import (
     differ,
     formatted,
     power_text,
+    revised,
     scheme_of,
     value_of,
 )
+from mukron.paper.optima import may_lie_beyond
 from mukron.paper.recipe import FAILS, HOLDS, IN_PART, UNTOLD, Evidence, Finding
 from mukron.study.numbers import best, settings
 from mukron.study.points import lowest_is_best
@@ -40,14 +43,16 @@ def wider_is_better(
         The check.
     """
 
+    def before(evidence: Evidence) -> Finding:
+        record = evidence.study(part)
+        values = {width: best_value(record, scheme_of(record, scheme), width, metric) for width in record.widths}
+        return _wider(part, values, metric or record.metric, strictly)
+
     def check(evidence: Evidence) -> Finding:
         record = evidence.study(part)
-        scheme_name = scheme_of(record, scheme)
-        metric_name = metric or record.metric
-        values = {width: best_value(record, scheme_name, width, metric) for width in record.widths}
-        return _wider(part, values, metric_name, strictly)
+        return _inside(before(evidence), record, scheme_of(record, scheme), better=record.widths[-1])
 
-    return check
+    return revised(check, before, INSIDE_RULE)
 
 
 def wider_is_better_there(part: str, scheme: str | None = None) -> ClaimCheck:
@@ -152,13 +157,35 @@ def wider_is_worse(part: str, scheme: str | None = None) -> ClaimCheck:
         The check.
     """
 
-    def check(evidence: Evidence) -> Finding:
+    def before(evidence: Evidence) -> Finding:
         record = evidence.study(part)
         narrow = BestOf(part, record.widths[0], scheme, f"{part} at {record.widths[0]:g}:")
         wide = BestOf(part, record.widths[-1], scheme, f"at {record.widths[-1]:g}:")
         return beats(narrow, wide)(evidence)
 
-    return check
+    def check(evidence: Evidence) -> Finding:
+        record = evidence.study(part)
+        return _inside(before(evidence), record, scheme_of(record, scheme), better=record.widths[0])
+
+    return revised(check, before, INSIDE_RULE)
+
+
+INSIDE_RULE = (
+    "Earlier, a best learning rate at the edge of its grid was not minded. Now the best of the width that is behind "
+    "must not lie beyond its grid."
+)
+
+
+def _inside(finding: Finding, record: StudyRecord, scheme: str, better: float) -> Finding:
+    """Returns the finding that one end of the widths is better; undetermined if the other's best may be beyond."""
+    ends = (record.widths[0], record.widths[-1])
+    other = ends[better == ends[0]]
+    behind = {HOLDS: other, IN_PART: other, FAILS: better}.get(finding.verdict)
+    if behind is None or not may_lie_beyond(record, scheme, behind):
+        return finding
+    return replace(
+        finding, verdict=UNTOLD, measured=f"{finding.measured}; at {behind:g} the best may lie beyond the grid"
+    )
 
 
 def wider_is_worse_there(part: str, scheme: str | None = None) -> ClaimCheck:
