@@ -104,6 +104,17 @@ def test_what_was_stopped_in_its_middle_goes_on_there(tmp_path, monkeypatch, tra
     assert trained == []
 
 
+@pytest.mark.parametrize("name", ["abc-parametrization", CHECKS])
+def test_a_result_names_its_commit_and_minutes(tmp_path, monkeypatch, name):
+    """Of a recipe that runs nothing, and of one whose parts were run."""
+    for module in (parts, running):
+        monkeypatch.setattr(module, "source_commit", lambda: "0123456789ab")
+    reproduce(request(tmp_path, name))
+    stored = Outcome.load(tmp_path / name)
+    assert stored.made["commit"] == "0123456789ab"
+    assert (stored.minutes > 0) == bool(stored.made["runs"].endswith("training"))
+
+
 def test_a_part_that_was_stopped_after_its_last_run_is_closed_at_once(tmp_path, trained):
     """By whoever comes by, and not only after all other parts."""
     asked = request(tmp_path, TRANSFER)

@@ -357,8 +357,9 @@ def beats(better: BestOf, worse: BestOf, or_equals: bool = False) -> ClaimCheck:
         ...     rows = ([{"epoch": 1, "test_accuracy": value}] for value in accuracies)
         ...     runs = tuple(Result(point, "finished", row) for point, row in zip(points, rows))
         ...     return StudyRecord("study", RunConfig(epochs=1), ("lr",), "test_accuracy", runs, None)
-        >>> beats(BestOf("a"), BestOf("b"))(Evidence(a=study(0.92, 0.93), b=study(0.88, 0.89)))
-        Finding(verdict='holds', measured='a 92.50% against b 88.50%')
+        >>> finding = beats(BestOf("a"), BestOf("b"))(Evidence(a=study(0.92, 0.93), b=study(0.88, 0.89)))
+        >>> finding.verdict, finding.measured
+        ('holds', 'a 92.50% against b 88.50%')
     """
 
     def check(evidence: Evidence) -> Finding:
@@ -468,8 +469,8 @@ def all_of(*checks: ClaimCheck) -> ClaimCheck:
 
     Example:
         >>> both = all_of(lambda evidence: Finding(HOLDS, "1 > 0"), lambda evidence: Finding(FAILS, "0 < 1"))
-        >>> both(Evidence())
-        Finding(verdict='holds in part', measured='1 > 0; 0 < 1')
+        >>> both(Evidence()).verdict
+        'holds in part'
     """
 
     def check(evidence: Evidence) -> Finding:

@@ -105,7 +105,10 @@ def _counts(outcomes: Mapping[str, Outcome]) -> str:
     sizes = Counter(f"{outcome.scale}{', reduced' if outcome.less else ''}" for outcome in shown)
     by_scale = "; ".join(f"{count} {size}" for size, count in sizes.items())
     minutes = sum(outcome.minutes for outcome in shown)
-    return f"{sentence} By scale: {by_scale}. {minutes:,.0f} minutes of training."
+    return (
+        f"{sentence} By scale: {by_scale}. {minutes:,.0f} minutes of training, where runs that recipes share count for "
+        "each."
+    )
 
 
 def _by_verdict(judged: Sequence[Outcome | Judged]) -> str:
@@ -139,7 +142,7 @@ def _initial_weights(outcomes: Mapping[str, Outcome]) -> Iterator[str]:
         for judged in outcomes[SIGMA_ONE].claims
         if judged.claim in others
     ]
-    yield from ("## What the initial weights decide", "", WEIGHTS, "")
+    yield from ("## What the initial weights decide", "", escape_markdown(WEIGHTS), "")
     yield from ("| Claim | Variance 1 / fan-in | Torch's own, a third of it |", "|---|---|---|", *rows, "")
 
 

@@ -315,7 +315,7 @@ class Recipe:
         Example:
             >>> from mukron.paper import RECIPES
             >>> len(RECIPES["coordinate"].experiment(Scale.SMOKE).claims)
-            5
+            8
         """
         experiment = self.make(scale)
         if less is not None and less.widths is not None:
