@@ -19,7 +19,6 @@ from mukron.paper.claims import (
     lower_rate,
     noise_of,
     revised,
-    undetermined,
 )
 from mukron.paper.errors import ReproductionError
 from mukron.paper.features import (
@@ -165,7 +164,6 @@ def test_a_rule_that_was_replaced_is_named_where_it_gave_something_else():
     holds, fails = (lambda evidence, each=each: Finding(each, "x") for each in (HOLDS, FAILS))
     assert revised(fails, holds, "Why.")(Evidence()) == Finding(FAILS, "x", HOLDS, "Why.")
     assert revised(holds, holds, "Why.")(Evidence()) == Finding(HOLDS, "x")
-    assert undetermined("nothing was run")(Evidence()) == Finding(UNTOLD, "nothing was run")
 
 
 def test_the_earlier_verdict_on_several_findings():

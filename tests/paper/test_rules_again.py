@@ -390,6 +390,10 @@ RULES: list[tuple[str, Callable[..., str]]] = [
         lambda r, n: alike(nngp_number(n, 1), [nngp_number(n, b) for b in (2, 4, 16, 64)], 0.03),
     ),
     (
+        r"K-FAC falls to the kernel's solution .* within 3 points\.",
+        lambda r: alike(study(r, "kernel regression").number(32), [nngp_number("K-FAC", 64)], 0.03),
+    ),
+    (
         r"K-FAC is better at b_L = 1 than (at 0\.5|far above it)\.",
         lambda r, where: {1: YES, 0: UNKNOWN, -1: NO}[
             order(best_of_words("K-FAC", "1"), best_of_words("K-FAC", "0.5" if "0.5" in where else "64"))
@@ -429,7 +433,7 @@ def claims() -> list[tuple[str, str, str, str]]:
 
 
 def rule_of(recipe: str, claim: str) -> Callable[[], str] | None:
-    if recipe in ("nngp", "train-curve-cnn-fashion-mnist") and claim.startswith("K-FAC"):
+    if recipe in ("nngp", "train-curve-cnn-fashion-mnist") and claim.startswith("K-FAC") and "kernel" not in claim:
         return None
     if claim == "At the widest muP is better than SP.":
         if len(parts(recipe)) != 2 or recipe == "training_curve-left":

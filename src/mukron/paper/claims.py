@@ -319,22 +319,6 @@ def revised(check: ClaimCheck, earlier: ClaimCheck, rule: str) -> ClaimCheck:
     return both
 
 
-def undetermined(reason: str) -> ClaimCheck:
-    """Returns the check of a claim that no result can decide yet.
-
-    Args:
-        reason: What is missing.
-
-    Returns:
-        The check.
-
-    Example:
-        >>> undetermined("nothing was run")(Evidence()).verdict
-        'cannot be determined'
-    """
-    return lambda evidence: Finding(UNTOLD, reason)
-
-
 # Comparisons of best values.
 
 

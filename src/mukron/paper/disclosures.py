@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from mukron.optim import spec_of
 from mukron.paper.recipe import Checking, Part
+from mukron.study.design import Design
 from mukron.train import RunConfig
 
 ROUNDED_PRODUCTS = "tf32"
@@ -64,7 +65,7 @@ def _draws_targets(config: RunConfig) -> bool:
 
 
 def _rules(part: Part) -> Iterator[str]:
-    if isinstance(part, Checking):
+    if not isinstance(part, Design):
         yield "" if part.config.damping is None else part.config.damping.text()
     else:
         yield from (scheme.partition("/")[2] for scheme in part.schemes)

@@ -12,10 +12,13 @@ from mukron import figures
 from mukron.diagnose.check import Check
 from mukron.paper.disclosures import disclosures
 from mukron.paper.errors import ReproductionError
-from mukron.paper.recipe import RECIPES, Claim, Evidence, Experiment, Finding, PartResult, Scale, verdict_of
+from mukron.paper.kernel import regress
+from mukron.paper.recipe import RECIPES, Claim, Evidence, Experiment, Finding, PartResult, Regression, Scale, verdict_of
 from mukron.params.storage import check_stamp, damaged, read_json, stamp, write_json
 from mukron.study.points import Result
 from mukron.study.record import StudyRecord
+from mukron.train import dataset_of
+from mukron.workers.machine import describe_machine
 
 OUTCOME_KIND, EVIDENCE_KIND, OUTCOME_VERSION = "reproduction", "evidence", 1
 RESULT_FILE, EVIDENCE_FILE, NUMBERS_NAME, FIGURE_NAME = "result.json", "evidence.json", "numbers", "figure"
@@ -283,11 +286,14 @@ def _csv_lines(result: PartResult) -> Iterator[tuple[object, ...]]:
         yield point.scheme, point.width, point.lr, point.damping, point.seed, run.status, result.metric, value
 
 
-def judge_again(folder: str | os.PathLike[str]) -> Outcome:
+def judge_again(folder: str | os.PathLike[str], data_dir: str | None = None) -> Outcome:
     """Checks the claims and draws the figure again from the stored evidence, and stores both.
+
+    A part that the recipe did not have before is computed if it trains nothing.
 
     Args:
         folder: The recipe's folder.
+        data_dir: Where data sets are kept; None: the usual folder.
 
     Returns:
         The new outcome.
@@ -303,13 +309,17 @@ def judge_again(folder: str | os.PathLike[str]) -> Outcome:
         ...     judge_again(f"{folder}/abc-parametrization").verdict
         'holds'
     """
-    before, evidence = Outcome.load(folder), load_evidence(folder)
+    before, evidence, made = Outcome.load(folder), load_evidence(folder), {}
     experiment = RECIPES[before.name].make(Scale(before.scale))
-    missing = [name for name in experiment.parts if name not in evidence]
-    if missing:
-        raise ReproductionError(f"{folder}: has no {missing[0]!r}, which the recipe now asks for; run it again")
+    missing = {name: part for name, part in experiment.parts.items() if name not in evidence}
+    for name, part in missing.items():
+        if not isinstance(part, Regression):
+            raise ReproductionError(f"{folder}: has no {name!r}, which the recipe now asks for; run it again")
+        evidence[name] = regress(part, dataset_of(part.config, None, data_dir))
+        made[name] = "; ".join(["computed after the runs", *describe_machine(part.config.device).values()])
     evidence = Evidence({name: evidence[name] for name in experiment.parts})
-    after = judge_claims(before.name, before.scale, before.less, experiment, evidence, before.made)
+    made = {**before.made, **made}
+    after = judge_claims(before.name, before.scale, before.less, experiment, evidence, made)
     keep(after, experiment, evidence, folder)
     return after
 

@@ -1,8 +1,8 @@
 """Recipes: a recipe goes from a scale to what is run, what the paper claims about it, and how it is drawn.
 
-A **part** is what is run: a ``Design`` of widths, learning rates, dampings and seeds, or a ``Checking``, the coordinate
-check of one run. The results of the parts are the **evidence**. Claims are checked and figures drawn from the evidence
-only.
+A **part** is what is run: a ``Design`` of widths, learning rates, dampings and seeds, a ``Checking``, the coordinate
+check of one run, or a ``Regression``, which trains nothing. The results of the parts are the **evidence**. Claims are
+checked and figures drawn from the evidence only.
 """
 
 from __future__ import annotations
@@ -89,7 +89,41 @@ class Checking:
         return {**axes, "config": self.config.to_dict()}
 
 
-Part = Design | Checking
+@dataclass(frozen=True)
+class Regression:
+    """A part that is kernel regression on the last features of untrained networks; it trains nothing.
+
+    Attributes:
+        config: The run whose first step arrives there, with a rescaled damping.
+        widths: The only width.
+        seeds: The number of seeds.
+
+    Example:
+        >>> Regression(RunConfig(damping="rescaled:2"), (64.0,), seeds=3).rho
+        2.0
+    """
+
+    config: RunConfig
+    widths: tuple[float, ...]
+    seeds: int = 1
+
+    @property
+    def total(self) -> int:
+        """The number of networks."""
+        return self.seeds
+
+    @property
+    def rho(self) -> float:
+        """The number of the damping rule."""
+        assert self.config.damping is not None
+        return self.config.damping.rho
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the fields as data for JSON."""
+        return {"widths": list(self.widths), "seeds": self.seeds, "config": self.config.to_dict()}
+
+
+Part = Design | Checking | Regression
 PartResult = StudyRecord | Check
 
 
@@ -241,9 +275,9 @@ class Less:
         if self.widths is not None:
             changes["widths"] = self._widths(part)
         if self.seeds is not None:
-            few = min(self.seeds, part.seeds if isinstance(part, Checking) else len(part.seeds))
-            changes["seeds"] = few if isinstance(part, Checking) else part.seeds[:few]
-        if self.epochs is not None and not isinstance(part, Checking) and self.epochs < part.config.epochs:
+            seeds = part.seeds
+            changes["seeds"] = min(self.seeds, seeds) if isinstance(seeds, int) else seeds[: self.seeds]
+        if self.epochs is not None and isinstance(part, Design) and self.epochs < part.config.epochs:
             shorter = min(part.config.warmup, float(self.epochs))
             changes["config"] = part.config.replace(epochs=self.epochs, warmup=shorter)
         return dataclasses.replace(part, **changes)

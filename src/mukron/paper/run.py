@@ -18,8 +18,8 @@ from typing import Any
 from mukron.diagnose.check import Check
 from mukron.paper.errors import ReproductionError
 from mukron.paper.outcome import RESULT_FILE, Outcome, judge_claims, keep
-from mukron.paper.parts import Assigned, AssignedCheck, AssignedStudy
-from mukron.paper.recipe import RECIPES, Checking, Evidence, Experiment, Less, Part, Scale, key_of
+from mukron.paper.parts import Assigned, AssignedCheck, AssignedRegression, AssignedStudy
+from mukron.paper.recipe import RECIPES, Checking, Evidence, Experiment, Less, Part, Regression, Scale, key_of
 from mukron.study.transfer import LOG
 from mukron.workers.exits import STOPPED
 from mukron.workers.foreman import Foreman
@@ -97,6 +97,8 @@ class Request:
         folder = Path(self.folder) / PARTS_FOLDER / key_of(part)
         if isinstance(part, Checking):
             return AssignedCheck(title, part, folder, self.data_dir)
+        if isinstance(part, Regression):
+            return AssignedRegression(title, part, folder, self.data_dir)
         return AssignedStudy(title, part, folder, self.data_dir)
 
     def command(self, name: str) -> str:
