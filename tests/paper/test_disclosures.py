@@ -41,6 +41,19 @@ def test_number_format_damping_and_weights():
     assert "Initial weights" not in said(model="mlp", model_options={"sigma": 1.0})
 
 
+def test_parts_in_tf32_are_named_by_their_method_where_that_tells_them():
+    def which(*formats):
+        parts = {
+            f"{method} {dtype}": Checking(RunConfig(method=method, dtype=dtype), (64.0,)) for method, dtype in formats
+        }
+        (sentence,) = [each for each in disclosures(parts) if each.startswith("Matrix")] or [""]
+        return sentence.rpartition(": ")[2]
+
+    assert which(("kfac", "tf32"), ("shampoo", "float32")) == "K-FAC."
+    assert which(("kfac", "tf32"), ("kfac", "float32")) == "kfac tf32."
+    assert which(("kfac", "float32")) == ""
+
+
 def test_the_learning_rates_of_figure_1_are_named():
     """They differ between SP and muP."""
     parts = RECIPES["coordinate"].experiment(Scale.PAPER).parts

@@ -23,6 +23,7 @@ from mukron.paper import (
     parts,
     reproduce,
 )
+from mukron.paper import outcome as results
 from mukron.paper import run as running
 from mukron.paper.recipe import FAILS
 from mukron.params import ParametrizationError
@@ -107,8 +108,7 @@ def test_what_was_stopped_in_its_middle_goes_on_there(tmp_path, monkeypatch, tra
 @pytest.mark.parametrize("name", ["abc-parametrization", CHECKS])
 def test_a_result_names_its_commit_and_minutes(tmp_path, monkeypatch, name):
     """Of a recipe that runs nothing, and of one whose parts were run."""
-    for module in (parts, running):
-        monkeypatch.setattr(module, "source_commit", lambda: "0123456789ab")
+    monkeypatch.setattr(results, "source_commit", lambda: "0123456789ab")
     reproduce(request(tmp_path, name))
     stored = Outcome.load(tmp_path / name)
     assert stored.made["commit"] == "0123456789ab"

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from mukron.optim import spec_of
-from mukron.paper.recipe import Checking, Part
+from mukron.paper.recipe import Checking, Part, Regression
 from mukron.study.design import Design
+from mukron.theory import method_title
 from mukron.train import RunConfig
 
 ROUNDED_PRODUCTS = "tf32"
@@ -30,18 +31,17 @@ def disclosures(parts: Mapping[str, Part]) -> tuple[str, ...]:
 
 
 def _disclosed(parts: Mapping[str, Part]) -> Iterator[str]:
+    parts = {name: part for name, part in parts.items() if not isinstance(part, Regression)}
     configs = [part.config for part in parts.values()]
     checks = {name: part.config.lr for name, part in parts.items() if isinstance(part, Checking)}
     if checks:
-        yield f"Learning rates: {', '.join(f'{name} {lr:g}' for name, lr in checks.items())}."
+        yield f"Learning rates: {'; '.join(f'{name} {lr:g}' for name, lr in checks.items())}."
     if any(_draws_targets(config) for config in configs):
         yield (
             "Fisher: Monte-Carlo, one target drawn from the model for each sample and step. The paper does not say how "
             "it takes the expectation over targets."
         )
-    rounded = [name for name, part in parts.items() if part.config.dtype == ROUNDED_PRODUCTS]
-    if rounded:
-        which = "all parts" if len(rounded) == len(parts) else ", ".join(rounded)
+    if which := _rounded(parts):
         yield f"Matrix products and convolutions in tf32, 10 bits of mantissa: {which}."
     if any("heuristic" in rule for part in parts.values() for rule in _rules(part)):
         yield (
@@ -52,6 +52,17 @@ def _disclosed(parts: Mapping[str, Part]) -> Iterator[str]:
         own = [config for config in configs if config.model == model and "sigma" not in config.model_options]
         if own:
             yield f"Initial weights of {model}: torch's own, uniform with variance 1 / (3 fan-in)."
+
+
+def _rounded(parts: Mapping[str, Part]) -> str:
+    """Returns which parts round products to tf32: by their methods, if these tell them from the others."""
+    rounded = {name: part.config.method for name, part in parts.items() if part.config.dtype == ROUNDED_PRODUCTS}
+    exact = {part.config.method for part in parts.values() if part.config.dtype != ROUNDED_PRODUCTS}
+    if rounded and not exact:
+        return "all parts"
+    if set(rounded.values()) & exact:
+        return "; ".join(rounded)
+    return ", ".join(method_title(method) for method in dict.fromkeys(rounded.values()))
 
 
 def _draws_targets(config: RunConfig) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from mukron.params.storage import check_stamp, damaged, read_json, stamp, write_
 from mukron.study.points import Result
 from mukron.study.record import StudyRecord
 from mukron.train import dataset_of
-from mukron.workers.machine import describe_machine
+from mukron.workers.machine import describe_machine, source_commit
 
 OUTCOME_KIND, EVIDENCE_KIND, OUTCOME_VERSION = "reproduction", "evidence", 1
 RESULT_FILE, EVIDENCE_FILE, NUMBERS_NAME, FIGURE_NAME = "result.json", "evidence.json", "numbers", "figure"
@@ -286,6 +287,23 @@ def _csv_lines(result: PartResult) -> Iterator[tuple[object, ...]]:
         yield point.scheme, point.width, point.lr, point.damping, point.seed, run.status, result.metric, value
 
 
+def provenance_here(device: str) -> dict[str, str]:
+    """Returns the machine, the versions, the commit if there is one, and the date.
+
+    Args:
+        device: A device of torch.
+
+    Returns:
+        Text by what it says.
+
+    Example:
+        >>> list(provenance_here("cpu"))
+        ['machine', 'versions', 'commit', 'date']
+    """
+    date = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
+    return {**describe_machine(device), "commit": source_commit(), "date": date}
+
+
 def judge_again(folder: str | os.PathLike[str], data_dir: str | None = None) -> Outcome:
     """Checks the claims and draws the figure again from the stored evidence, and stores both.
 
@@ -316,7 +334,8 @@ def judge_again(folder: str | os.PathLike[str], data_dir: str | None = None) -> 
         if not isinstance(part, Regression):
             raise ReproductionError(f"{folder}: has no {name!r}, which the recipe now asks for; run it again")
         evidence[name] = regress(part, dataset_of(part.config, None, data_dir))
-        made[name] = "; ".join(["computed after the runs", *describe_machine(part.config.device).values()])
+        where = [text for text in provenance_here(part.config.device).values() if text]
+        made[name] = "; ".join(["computed after the runs", *where])
     evidence = Evidence({name: evidence[name] for name in experiment.parts})
     made = {**before.made, **made}
     after = judge_claims(before.name, before.scale, before.less, experiment, evidence, made)

@@ -6,7 +6,6 @@ import json
 import warnings
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from datetime import datetime, timezone
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import cast
@@ -15,7 +14,7 @@ from mukron.data import Dataset
 from mukron.diagnose.check import Check
 from mukron.diagnose.configured import check_run
 from mukron.paper.kernel import regress
-from mukron.paper.outcome import thinned
+from mukron.paper.outcome import provenance_here, thinned
 from mukron.paper.recipe import Checking, Part, PartResult, Regression
 from mukron.params.storage import read_json, write_json
 from mukron.study.design import Design
@@ -26,7 +25,6 @@ from mukron.study.work import work
 from mukron.train import RunConfig, dataset_of
 from mukron.workers.interrupts import Stopped
 from mukron.workers.locks import locked
-from mukron.workers.machine import describe_machine, source_commit
 from mukron.workers.worker import Tick
 
 CHECK_FILE, COMPLETE_FILE = "check.json", "over.json"
@@ -85,9 +83,7 @@ class Assigned(ABC):
 
     def _mark_complete(self) -> None:
         """Store that the part is complete, with the machine, the versions and the date."""
-        provenance = {**describe_machine(self.part.config.device), "commit": source_commit()}
-        provenance["date"] = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
-        write_json(self.folder / COMPLETE_FILE, provenance)
+        write_json(self.folder / COMPLETE_FILE, provenance_here(self.part.config.device))
 
 
 @dataclass(frozen=True)
