@@ -8,9 +8,20 @@ import re
 import pytest
 from markdown_it import MarkdownIt
 
-from mukron.paper.outcome import Judged, Outcome
+from mukron.paper.outcome import Judged, Outcome, judge_claims
 from mukron.paper.page import escape_markdown, page_of, write_page
-from mukron.paper.recipe import FAILS, HOLDS, IN_PART, RECIPES, UNTOLD, Recipe
+from mukron.paper.recipe import (
+    FAILS,
+    HOLDS,
+    IN_PART,
+    RECIPES,
+    UNTOLD,
+    Claim,
+    Evidence,
+    Experiment,
+    Finding,
+    Recipe,
+)
 from mukron.params.storage import write_json
 
 NASTY = "a|b *c* _d_ <b>e</b> `f` [g](h) $i$ #j ~k~ \\l & &lt; x_1"
@@ -63,8 +74,69 @@ def section(page, name):
 def test_the_head_counts_what_was_run_and_what_became_of_it(recipes):
     page = page_of(every_verdict())
     assert "4 of 5 recipes were run" in page
-    assert "1 hold, 1 hold in part, 1 do not hold, 1 cannot be told" in page
+    assert "1 hold, 1 hold in part, 1 do not hold, 1 cannot be determined" in page
     assert "0 of 5 recipes were run.**\n" in page_of({})
+
+
+def test_claims_of_our_own_are_counted_apart(recipes):
+    own = Judged("Ours stays.", "", FAILS, "it moves", ours=True)
+    page = page_of({"one": outcome("one", claims=(Judged("It stays.", "", HOLDS, "yes"), own))})
+    assert "Of 1 claims of the paper 1 hold, 0 hold in part, 0 do not hold, 0 cannot be determined." in page
+    assert "Of 1 claims of our own 0 hold, 0 hold in part, 1 do not hold, 0 cannot be determined." in page
+    assert "Ours stays. (Ours.) does not hold" in plain(section(page, "one"))
+    assert "It stays. holds" in plain(section(page, "one"))
+
+
+def test_the_verdict_on_a_recipe_is_on_the_claims_of_the_paper():
+    def claim(verdict, ours):
+        return Claim("x", lambda evidence: Finding(verdict, "y"), ours=ours)
+
+    def judged(*claims):
+        experiment = Experiment({}, claims, lambda evidence: pytest.fail("drawn"))
+        return judge_claims("one", "small", "", experiment, Evidence(), {}).verdict
+
+    assert judged(claim(HOLDS, ours=False), claim(FAILS, ours=True)) == HOLDS
+    assert judged(claim(FAILS, ours=True), claim(FAILS, ours=True)) == FAILS
+
+
+def test_a_verdict_that_changed_with_its_rule_stands_beside_the_earlier_one(recipes):
+    changed = Judged("It stays.", "", UNTOLD, "drift unknown", earlier=HOLDS, rule="Earlier, the grid was enough.")
+    page = page_of({"one": outcome("one", claims=(changed,)), "two": outcome("two")})
+    head = page.partition("## The recipes")[0]
+    assert "| [Figure 1](#one) | It stays. | holds | cannot be determined |" in head
+    assert "Claims judged otherwise: 1." in head
+    assert "By the earlier rule: holds. Earlier, the grid was enough." in plain(section(page, "one"))
+    assert "earlier rule" not in page_of({"two": outcome("two")})
+
+
+def test_minutes_and_the_commit_are_said(recipes):
+    made = {"command": "mukron reproduce one", "machine": "2 cores", "commit": "0123456789ab"}
+    page = page_of({"one": outcome("one", made=made, minutes=12.4), "two": outcome("two", minutes=3.0)})
+    assert "15 minutes of training, where" in page.partition("## The recipes")[0]
+    row = next(line for line in page.splitlines() if line.startswith("| ") and "The title of one" in line)
+    assert "<br>12 minutes |" in row
+    assert "commit: 0123456789ab" in section(page, "one")
+    assert "commit: not recorded" in section(page, "two")
+
+
+def test_a_reduced_result_is_not_of_the_papers_scale(recipes):
+    page = page_of(
+        {"one": outcome("one", scale="paper", less="3 epochs at most"), "two": outcome("two", scale="paper")}
+    )
+    assert "By scale: 1 paper, reduced; 1 paper." in page
+    assert "Scale: smaller than the paper's; reduced: 3 epochs at most." in plain(section(page, "one"))
+    assert "Scale: the paper's own." in plain(section(page, "two"))
+
+
+def test_the_same_claims_from_other_initial_weights_stand_side_by_side(recipes):
+    recipes["zero-transfer"], recipes["zero-transfer-weights"] = recipes["one"], recipes["two"]
+    one = outcome("one", claims=(Judged("SP falls.", "", HOLDS, "81 to 73"), Judged("SGD moves.", "", HOLDS, "down")))
+    two = outcome("two", claims=(Judged("SP falls.", "", FAILS, "91 to 93"),))
+    page = page_of({"zero-transfer": one, "zero-transfer-weights": two})
+    assert "| SP falls. | **holds**<br>81 to 73 | **does not hold**<br>91 to 93 |" in page
+    assert "kaiming_normal_(a=1), which is this variance" in plain(page)
+    assert "SGD moves. |" not in page.partition("## The recipes")[0]
+    assert "What the initial weights decide" not in page_of({"zero-transfer": one})
 
 
 def test_every_verdict_stands_in_the_table_and_in_its_section(recipes):

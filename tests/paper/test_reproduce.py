@@ -23,6 +23,7 @@ from mukron.paper import (
     parts,
     reproduce,
 )
+from mukron.paper import outcome as results
 from mukron.paper import run as running
 from mukron.paper.recipe import FAILS
 from mukron.params import ParametrizationError
@@ -102,6 +103,16 @@ def test_what_was_stopped_in_its_middle_goes_on_there(tmp_path, monkeypatch, tra
     trained.clear()
     reproduce(asked)  # once more: all is there
     assert trained == []
+
+
+@pytest.mark.parametrize("name", ["abc-parametrization", CHECKS])
+def test_a_result_names_its_commit_and_minutes(tmp_path, monkeypatch, name):
+    """Of a recipe that runs nothing, and of one whose parts were run."""
+    monkeypatch.setattr(results, "source_commit", lambda: "0123456789ab")
+    reproduce(request(tmp_path, name))
+    stored = Outcome.load(tmp_path / name)
+    assert stored.made["commit"] == "0123456789ab"
+    assert (stored.minutes > 0) == bool(stored.made["runs"].endswith("training"))
 
 
 def test_a_part_that_was_stopped_after_its_last_run_is_closed_at_once(tmp_path, trained):
@@ -241,7 +252,7 @@ def test_imagenet_at_the_papers_scale_on_a_folder_of_images(tmp_path, images, mo
     assert (outcome.scale, outcome.less) == ("paper", "1 epoch at most, widths 2, 1 seed at most")
     [result] = load_evidence(tmp_path / "out" / name).study("muP").results
     assert (result.status, len(result.rows)) == ("finished", 1)
-    assert {judged.verdict for judged in outcome.claims} == {"cannot tell"}  # one width
+    assert {judged.verdict for judged in outcome.claims} == {"cannot be determined"}  # one width
 
 
 # The command.

@@ -64,7 +64,7 @@ def reproduce(
             if not folder.is_dir():
                 raise ValueError(f"--page: there is no folder {folder}; say where results are kept (--out)")
             for name in outcomes(folder):
-                judge_again(folder / name)
+                judge_again(folder / name, None if data_dir is None else str(data_dir))
             print(write_page(folder))
             return
         if all_ == bool(names):

@@ -4,8 +4,17 @@ from __future__ import annotations
 
 from mukron.diagnose.configured import usual_rate
 from mukron.paper import drawing
-from mukron.paper.claims import all_of, column_exponent, decays, depends_on_width, learns
+from mukron.paper.claims import all_of
 from mukron.paper.drawing import Panel
+from mukron.paper.features import (
+    column_exponent,
+    damping_exponents,
+    damping_valid,
+    damping_valid_inside_only,
+    decays,
+    depends_on_width,
+    learns,
+)
 from mukron.paper.recipe import Checking, Claim, Experiment, Part, Scale, recipe
 from mukron.paper.settings import FLOOR, heuristic, powers, rescaled, setting, study
 
@@ -95,6 +104,18 @@ def figure_row(
         Claim(f"{title}, K-FAC: with the rescaled damping it does not.", learns(f"{kfac}, muP, rescaled")),
         Claim(f"{title}, Shampoo: in SP the change depends on the width.", depends_on_width(f"{shampoo}, SP")),
         Claim(f"{title}, Shampoo: in muP it does not.", learns(f"{shampoo}, muP")),
+        Claim(
+            f"{title}, K-FAC: the rescaled damping scales as d_A = -1 and d_B = 1 ask for.",
+            damping_exponents(f"{kfac}, muP, rescaled"),
+        ),
+        Claim(
+            f"{title}, K-FAC: the rescaled damping is valid: it keeps its size beside every factor.",
+            damping_valid(f"{kfac}, muP, rescaled"),
+        ),
+        Claim(
+            f"{title}, K-FAC: the heuristic damping is valid in hidden layers, not in input and output layers.",
+            damping_valid_inside_only(f"{kfac}, muP, heuristic"),
+        ),
     ]
     panels = [[Panel(f"{title}: {column}", f"{title}, {column}") for column in CHECK_COLUMNS]]
     return Experiment(parts, claims, drawing.checks(panels), choices)
@@ -193,8 +214,8 @@ def gauss_newton_coordinate(scale: Scale) -> Experiment:
             checking.config.replace(samples=scale.choose(8, 16, 32)), widths, checking.seeds, checking.steps
         )
     claims = [
-        Claim("In muP with its damping features are learned at every width.", learns("muP")),
-        Claim("In SP the change of features depends on the width.", depends_on_width("SP")),
+        Claim("In muP with its damping features are learned at every width.", learns("muP"), ours=True),
+        Claim("In SP the change of features depends on the width.", depends_on_width("SP"), ours=True),
     ]
     choices = (
         "32 samples: the method solves systems of samples x outputs.",

@@ -5,11 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from mukron.paper import drawing
-from mukron.paper.claims import beats_everywhere, stays, wider_is_better
+from mukron.paper.claims import beats_everywhere
 from mukron.paper.drawing import Panel
+from mukron.paper.optima import stays
 from mukron.paper.recipe import Claim, Experiment, Part, Scale, recipe
 from mukron.paper.settings import heuristic, rescaled, setting, study
+from mukron.paper.widths import wider_is_better
 from mukron.train import RunConfig
+
+IMAGENET_EPOCHS = 55
 
 
 def imagenet(scale: Scale) -> RunConfig:
@@ -17,7 +21,12 @@ def imagenet(scale: Scale) -> RunConfig:
     config = setting(
         scale,
         **{"model": "resnet50", "model_options": {"stem": "imagenet"}, "data": "imagenet", "batch": 1024},
-        **{"data_options": {"size": 224}, "augment": ("crop", "flip", "cutout"), "epochs": 55, "schedule": "cosine"},
+        **{
+            "data_options": {"size": 224},
+            "augment": ("crop", "flip", "cutout"),
+            "epochs": IMAGENET_EPOCHS,
+            "schedule": "cosine",
+        },
         **{"loss": "cross-entropy", "label_smoothing": 0.1, "method": "kfac", "dtype": "tf32"},
         **{"method_options": {"memory": "ema:0.95", "trust": "kl:0.001"}},
     )

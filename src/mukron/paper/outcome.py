@@ -5,16 +5,21 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from mukron import figures
 from mukron.diagnose.check import Check
+from mukron.paper.disclosures import disclosures
 from mukron.paper.errors import ReproductionError
-from mukron.paper.recipe import RECIPES, Claim, Evidence, Experiment, Finding, PartResult, Scale, verdict_of
+from mukron.paper.kernel import regress
+from mukron.paper.recipe import RECIPES, Claim, Evidence, Experiment, Finding, PartResult, Regression, Scale, verdict_of
 from mukron.params.storage import check_stamp, damaged, read_json, stamp, write_json
 from mukron.study.points import Result
 from mukron.study.record import StudyRecord
+from mukron.train import dataset_of
+from mukron.workers.machine import describe_machine, source_commit
 
 OUTCOME_KIND, EVIDENCE_KIND, OUTCOME_VERSION = "reproduction", "evidence", 1
 RESULT_FILE, EVIDENCE_FILE, NUMBERS_NAME, FIGURE_NAME = "result.json", "evidence.json", "numbers", "figure"
@@ -27,9 +32,12 @@ class Judged:
     Attributes:
         claim: The claim's text.
         paper: The number that the paper prints.
-        verdict: "holds", "holds in part", "does not hold" or "cannot tell".
+        verdict: "holds", "holds in part", "does not hold" or "cannot be determined".
         measured: What was measured.
-        tried: What else was run to find out why; empty if the claim holds.
+        tried: What else was run to find out why, and what it gave.
+        ours: Whether the claim is not the paper's but our own.
+        earlier: The verdict by an earlier rule, where that gave another one.
+        rule: What the earlier rule was and what replaced it.
     """
 
     claim: str
@@ -37,6 +45,9 @@ class Judged:
     verdict: str
     measured: str
     tried: str = ""
+    ours: bool = False
+    earlier: str = ""
+    rule: str = ""
 
 
 @dataclass(frozen=True)
@@ -47,10 +58,11 @@ class Outcome:
         name: The recipe's name.
         scale: The scale it was run at.
         less: How it was made smaller than its scale, in words.
-        verdict: The verdict on the recipe.
+        verdict: The verdict on the recipe: on the paper's claims, if there are any, else on our own.
         claims: The claims with their findings.
-        choices: What was chosen where the paper is silent.
-        made: The command, machine, versions, date and runs.
+        choices: What was chosen where the paper is silent, and what is to be disclosed of the runs.
+        made: The command, machine, versions, date and runs, and the commit if the source is a checkout.
+        minutes: The time that training took, over all runs.
 
     Example:
         >>> outcome = Outcome("nngp", "small", "", "holds", (), (), {})
@@ -65,6 +77,7 @@ class Outcome:
     claims: tuple[Judged, ...]
     choices: tuple[str, ...]
     made: Mapping[str, str]
+    minutes: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the fields as data for JSON."""
@@ -95,6 +108,7 @@ class Outcome:
                 **fields,
                 claims=tuple(Judged(**claim) for claim in content["claims"]),
                 choices=tuple(content["choices"]),
+                minutes=float(content.get("minutes", 0.0)),  # results of earlier versions have none
             )
 
 
@@ -121,12 +135,32 @@ def judge_claims(
     """
     findings = [claim.check(evidence) for claim in experiment.claims]
     claims = tuple(_judged(claim, finding) for claim, finding in zip(experiment.claims, findings, strict=True))
-    return Outcome(name, scale, less, verdict_of(findings), claims, tuple(experiment.choices), dict(made))
+    of_the_paper = [finding for claim, finding in zip(experiment.claims, findings, strict=True) if not claim.ours]
+    choices = (*experiment.choices, *disclosures(experiment.parts))
+    seconds = sum(run.seconds for part in evidence.values() if isinstance(part, StudyRecord) for run in part.results)
+    return Outcome(
+        name,
+        scale,
+        less,
+        verdict_of(of_the_paper or findings),
+        claims,
+        choices,
+        dict(made),
+        minutes=round(seconds / 60, 1),
+    )
 
 
 def _judged(claim: Claim, finding: Finding) -> Judged:
-    tried = "" if finding.verdict == "holds" else claim.tried
-    return Judged(claim.text, claim.paper, finding.verdict, finding.measured, tried)
+    return Judged(
+        claim=claim.text,
+        paper=claim.paper,
+        verdict=finding.verdict,
+        measured=finding.measured,
+        tried=claim.tried,
+        ours=claim.ours,
+        earlier=finding.earlier,
+        rule=finding.rule,
+    )
 
 
 # Files.
@@ -253,11 +287,31 @@ def _csv_lines(result: PartResult) -> Iterator[tuple[object, ...]]:
         yield point.scheme, point.width, point.lr, point.damping, point.seed, run.status, result.metric, value
 
 
-def judge_again(folder: str | os.PathLike[str]) -> Outcome:
+def provenance_here(device: str) -> dict[str, str]:
+    """Returns the machine, the versions, the commit if there is one, and the date.
+
+    Args:
+        device: A device of torch.
+
+    Returns:
+        Text by what it says.
+
+    Example:
+        >>> list(provenance_here("cpu"))
+        ['machine', 'versions', 'commit', 'date']
+    """
+    date = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
+    return {**describe_machine(device), "commit": source_commit(), "date": date}
+
+
+def judge_again(folder: str | os.PathLike[str], data_dir: str | None = None) -> Outcome:
     """Checks the claims and draws the figure again from the stored evidence, and stores both.
+
+    A part that the recipe did not have before is computed if it trains nothing.
 
     Args:
         folder: The recipe's folder.
+        data_dir: Where data sets are kept; None: the usual folder.
 
     Returns:
         The new outcome.
@@ -273,13 +327,18 @@ def judge_again(folder: str | os.PathLike[str]) -> Outcome:
         ...     judge_again(f"{folder}/abc-parametrization").verdict
         'holds'
     """
-    before, evidence = Outcome.load(folder), load_evidence(folder)
+    before, evidence, made = Outcome.load(folder), load_evidence(folder), {}
     experiment = RECIPES[before.name].make(Scale(before.scale))
-    missing = [name for name in experiment.parts if name not in evidence]
-    if missing:
-        raise ReproductionError(f"{folder}: has no {missing[0]!r}, which the recipe now asks for; run it again")
+    missing = {name: part for name, part in experiment.parts.items() if name not in evidence}
+    for name, part in missing.items():
+        if not isinstance(part, Regression):
+            raise ReproductionError(f"{folder}: has no {name!r}, which the recipe now asks for; run it again")
+        evidence[name] = regress(part, dataset_of(part.config, None, data_dir))
+        where = [text for text in provenance_here(part.config.device).values() if text]
+        made[name] = "; ".join(["computed after the runs", *where])
     evidence = Evidence({name: evidence[name] for name in experiment.parts})
-    after = judge_claims(before.name, before.scale, before.less, experiment, evidence, before.made)
+    made = {**before.made, **made}
+    after = judge_claims(before.name, before.scale, before.less, experiment, evidence, made)
     keep(after, experiment, evidence, folder)
     return after
 

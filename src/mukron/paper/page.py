@@ -6,22 +6,25 @@ import html
 import os
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from textwrap import shorten
 from urllib.parse import quote
 
 from mukron.paper.outcome import EVIDENCE_FILE, FIGURE_NAME, NUMBERS_NAME, RESULT_FILE, Judged, Outcome, outcomes
 from mukron.paper.recipe import FAILS, HOLDS, IN_PART, RECIPES, UNTOLD, Recipe, Scale
+from mukron.paper.settings import WEIGHTS
 
 PAGE_FILE, FIGURE_FILE, NUMBERS_FILE = "README.md", f"{FIGURE_NAME}.svg", f"{NUMBERS_NAME}.csv"
 NOT_RUN = "not run yet"
-VERDICT_PLURALS = {HOLDS: "hold", IN_PART: "hold in part", FAILS: "do not hold", UNTOLD: "cannot be told"}
+VERDICT_PLURALS = {HOLDS: "hold", IN_PART: "hold in part", FAILS: "do not hold", UNTOLD: "cannot be determined"}
 SCALE_DESCRIPTIONS = {
     Scale.SMOKE.value: "smoke, which shows that the recipe runs and nothing else",
     Scale.SMALL.value: "small, with narrower networks and shorter grids than the paper's",
     Scale.PAPER.value: "the paper's own",
 }
+PAPERS_SIZE = {Scale.PAPER.value: "smaller than the paper's"}  # by scale, what a reduced one is
+SIGMA_ONE, TORCHS = "zero-transfer", "zero-transfer-weights"  # the same claims from two kinds of initial weights
 CLAIM_LETTERS, CLAIMS_SHOWN = 140, 3  # limits in the table: letters per claim, claims per recipe
 REPRODUCTION_HEAD = """\
 # The paper, recipe by recipe
@@ -74,6 +77,10 @@ def page_of(outcomes: Mapping[str, Outcome], files: Mapping[str, Collection[str]
         "",
         _counts(outcomes),
         "",
+        *_changed_verdicts(outcomes),
+        *_initial_weights(outcomes),
+        "## The recipes",
+        "",
         "| | Recipe | The paper's claims | Found |",
         "|---|---|---|---|",
     ]
@@ -86,15 +93,61 @@ def page_of(outcomes: Mapping[str, Outcome], files: Mapping[str, Collection[str]
 
 def _counts(outcomes: Mapping[str, Outcome]) -> str:
     shown = [outcomes[name] for name in RECIPES if name in outcomes]
-    verdicts, scales = (Counter(getattr(outcome, what) for outcome in shown) for what in ("verdict", "scale"))
     sentence = f"**{len(shown)} of {len(RECIPES)} recipes were run.**"
-    if shown:
-        counts = ", ".join(f"{verdicts[verdict]} {plural}" for verdict, plural in VERDICT_PLURALS.items())
-        sizes = ", ".join(f"{scales[scale.value]} {scale.value}" for scale in Scale if scales[scale.value])
-        claims = Counter(judged.verdict for outcome in shown for judged in outcome.claims)
-        counted = ", ".join(f"{claims[verdict]} {plural}" for verdict, plural in VERDICT_PLURALS.items())
-        sentence += f" Of these {counts}. Of their {sum(claims.values())} claims {counted}. By scale: {sizes}."
-    return sentence
+    if not shown:
+        return sentence
+    claims = [judged for outcome in shown for judged in outcome.claims]
+    sentence += f" Of these {_by_verdict(shown)}."
+    for whose, mine in (("of the paper", False), ("of our own", True)):
+        counted = [judged for judged in claims if judged.ours == mine]
+        if counted:
+            sentence += f" Of {len(counted)} claims {whose} {_by_verdict(counted)}."
+    sizes = Counter(f"{outcome.scale}{', reduced' if outcome.less else ''}" for outcome in shown)
+    by_scale = "; ".join(f"{count} {size}" for size, count in sizes.items())
+    minutes = sum(outcome.minutes for outcome in shown)
+    return (
+        f"{sentence} By scale: {by_scale}. {minutes:,.0f} minutes of training, where runs that recipes share count for "
+        "each."
+    )
+
+
+def _by_verdict(judged: Sequence[Outcome | Judged]) -> str:
+    verdicts = Counter(each.verdict for each in judged)
+    return ", ".join(f"{verdicts[verdict]} {plural}" for verdict, plural in VERDICT_PLURALS.items())
+
+
+def _changed_verdicts(outcomes: Mapping[str, Outcome]) -> Iterator[str]:
+    """Yields the claims on which the rule that decides now and the one before it differ."""
+    rows = [
+        f"| [{escape_markdown(recipe.where)}](#{_anchor(recipe)}) | {escape_markdown(judged.claim)} | "
+        f"{escape_markdown(judged.earlier)} | {escape_markdown(judged.verdict)} |"
+        for name, recipe in RECIPES.items()
+        if name in outcomes
+        for judged in outcomes[name].claims
+        if judged.earlier
+    ]
+    if rows:
+        yield from ("## Verdicts that changed because their rule changed", "")
+        yield f"The numbers are the same. Claims judged otherwise: {len(rows)}. Each section below has the reason."
+        yield from ("", "| | Claim | Earlier rule | Now |", "|---|---|---|---|", *rows, "")
+
+
+def _initial_weights(outcomes: Mapping[str, Outcome]) -> Iterator[str]:
+    """Yields what the same claims are found to be from two kinds of initial weights."""
+    if not {SIGMA_ONE, TORCHS} <= outcomes.keys():
+        return
+    others = {judged.claim: judged for judged in outcomes[TORCHS].claims}
+    rows = [
+        f"| {escape_markdown(judged.claim)} | {_found(judged)} | {_found(others[judged.claim])} |"
+        for judged in outcomes[SIGMA_ONE].claims
+        if judged.claim in others
+    ]
+    yield from ("## What the initial weights decide", "", escape_markdown(WEIGHTS), "")
+    yield from ("| Claim | Variance 1 / fan-in | Torch's own, a third of it |", "|---|---|---|", *rows, "")
+
+
+def _found(judged: Judged) -> str:
+    return f"**{escape_markdown(judged.verdict)}**<br>{escape_markdown(judged.measured)}"
 
 
 # The table.
@@ -115,6 +168,7 @@ def _row(recipe: Recipe, outcome: Outcome | None, files: Collection[str]) -> str
         f"**{escape_markdown(outcome.verdict)}**",
         f"{held} of {len(outcome.claims)} claims hold",
         f"scale: {escape_markdown(_size(outcome))}",
+        *([f"{outcome.minutes:,.0f} minutes"] if outcome.minutes else []),
     ]
     title = f"{name}[{escape_markdown(recipe.title)}](#{_anchor(recipe)})"
     return f"| {_picture(recipe, files, 180)} | {title} | {'<br>'.join(claims)} | {'<br>'.join(lines)} |"
@@ -152,7 +206,8 @@ def _section(recipe: Recipe, outcome: Outcome, files: Collection[str]) -> Iterat
     yield ""
     if picture := _picture(recipe, files):
         yield from (picture, "")
-    size = escape_markdown(SCALE_DESCRIPTIONS.get(outcome.scale, outcome.scale))
+    size = SCALE_DESCRIPTIONS.get(outcome.scale, outcome.scale)
+    size = escape_markdown(PAPERS_SIZE.get(outcome.scale, size) if outcome.less else size)
     reduced = f"; reduced: {escape_markdown(outcome.less)}." if outcome.less else "."
     yield f"Found: **{escape_markdown(outcome.verdict)}**. Scale: {size}{reduced}"
     yield ""
@@ -160,7 +215,11 @@ def _section(recipe: Recipe, outcome: Outcome, files: Collection[str]) -> Iterat
         yield from _claim(number, judged)
     if outcome.choices:
         where = "" if outcome.scale == Scale.PAPER.value and not outcome.less else " for the paper's own scale"
-        yield from ("", f"What the paper leaves open, or says in two ways, and what was chosen{where}:", "")
+        yield from (
+            "",
+            f"What the paper leaves open, or says in two ways, what was chosen{where}, and how it was run:",
+            "",
+        )
         yield from (f"- {escape_markdown(choice)}" for choice in outcome.choices)
     yield from ("", "Made with", "", *_block(outcome.made.get("command") or _command(recipe)))
     about = [
@@ -168,6 +227,8 @@ def _section(recipe: Recipe, outcome: Outcome, files: Collection[str]) -> Iterat
         for key, value in outcome.made.items()
         if key != "command" and value
     ]
+    if about and not outcome.made.get("commit"):
+        about.append("commit: not recorded")
     if about:
         yield from ("", "; ".join(about) + ".")
     if links := [name for name in (NUMBERS_FILE, EVIDENCE_FILE, RESULT_FILE) if name in files]:
@@ -175,11 +236,14 @@ def _section(recipe: Recipe, outcome: Outcome, files: Collection[str]) -> Iterat
 
 
 def _claim(number: int, judged: Judged) -> Iterator[str]:
-    yield f"{number}. {escape_markdown(judged.claim)} **{escape_markdown(judged.verdict)}**"
+    ours = " (Ours.)" if judged.ours else ""
+    yield f"{number}. {escape_markdown(judged.claim)}{ours} **{escape_markdown(judged.verdict)}**"
     indent = " " * (len(str(number)) + 2)
     if judged.paper:
         yield f"{indent}- The paper: {escape_markdown(judged.paper)}"
     yield f"{indent}- Here: {escape_markdown(judged.measured) or '-'}"
+    if judged.earlier:
+        yield f"{indent}- By the earlier rule: **{escape_markdown(judged.earlier)}**. {escape_markdown(judged.rule)}"
     if judged.tried or judged.verdict == FAILS:
         yield f"{indent}- Tried: {escape_markdown(judged.tried) or 'nothing else yet.'}"
 

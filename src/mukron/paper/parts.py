@@ -6,7 +6,6 @@ import json
 import warnings
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from datetime import datetime, timezone
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import cast
@@ -14,8 +13,9 @@ from typing import cast
 from mukron.data import Dataset
 from mukron.diagnose.check import Check
 from mukron.diagnose.configured import check_run
-from mukron.paper.outcome import thinned
-from mukron.paper.recipe import Checking, Part, PartResult
+from mukron.paper.kernel import regress
+from mukron.paper.outcome import provenance_here, thinned
+from mukron.paper.recipe import Checking, Part, PartResult, Regression
 from mukron.params.storage import read_json, write_json
 from mukron.study.design import Design
 from mukron.study.record import StudyRecord
@@ -25,7 +25,6 @@ from mukron.study.work import work
 from mukron.train import RunConfig, dataset_of
 from mukron.workers.interrupts import Stopped
 from mukron.workers.locks import locked
-from mukron.workers.machine import describe_machine
 from mukron.workers.worker import Tick
 
 CHECK_FILE, COMPLETE_FILE = "check.json", "over.json"
@@ -84,9 +83,7 @@ class Assigned(ABC):
 
     def _mark_complete(self) -> None:
         """Store that the part is complete, with the machine, the versions and the date."""
-        provenance = describe_machine(self.part.config.device)
-        provenance["date"] = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
-        write_json(self.folder / COMPLETE_FILE, provenance)
+        write_json(self.folder / COMPLETE_FILE, provenance_here(self.part.config.device))
 
 
 @dataclass(frozen=True)
@@ -127,10 +124,10 @@ class AssignedStudy(Assigned):
 
 
 @dataclass(frozen=True)
-class AssignedCheck(Assigned):
-    """A coordinate check, which one process runs from start to end."""
+class AssignedWhole(Assigned):
+    """A part that one process runs from start to end."""
 
-    part: Checking
+    part: Checking | Regression
 
     @property
     def total(self) -> int:
@@ -143,10 +140,34 @@ class AssignedCheck(Assigned):
         self.folder.mkdir(parents=True, exist_ok=True)
         with locked(self.folder, wait=wait) as acquired:
             if acquired and not self.is_complete():
-                self._check(tick)
+                self._make(tick)
         return not stopped()
 
-    def _check(self, tick: Tick) -> None:
+    @abstractmethod
+    def _make(self, tick: Tick) -> None: ...
+
+
+@dataclass(frozen=True)
+class AssignedRegression(AssignedWhole):
+    """Kernel regression on the features of untrained networks."""
+
+    part: Regression
+
+    def _make(self, tick: Tick) -> None:
+        regress(self.part, data_of(self.part.config, self.data_dir)).save(self.folder / RECORD)
+        self._mark_complete()
+
+    def result(self) -> StudyRecord:
+        return StudyRecord.load(self.folder / RECORD)
+
+
+@dataclass(frozen=True)
+class AssignedCheck(AssignedWhole):
+    """A coordinate check."""
+
+    part: Checking
+
+    def _make(self, tick: Tick) -> None:
         part = self.part
         result = check_run(
             part.config,

@@ -1,8 +1,8 @@
 """Recipes: a recipe goes from a scale to what is run, what the paper claims about it, and how it is drawn.
 
-A **part** is what is run: a ``Design`` of widths, learning rates, dampings and seeds, or a ``Checking``, the coordinate
-check of one run. The results of the parts are the **evidence**. Claims are checked and figures drawn from the evidence
-only.
+A **part** is what is run: a ``Design`` of widths, learning rates, dampings and seeds, a ``Checking``, the coordinate
+check of one run, or a ``Regression``, which trains nothing. The results of the parts are the **evidence**. Claims are
+checked and figures drawn from the evidence only.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 T = TypeVar("T")
-HOLDS, IN_PART, FAILS, UNTOLD = "holds", "holds in part", "does not hold", "cannot tell"
+HOLDS, IN_PART, FAILS, UNTOLD = "holds", "holds in part", "does not hold", "cannot be determined"
 
 
 class Scale(str, Enum):
@@ -89,7 +89,41 @@ class Checking:
         return {**axes, "config": self.config.to_dict()}
 
 
-Part = Design | Checking
+@dataclass(frozen=True)
+class Regression:
+    """A part that is kernel regression on the last features of untrained networks; it trains nothing.
+
+    Attributes:
+        config: The run whose first step arrives there, with a rescaled damping.
+        widths: The only width.
+        seeds: The number of seeds.
+
+    Example:
+        >>> Regression(RunConfig(damping="rescaled:2"), (64.0,), seeds=3).rho
+        2.0
+    """
+
+    config: RunConfig
+    widths: tuple[float, ...]
+    seeds: int = 1
+
+    @property
+    def total(self) -> int:
+        """The number of networks."""
+        return self.seeds
+
+    @property
+    def rho(self) -> float:
+        """The number of the damping rule."""
+        assert self.config.damping is not None
+        return self.config.damping.rho
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the fields as data for JSON."""
+        return {"widths": list(self.widths), "seeds": self.seeds, "config": self.config.to_dict()}
+
+
+Part = Design | Checking | Regression
 PartResult = StudyRecord | Check
 
 
@@ -143,8 +177,10 @@ class Finding:
     """The result of checking a claim.
 
     Attributes:
-        verdict: "holds", "holds in part", "does not hold" or "cannot tell".
+        verdict: "holds", "holds in part", "does not hold" or "cannot be determined".
         measured: What was measured, in words and numbers.
+        earlier: The verdict by an earlier rule, where the rule was replaced and gave another one; else empty.
+        rule: What the earlier rule was and what replaced it; empty where ``earlier`` is.
 
     Example:
         >>> Finding("holds", "best at 2^-3 at every width").verdict
@@ -153,28 +189,32 @@ class Finding:
 
     verdict: str
     measured: str
+    earlier: str = ""
+    rule: str = ""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A statement of the paper, with a check of it.
+    """A statement of the paper, or one of our own, with a check of it.
 
     Attributes:
         text: The statement.
         check: From the evidence to a finding.
         paper: The number that the paper prints.
-        tried: What else was run to find out why; shown if the claim does not hold.
+        tried: What else was run to find out why, and what it gave.
+        ours: Whether the statement is not the paper's but our own; such claims are counted apart.
 
     Example:
-        >>> claim = Claim("muP transfers.", lambda evidence: Finding("cannot tell", "nothing was run"))
+        >>> claim = Claim("muP transfers.", lambda evidence: Finding(UNTOLD, "nothing was run"))
         >>> claim.check(Evidence()).verdict
-        'cannot tell'
+        'cannot be determined'
     """
 
     text: str
     check: Callable[[Evidence], Finding]
     paper: str = ""
     tried: str = ""
+    ours: bool = False
 
 
 @dataclass(frozen=True)
@@ -235,9 +275,9 @@ class Less:
         if self.widths is not None:
             changes["widths"] = self._widths(part)
         if self.seeds is not None:
-            few = min(self.seeds, part.seeds if isinstance(part, Checking) else len(part.seeds))
-            changes["seeds"] = few if isinstance(part, Checking) else part.seeds[:few]
-        if self.epochs is not None and not isinstance(part, Checking) and self.epochs < part.config.epochs:
+            seeds = part.seeds
+            changes["seeds"] = min(self.seeds, seeds) if isinstance(seeds, int) else seeds[: self.seeds]
+        if self.epochs is not None and isinstance(part, Design) and self.epochs < part.config.epochs:
             shorter = min(part.config.warmup, float(self.epochs))
             changes["config"] = part.config.replace(epochs=self.epochs, warmup=shorter)
         return dataclasses.replace(part, **changes)
@@ -309,7 +349,7 @@ class Recipe:
         Example:
             >>> from mukron.paper import RECIPES
             >>> len(RECIPES["coordinate"].experiment(Scale.SMOKE).claims)
-            5
+            8
         """
         experiment = self.make(scale)
         if less is not None and less.widths is not None:

@@ -11,20 +11,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from mukron.diagnose.check import Check
 from mukron.paper.errors import ReproductionError
-from mukron.paper.outcome import RESULT_FILE, Outcome, judge_claims, keep
-from mukron.paper.parts import Assigned, AssignedCheck, AssignedStudy
-from mukron.paper.recipe import RECIPES, Checking, Evidence, Experiment, Less, Part, Scale, key_of
+from mukron.paper.outcome import RESULT_FILE, Outcome, judge_claims, keep, provenance_here
+from mukron.paper.parts import Assigned, AssignedCheck, AssignedRegression, AssignedStudy
+from mukron.paper.recipe import RECIPES, Checking, Evidence, Experiment, Less, Part, Regression, Scale, key_of
 from mukron.study.transfer import LOG
 from mukron.workers.exits import STOPPED
 from mukron.workers.foreman import Foreman
 from mukron.workers.interrupts import Stopped, interruptible
-from mukron.workers.machine import describe_machine
 from mukron.workers.progress import Reporter
 from mukron.workers.worker import Tick, WorkerTask, serve
 
@@ -97,6 +95,8 @@ class Request:
         folder = Path(self.folder) / PARTS_FOLDER / key_of(part)
         if isinstance(part, Checking):
             return AssignedCheck(title, part, folder, self.data_dir)
+        if isinstance(part, Regression):
+            return AssignedRegression(title, part, folder, self.data_dir)
         return AssignedStudy(title, part, folder, self.data_dir)
 
     def command(self, name: str) -> str:
@@ -261,13 +261,13 @@ class Book:
 
 def _made(parts: Sequence[Assigned], device: str) -> dict[str, str]:
     """Return where and when the parts were run; several machines may have shared them."""
-    provenances = [assigned.provenance() for assigned in parts] or [describe_machine(device)]
+    provenances = [assigned.provenance() for assigned in parts] or [provenance_here(device)]
     dates = [provenance["date"] for provenance in provenances if "date" in provenance]
     joined = {
-        name: "; ".join(dict.fromkeys(provenance[name] for provenance in provenances))
-        for name in ("machine", "versions")
+        name: "; ".join(dict.fromkeys(text for provenance in provenances if (text := provenance.get(name))))
+        for name in ("machine", "versions", "commit")
     }
-    return {**joined, "date": max(dates, default=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"))}
+    return {**joined, "date": max(dates, default="")}
 
 
 def _runs(evidence: Evidence) -> str:

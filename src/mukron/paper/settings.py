@@ -30,7 +30,7 @@ BASE = (
 NORMAL = {"sigma": 1.0}  # options of the MLP and the CNN
 WEIGHTS = (
     "Initial weights of the MLP and the CNN: normal with variance 1 / fan-in; the paper has another constant for the 1 "
-    "and does not give it."
+    "and does not give it. The authors' public code initializes with kaiming_normal_(a=1), which is this variance."
 )
 TORCHS = "Torch's own initial weights, uniform with a third of the variance: "  # a result follows
 FLOOR = "Damping: the rescaled rule without mukron's floor, as the paper has it."
