@@ -77,7 +77,7 @@ def plan(
     settings: RanksSettingsOption = None,
     method: RanksMethodOption = "kfac",
     batch: RanksBatchOption = None,
-    positions: RanksPositionsOption = 1,
+    positions: RanksPositionsOption = None,
     sample: RanksSampleOption = None,
     sharding: RanksShardingOption = "ddp",
     communication: RanksCommunicationOption = "auto",
@@ -95,10 +95,10 @@ def plan(
                 with _reported_write(path):
                     pass
         if ranks is not None:
-            network = NetworkRequest(model, factory, shapes, width, settings or [], sample)
+            network = NetworkRequest(model, factory, shapes, width, settings or [], sample, positions)
             rates = (bandwidth, speed)
             with nullcontext() if json_file is None else _reported_write(json_file):
-                plan_ranks(network, json_file, method, rates, ranks, batch, positions, sharding, communication)
+                plan_ranks(network, json_file, method, rates, ranks, batch, sharding, communication)
             return
         assert width is not None
         from mukron.params.storage import write_json

@@ -17,6 +17,9 @@ from mukron.cli.explain import with_options
 from mukron.imports import import_function
 
 if TYPE_CHECKING:
+    from torch import nn
+
+    from mukron.layers import Shape
     from mukron.optim.ranked_run import RankedRun
     from mukron.optim.shapes import NetworkShapes
 
@@ -44,7 +47,12 @@ RanksSettingsOption = Annotated[
 RanksMethodOption = Annotated[str, typer.Option(help="With --ranks: kfac, foof or gauss-newton.")]
 RanksBatchOption = Annotated[int | None, typer.Option(min=1, help="With --ranks: samples of all ranks together.")]
 RanksPositionsOption = Annotated[
-    int, typer.Option(min=1, help="With --ranks: positions of a sample that share each weight: tokens of a sequence.")
+    int | None,
+    typer.Option(
+        min=1,
+        help="With --ranks: positions of a sample that share each weight: tokens of a sequence (default: the usual "
+        "number of a built-in network of tokens, 1 without tokens).",
+    ),
 ]
 RanksSampleOption = Annotated[
     str | None,
@@ -79,6 +87,7 @@ class NetworkRequest:
         width: Of a built-in network or of the user's own.
         settings: Its arguments, NAME=VALUE.
         sample: The shape of a sample, as in 3,32,32.
+        positions: Of a sample, that share each weight; None: not given.
     """
 
     model: str | None
@@ -87,9 +96,10 @@ class NetworkRequest:
     width: float | None
     settings: list[str]
     sample: str | None
+    positions: int | None
 
-    def read(self, run: RankedRun) -> NetworkShapes:
-        """The shapes of its layers; a model is built on the meta device."""
+    def read(self, run: RankedRun) -> tuple[NetworkShapes, tuple[str, ...]]:
+        """The shapes of its layers, and notes on what was assumed; a model is built on the meta device."""
         from mukron.models import get_model
         from mukron.optim.shapes import known_shapes, shapes_of
         from mukron.params import build_without_memory, plain_width
@@ -99,13 +109,19 @@ class NetworkRequest:
         if self.shapes is not None:
             if self.settings or self.sample is not None or self.width is not None:
                 raise ValueError(f"--shapes {self.shapes} has fixed sizes: leave out --width, --set NAME and --sample")
-            return known_shapes(self.shapes).without(run.step.exclude or ())
+            known = known_shapes(self.shapes)
+            if self.positions is None:
+                raise ValueError(
+                    f"--shapes {self.shapes} is a network of tokens: give --positions, the tokens of a sample, as in "
+                    "--positions 2048"
+                )
+            return known.without(run.step.exclude or ()), ()
         if self.width is None:
             raise ValueError("--model and --factory need --width, the width of the network")
         if not (math.isfinite(self.width) and self.width > 0):
             raise ValueError(f"--width {self.width:g}: expected a positive number")
         sample = None if self.sample is None else _read_sample(self.sample)
-        if sample is not None and run.positions > 1:
+        if sample is not None and self.positions is not None:
             raise ValueError(f"--sample {self.sample} says how many positions each layer sees: leave out --positions")
         if self.model is not None:
             make = with_options(get_model(self.model).factory, self.settings)
@@ -117,8 +133,30 @@ class NetworkRequest:
             network = build_without_memory(
                 make, plain_width(self.width)
             )  # a traceback shows where the user's own fails
-        with _one_line(f"the network does not take --sample {self.sample}") if sample else nullcontext():
-            return shapes_of(network, run.spec, run.known, sample)
+        notes: tuple[str, ...] = ()
+        if sample is None and self.positions is None:
+            sample, notes = self._usual_sample(network)
+        with _one_line(f"the network does not take --sample {self.sample}") if self.sample else nullcontext():
+            return shapes_of(network, run.spec, run.known, sample), notes
+
+    def _usual_sample(self, network: nn.Module) -> tuple[Shape | None, tuple[str, ...]]:
+        """Of tokens, the shape of a sample that a built-in network usually takes, and a note that says so.
+
+        Of the user's own network it is not known, and one token would be a guess far too low.
+        """
+        from mukron.models import get_model
+        from mukron.optim.shapes import takes_tokens
+
+        usual = None if self.model is None else get_model(self.model).sample
+        if usual is not None:
+            shape = usual(network)
+            return shape, (f"Samples of {shape[0]} tokens, the usual number for {self.model}; --positions gives another.",)
+        if takes_tokens(network):
+            raise ValueError(
+                f"--factory {self.factory}: this network takes tokens, and what travels depends on how many a sample "
+                "has: give --positions, as in --positions 1024, or --positions 1 if every layer sees one vector a sample"
+            )
+        return None, ()
 
 
 def _read_sample(text: str) -> list[int]:
@@ -148,7 +186,6 @@ def plan_ranks(
     rates: tuple[float | None, float | None],
     ranks: int,
     batch: int | None,
-    positions: int,
     sharding: str,
     communication: str,
 ) -> None:
@@ -161,7 +198,6 @@ def plan_ranks(
         rates: Bytes and multiplications a second; None: the usual ones.
         ranks: How many there are.
         batch: Samples of all of them.
-        positions: Of a sample.
         sharding: How weights lie on ranks, and who averages gradients.
         communication: How curvature travels.
     """
@@ -185,13 +221,15 @@ def plan_ranks(
         raise ValueError(f"--communication {communication}: a plan measures nothing; give --bandwidth and --speed")
     speed = Speed(*(usual if rate is None else rate for rate, usual in zip(rates, Speed(), strict=True)))
     run = RankedRun(
-        *(ranks, batch, positions, method, _options(method, own)),
+        *(ranks, batch, network.positions or 1, method, _options(method, own)),
         communication=exchange,
         speed=speed,
         sharding=sharding,
     )
-    plan = predict(network.read(run), run)
-    for table in prediction_tables(plan):
+    shapes, notes = network.read(run)
+    plan = predict(shapes, run)
+    layers, cost = prediction_tables(plan)
+    for table in (replace(layers, notes=(*layers.notes, *notes)), cost):
         show(table)
     if json_file is not None:
         write_json(json_file, stamp("ranks", 1, plan.to_dict()))
