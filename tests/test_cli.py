@@ -288,3 +288,11 @@ def test_depth():
     assert "--depth needs --base-depth" in refuse("explain", "--model", "gpt", "--depth", "4")
     assert "needs a network" in refuse("explain", "--base-depth", "4")
     assert "Put the blocks into an nn.ModuleList" in refuse("explain", "--model", "mlp", "--base-depth", "4")
+
+
+@pytest.mark.parametrize("text", ["2^", "2^-3:1", "a", "0^-1", "-2^0.5", "2^99999"])
+@pytest.mark.parametrize("command", [("train",), ("check",), ("check", "depth")])
+def test_what_is_no_learning_rate(command, text):
+    result = CliRunner().invoke(app, [*command, "--lr", text], catch_exceptions=False)
+    assert result.exit_code == 2
+    assert f"Invalid value for '--lr': '{text}': expected one number, as in 0.03 or" in " ".join(result.stderr.split())

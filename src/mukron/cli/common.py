@@ -20,6 +20,7 @@ from rich.markup import escape
 from rich.table import Table as RichTable
 from typer.core import TyperCommand, TyperGroup
 
+from mukron.cli.numbers import is_power, read_number
 from mukron.table import EVERY_COLUMN, Table
 from mukron.workers.exits import BROKEN, STOPPED, WRONG_REQUEST
 
@@ -211,7 +212,7 @@ def split(text: str, separator: str, option: str, form: str) -> tuple[str, str]:
 
 
 def value_of(text: str) -> Any:
-    """Reads a value of --set: JSON, True, False and None as Python spells them, or else text.
+    """Reads a value of --set: JSON, a power such as 2^-5, True, False and None as Python spells them, or else text.
 
     Args:
         text: The value as it was typed.
@@ -220,12 +221,14 @@ def value_of(text: str) -> Any:
         The value.
 
     Example:
-        >>> value_of("false"), value_of("False"), value_of("0.5"), value_of("cosine")
-        (False, False, 0.5, 'cosine')
+        >>> value_of("false"), value_of("False"), value_of("0.5"), value_of("2^-2"), value_of("cosine")
+        (False, False, 0.5, 0.25, 'cosine')
     """
     python: dict[str, bool | None] = {"True": True, "False": False, "None": None}
     if text in python:
         return python[text]
+    if is_power(text):
+        return read_number(text)
     try:
         return json.loads(text)
     except json.JSONDecodeError:

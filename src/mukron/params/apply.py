@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -83,7 +84,12 @@ def parametrize(
         >>> optimizer = torch.optim.SGD(p.param_groups("sgd", lr=0.1))
     """
     if not isinstance(shapes, BaseShapes):
-        raise ParametrizationError(f"expected the network's base shapes, mukron.base_shapes(...), got {shapes!r:.80}")
+        advice = ""
+        if isinstance(shapes, (str, os.PathLike)):
+            advice = f"; to read them from a file: mukron.BaseShapes.load({os.fspath(shapes)!r})"
+        raise ParametrizationError(
+            f"expected the network's base shapes, mukron.base_shapes(...), got {shapes!r:.80}{advice}"
+        )
     scheme, exponent = get_scheme(scheme), _exact(output_exponent)
     k_decay, k_embedding = decay_exponent(decay), exponent_of("embedding_lr", embedding_lr)
     if scheme == SP and exponent is not None:
