@@ -362,7 +362,7 @@ def _plain_number(written: str) -> float:
 
 
 def nearest(name: object, known: Collection[str]) -> str:
-    """A remark that names the known word which is spelt most alike, if one is.
+    """A remark that names the known word which was probably meant, if there is one.
 
     Args:
         name: What was written.
@@ -375,8 +375,32 @@ def nearest(name: object, known: Collection[str]) -> str:
         >>> nearest('kfca', ('kfac', 'foof'))
         " (did you mean 'kfac'?)"
     """
-    close = difflib.get_close_matches(str(name), known, n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""
+    word = meant(name, known)
+    return "" if word is None else f" (did you mean {word!r}?)"
+
+
+OTHER_NAMES = {"learning_rate": "lr", "step_size": "lr", "wd": "weight_decay"}  # in other libraries
+
+
+def meant(name: object, known: Collection[str], alike: float = 0.6) -> str | None:
+    """The known word that was probably meant: one that other libraries call so, or that is spelt much alike.
+
+    Args:
+        name: What was written.
+        known: The names that exist.
+        alike: How much alike two spellings must be, from 0 to 1.
+
+    Returns:
+        The word; None if there is none.
+
+    Example:
+        >>> meant("dampening", ("lr", "damping")), meant("learning_rate", ("lr", "damping")), meant("x", ("lr",))
+        ('damping', 'lr', None)
+    """
+    if (word := OTHER_NAMES.get(str(name))) in known:
+        return word
+    close = difflib.get_close_matches(str(name), known, n=1, cutoff=alike)
+    return close[0] if close else None
 
 
 def shown(value: Any) -> str:
