@@ -269,8 +269,9 @@ def test_laws_of_weight_decay_and_of_embeddings():
         row = next(line for line in lines if line.startswith(name))
         cells = dict(zip(re.split(r"  +", lines[2]), re.split(r"  +", row), strict=True))
         assert (cells["lr x"], cells["decay x"]) == expected
-    assert "decay x multiplies learning rate times decoupled weight decay: r_in^-1 by request." in output
-    assert "decay x multiplies learning rate times decoupled weight decay: 1 in every layer." in run(*wanted)
+    part = "takes off a part of each weight: learning rate times weight decay. decay x multiplies that part; it is"
+    assert f"{part} r_in^-1, by request." in output
+    assert f"{part} 1 in every layer." in run(*wanted)
     assert 'decay must be "constant" or "1/width" or an exponent' in refuse(*wanted, "--decay", "linear")
     assert "embedding_lr must be an exponent" in refuse(*wanted, "--embedding-lr", "half")
     assert "needs a network" in refuse("explain", "--decay", "1/width")
