@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -19,6 +20,7 @@ from mukron.params.groups import GroupRequest, groups_of
 from mukron.params.inventory import inventory, unwrap
 from mukron.params.parameter_plan import ParameterPlan, parameter_from_dict, parameter_to_dict
 from mukron.params.resolve import check_names
+from mukron.params.scaled import Scaled
 from mukron.params.storage import Data, check_stamp, damaged, read_json, stamp, write_json
 from mukron.params.training import ForTraining
 from mukron.table import Table
@@ -81,6 +83,7 @@ class Parametrization(ForTraining):
     decay: Fraction = Fraction(0)
     embedding_lr: Fraction = Fraction(0)
     _model: weakref.ref[nn.Module] | None = field(default=None, compare=False, repr=False)
+    _scaled: Scaled | None = field(default=None, compare=False, repr=False)
 
     def initial_exponent(self, role: Role) -> Fraction | None:
         """b: the initial std is the base width's times r_in^-b. None: the initial values are zero.
@@ -236,7 +239,7 @@ class Parametrization(ForTraining):
                 raise ParametrizationError(
                     f'parameter "{name}": {list(found[name].shape)} in this network, {list(plan.shape)} in the plan'
                 )
-        return replace(self, _model=weakref.ref(unwrap(model)))
+        return replace(self, _model=weakref.ref(unwrap(model)), _scaled=None)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan as JSON.
@@ -289,7 +292,7 @@ class Parametrization(ForTraining):
             return cls(scheme, parameters, exponent, width, decay, embedding_lr)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_model": None}  # plain data travels; the model goes its own way
+        return {**self.__dict__, "_model": None, "_scaled": None}  # plain data travels; the model goes its own way
 
     @cached_property
     def _layers_with_tied(self) -> set[str]:
@@ -299,6 +302,7 @@ class Parametrization(ForTraining):
     def _checked(self, model: nn.Module | None) -> nn.Module:
         model = self._bound(model)
         self.bind(model)
+        warn_if_not_scaled(self, model, stacklevel=4)
         return model
 
 
@@ -314,3 +318,23 @@ def plan_of(model: nn.Module) -> Parametrization | None:
     """The plan that was applied to this model, if one was."""
     data = unwrap(model).__dict__.get(MARK)
     return None if data is None else Parametrization.from_dict(data)
+
+
+def warn_if_not_scaled(plan: Parametrization, model: nn.Module, stacklevel: int) -> None:
+    """Warn of a plan for a second copy of the model that was parametrized, if that copy was forgotten.
+
+    Args:
+        plan: What ``parametrize`` returned.
+        model: The model that it is used with.
+        stacklevel: Of the warning.
+    """
+    own = unwrap(model)
+    if plan._scaled is None or MARK in own.__dict__ or not plan._scaled.forgotten_in(inventory(model)):
+        return
+    warnings.warn(
+        f"the weights of this {type(own).__name__} are not scaled: the plan was made with another copy of the model, "
+        "and mukron.parametrize scales the weights of the copy that it is given. Parametrize the model that you train: "
+        "p = mukron.parametrize(model, shapes). To train this one as it is: p.bind(model)",
+        UserWarning,
+        stacklevel=stacklevel,
+    )
