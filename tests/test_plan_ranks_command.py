@@ -76,7 +76,7 @@ def test_the_usual_samples_are_those_of_the_usual_data():
     gpt = get_model("gpt")
     assert gpt.sample(gpt.factory(32, depth=1)) == (tokens.LENGTH,)
     window = inspect.signature(read_wikitext).parameters["window"].default
-    assert NEIGHBOURS == 2 * window
+    assert 2 * window == NEIGHBOURS
 
 
 def test_positions_stand_in_the_header_of_any_network():

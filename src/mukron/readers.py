@@ -11,13 +11,14 @@ A reader returns the value in its one spelling, or raises a ValueError that says
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 from collections.abc import Callable, Collection, Mapping
 from numbers import Integral, Real
 from types import MappingProxyType
 from typing import Any
+
+from mukron.spelling import meant
 
 Reader = Callable[[Any], Any]
 Parser = Callable[[str], Any]  # from text such as "ema:0.95" to an object such as EMA(0.95)
@@ -377,30 +378,6 @@ def nearest(name: object, known: Collection[str]) -> str:
     """
     word = meant(name, known)
     return "" if word is None else f" (did you mean {word!r}?)"
-
-
-OTHER_NAMES = {"learning_rate": "lr", "step_size": "lr", "wd": "weight_decay"}  # in other libraries
-
-
-def meant(name: object, known: Collection[str], alike: float = 0.6) -> str | None:
-    """The known word that was probably meant: one that other libraries call so, or that is spelt much alike.
-
-    Args:
-        name: What was written.
-        known: The names that exist.
-        alike: How much alike two spellings must be, from 0 to 1.
-
-    Returns:
-        The word; None if there is none.
-
-    Example:
-        >>> meant("dampening", ("lr", "damping")), meant("learning_rate", ("lr", "damping")), meant("x", ("lr",))
-        ('damping', 'lr', None)
-    """
-    if (word := OTHER_NAMES.get(str(name))) in known:
-        return word
-    close = difflib.get_close_matches(str(name), known, n=1, cutoff=alike)
-    return close[0] if close else None
 
 
 def shown(value: Any) -> str:

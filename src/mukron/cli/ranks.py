@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -120,7 +120,7 @@ class NetworkRequest:
             raise ValueError("--model and --factory need --width, the width of the network")
         if not (math.isfinite(self.width) and self.width > 0):
             raise ValueError(f"--width {self.width:g}: expected a positive number")
-        sample = None if self.sample is None else _read_sample(self.sample)
+        sample: Sequence[int] | None = None if self.sample is None else _read_sample(self.sample)
         if sample is not None and self.positions is not None:
             raise ValueError(f"--sample {self.sample} says how many positions each layer sees: leave out --positions")
         if self.model is not None:
@@ -149,12 +149,14 @@ class NetworkRequest:
 
         usual = None if self.model is None else get_model(self.model).sample
         if usual is not None:
-            shape = usual(network)
-            return shape, (f"Samples of {shape[0]} tokens, the usual number for {self.model}; --positions gives another.",)
+            (length,) = shape = usual(network)
+            return shape, (
+                f"Samples of {length} tokens, the usual number for {self.model}; --positions gives another.",
+            )
         if takes_tokens(network):
             raise ValueError(
                 f"--factory {self.factory}: this network takes tokens, and what travels depends on how many a sample "
-                "has: give --positions, as in --positions 1024, or --positions 1 if every layer sees one vector a sample"
+                "has: give --positions, as in --positions 1024, or 1 if every layer sees one vector a sample"
             )
         return None, ()
 

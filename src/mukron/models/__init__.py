@@ -24,7 +24,6 @@ from mukron.models.residual_mlp import ResidualMLP
 from mukron.models.resnet import ResNet18, ResNet50
 from mukron.models.vgg import VGG19
 
-
 NEIGHBOURS = 8  # of a word in the usual data: 4 on each side
 
 
@@ -109,10 +108,7 @@ MODELS: dict[str, Model] = {
     "resnet50": Model(ResNet50, 1, (2, 4, 8), _image_options(1)),
     "vgg19": Model(VGG19, 1, (2, 4, 8), _image_options(32)),
     "cbow": Model(CBOW, 64, (256, 512, 1024, 2048), _word_options, data="wikitext2", sample=_usual_words),
-    "gpt": Model(
-        *(GPT, 32, (128, 256, 512, 1024), _token_options),
-        **{"data": "coriolanus", "batch": 32, "sample": _usual_tokens},
-    ),
+    "gpt": Model(GPT, 32, (128, 256, 512, 1024), _token_options, data="coriolanus", batch=32, sample=_usual_tokens),
 }
 
 

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
-from mukron.readers import meant
+from mukron.spelling import meant
 
 Class = TypeVar("Class", bound=type)
 

@@ -30,7 +30,7 @@ from mukron.optim.transaction import FAR_BEYOND_TRUST, Transaction
 from mukron.optim.unseen import exclusion
 from mukron.params import BaseShapes, Parametrization
 from mukron.params.inventory import note_optimizer
-from mukron.params.parametrization import plan_of, warn_if_not_scaled
+from mukron.params.parametrization import plan_of
 from mukron.readers import check_flag, check_number
 from mukron.theory import SP
 
@@ -52,8 +52,6 @@ def check_arguments(name: str, model: Any, parametrization: Any, lr: Any) -> Non
         raise TypeError(f"{name}'s second argument is parametrization, from mukron.parametrize, got {found}; {advice}")
     if not isinstance(lr, Tensor):
         check_number(f"{name}: lr", lr)
-    if parametrization is not None:
-        warn_if_not_scaled(parametrization, model, stacklevel=5)
     plan = plan_of(model) if parametrization is None else None
     if plan is not None and plan.scheme != SP:
         warnings.warn(

@@ -60,6 +60,7 @@ class Parametrization(ForTraining):
 
     It holds no tensor and marks none, so it outlives copies, checkpoints and wrappers of the model. It remembers the
     model it was made for (weakly), so that ``param_groups`` need not be told; another copy is passed as ``model=``.
+    A warning says if it meets another copy, whose weights nobody has scaled; ``bind`` says that this is meant.
 
     Attributes:
         scheme: muP, SP, NTK or a scheme between them.
@@ -320,16 +321,16 @@ def plan_of(model: nn.Module) -> Parametrization | None:
     return None if data is None else Parametrization.from_dict(data)
 
 
-def warn_if_not_scaled(plan: Parametrization, model: nn.Module, stacklevel: int) -> None:
+def warn_if_not_scaled(plan: Parametrization | None, model: nn.Module, stacklevel: int) -> None:
     """Warn of a plan for a second copy of the model that was parametrized, if that copy was forgotten.
 
     Args:
-        plan: What ``parametrize`` returned.
+        plan: What ``parametrize`` returned; None: no plan is used.
         model: The model that it is used with.
         stacklevel: Of the warning.
     """
-    own = unwrap(model)
-    if plan._scaled is None or MARK in own.__dict__ or not plan._scaled.forgotten_in(inventory(model)):
+    own, scaled = unwrap(model), None if plan is None else plan._scaled
+    if scaled is None or MARK in own.__dict__ or not scaled.forgotten_in(inventory(model)):
         return
     warnings.warn(
         f"the weights of this {type(own).__name__} are not scaled: the plan was made with another copy of the model, "

@@ -47,9 +47,7 @@ class Scaled:
             return False
         if _versions(found) != self.versions:
             return False
-        return all(
-            abs(distance(here[name].detach(), 0.0) / size - 1) < SAME_SIZE for name, size in self.sizes.items()
-        )
+        return all(abs(distance(here[name].detach(), 0.0) / size - 1) < SAME_SIZE for name, size in self.sizes.items())
 
 
 def before_scaling(found: Mapping[str, Found], sizes: Mapping[str, float]) -> Scaled | None:

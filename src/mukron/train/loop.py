@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 import os
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -24,7 +23,7 @@ from torch import Tensor
 from mukron.bars import progress_of_function
 from mukron.data import Dataset, augmentation
 from mukron.optim.guards import PATIENCE
-from mukron.train.build import batch_of, dataset_of, device_of
+from mukron.train.build import batch_of, dataset_of, device_of, warn_of_cut_batch
 from mukron.train.checkpoints import LoopState, checkpoint_of, restore, same_checkpoint
 from mukron.train.config import RunConfig
 from mukron.train.divergence import DivergedError, failed_factorization, trouble_with
@@ -157,18 +156,6 @@ def _begin(files: RunFolder, config: RunConfig, processes: Processes, resume: bo
     return processes.of_first(lock)
 
 
-def _tell_cut_batch(config: RunConfig, dataset: Dataset, batch: int) -> None:
-    """Warn of a batch that is larger than the data: learning rates were perhaps chosen for the larger one."""
-    if config.batch is not None and batch < config.batch:
-        unit = "windows" if dataset.tokens else "samples"
-        warnings.warn(
-            f"batch={config.batch}: {config.data} has {batch} {unit} to train on, so each step takes these {batch}, and "
-            "an epoch is one step",
-            UserWarning,
-            stacklevel=2,
-        )
-
-
 class Loop:
     """One training run."""
 
@@ -192,7 +179,7 @@ class Loop:
         self.processes, self.asked_to_stop = processes, False
         self.batch = batch_of(config, dataset)
         check_batch(self.batch, processes)
-        _tell_cut_batch(config, dataset, self.batch)
+        warn_of_cut_batch(config, dataset)
         self.steps_per_epoch = len(dataset.train) // self.batch
         self.built = build_in(processes, config, dataset)
         self.rates = [group["lr"] for group in self.built.optimizer.param_groups]
