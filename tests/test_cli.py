@@ -270,7 +270,7 @@ def test_laws_of_weight_decay_and_of_embeddings():
         cells = dict(zip(re.split(r"  +", lines[2]), re.split(r"  +", row), strict=True))
         assert (cells["lr x"], cells["decay x"]) == expected
     part = "takes off a part of each weight: learning rate times weight decay. decay x multiplies that part; it is"
-    assert f"{part} r_in^-1, by request." in output
+    assert f"{part} r_in^-1 by request." in output
     assert f"{part} 1 in every layer." in run(*wanted)
     assert 'decay must be "constant" or "1/width" or an exponent' in refuse(*wanted, "--decay", "linear")
     assert "embedding_lr must be an exponent" in refuse(*wanted, "--embedding-lr", "half")

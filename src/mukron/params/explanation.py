@@ -102,7 +102,7 @@ def _notes(plan: Parametrization, decays: bool) -> tuple[str, ...]:
     if plan.output_exponent is not None:
         notes.append(f"b of the output weights is {plan.output_exponent} by request.")
     if decays:
-        law = f"r_in^{-plan.decay}, by request" if plan.decay and plan.scheme != SP else "1 in every layer"
+        law = f"r_in^{-plan.decay} by request" if plan.decay and plan.scheme != SP else "1 in every layer"
         notes.append(
             "A step with decoupled weight decay takes off a part of each weight: learning rate times weight decay. "
             f"decay x multiplies that part; it is {law}."
@@ -129,9 +129,9 @@ def _reason(method: Method, whole: Parametrization, plan: ParameterPlan) -> str:
     if scheme.r is None:
         step = f"SP leaves its step, which changes like M^{move}" if move else "its step keeps its size"
     elif move == -scheme.r * role.fan_out:
-        step = "its learning rate needs no scaling"
+        step = "learning rate needs no scaling"
     else:
-        step = f"with an unscaled learning rate, it would move like M^{move}"
+        step = f"unscaled, it would move like M^{move}"
     if plan.embedding and whole.embedding_lr:
         step += f", and r_out^{whole.embedding_lr} was chosen for embeddings"
     return f"{REASONS[role]}; {step}{in_block}"
