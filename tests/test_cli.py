@@ -269,8 +269,9 @@ def test_laws_of_weight_decay_and_of_embeddings():
         row = next(line for line in lines if line.startswith(name))
         cells = dict(zip(re.split(r"  +", lines[2]), re.split(r"  +", row), strict=True))
         assert (cells["lr x"], cells["decay x"]) == expected
-    assert "decay x multiplies learning rate times decoupled weight decay: r_in^-1 by request." in output
-    assert "decay x multiplies learning rate times decoupled weight decay: 1 in every layer." in run(*wanted)
+    part = "takes off a part of each weight: learning rate times weight decay. decay x multiplies that part; it is"
+    assert f"{part} r_in^-1 by request." in output
+    assert f"{part} 1 in every layer." in run(*wanted)
     assert 'decay must be "constant" or "1/width" or an exponent' in refuse(*wanted, "--decay", "linear")
     assert "embedding_lr must be an exponent" in refuse(*wanted, "--embedding-lr", "half")
     assert "needs a network" in refuse("explain", "--decay", "1/width")
@@ -288,3 +289,11 @@ def test_depth():
     assert "--depth needs --base-depth" in refuse("explain", "--model", "gpt", "--depth", "4")
     assert "needs a network" in refuse("explain", "--base-depth", "4")
     assert "Put the blocks into an nn.ModuleList" in refuse("explain", "--model", "mlp", "--base-depth", "4")
+
+
+@pytest.mark.parametrize("text", ["2^", "2^-3:1", "a", "0^-1", "-2^0.5", "2^99999"])
+@pytest.mark.parametrize("command", [("train",), ("check",), ("check", "depth")])
+def test_what_is_no_learning_rate(command, text):
+    result = CliRunner().invoke(app, [*command, "--lr", text], catch_exceptions=False)
+    assert result.exit_code == 2
+    assert f"Invalid value for '--lr': '{text}': expected one number, as in 0.03 or" in " ".join(result.stderr.split())

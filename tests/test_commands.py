@@ -347,7 +347,8 @@ def test_plans_for_ranks_are_those_of_the_command(arguments, options, tmp_path):
 
 def test_shapes_may_be_ones_own():
     shapes = known_shapes("llama-7b")
-    assert mukron.plan(ranks=8, shapes=shapes, batch=64) == mukron.plan(ranks=8, shapes="llama-7b", batch=64)
+    run = {"ranks": 8, "batch": 64, "positions": 2048}
+    assert mukron.plan(shapes=shapes, **run) == mukron.plan(shapes="llama-7b", **run)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,8 @@ from pathlib import Path
 import digits
 import pytest
 
+from mukron.data import DataError
+
 EXAMPLES = Path(__file__).parent.parent / "examples"
 LONG = {"digits.py", "feature_learning.py"}  # run smaller, below and in tests/diagnose/test_first_order_exponents.py
 IN_RANKS = {"ddp.py", "fsdp.py", "resume.py"}  # in test_examples_in_ranks.py
@@ -46,6 +48,13 @@ def test_the_quickstart_runs_and_learns_and_is_short():
     assert len([line for line in path.read_text().splitlines() if line.strip()]) <= 30
     losses = [float(line.split()[-1]) for line in run(path).splitlines() if line.startswith("step")]
     assert losses[-1] < 0.3 * losses[0]
+
+
+def test_the_quickstart_without_scikit_learn_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    with pytest.raises(DataError, match=r"scikit-learn, which is not installed: pip install 'mukron\[studies\]'"):
+        runpy.run_path(str(EXAMPLES / "quickstart.py"))
 
 
 @pytest.mark.slow

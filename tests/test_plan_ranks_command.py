@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import shlex
@@ -12,6 +13,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 from mukron.cli import app
+from mukron.data.text import read_wikitext
 from test_plan_command import plan, refuse
 
 LLAMA = ("--ranks", 64, "--shapes", "llama-7b", "--batch", 512, "--positions", 2048)
@@ -50,6 +52,47 @@ def test_ones_own_network():
     output = plan("--ranks", 2, *factory, "--batch", 8, "--method", "foof", "--communication", "rows")
     assert "FOOF on Sequential, 787,968 parameters: 2 ranks, batch 8" in output
     assert "* x 3" in output
+
+
+def own_tokens(width: int) -> nn.Module:
+    return nn.Sequential(nn.Embedding(16, width), nn.Linear(width, 16))
+
+
+def test_built_in_networks_of_tokens_take_their_usual_samples():
+    usual = plan(*GPT[:6], "--width", 256)
+    assert "4 ranks, batch 64 x 64, factors" in usual
+    note = "Samples of 64 tokens, the usual number for gpt; give positions for another.\n"
+    assert usual.replace(note, "") == plan(*GPT[:6], "--width", 256, "--positions", 64)
+    assert "batch 64 x 16, factors" in plan(*GPT[:6], "--width", 256, "--set", "context=16")
+    assert "batch 64 x 1, factors" in plan(*GPT[:6], "--width", 256, "--positions", 1)
+    words = ("--ranks", 4, "--model", "cbow", "--width", 64, "--batch", 64, "--set", "method_options.trust=none")
+    assert "batch 64 x 1 to 8, factors" in plan(*words)  # the embedding sees each word, the head their mean
+
+
+def test_the_usual_samples_are_those_of_the_usual_data():
+    from mukron.data import tokens
+    from mukron.models import NEIGHBOURS, get_model
+
+    gpt = get_model("gpt")
+    assert gpt.sample(gpt.factory(32, depth=1)) == (tokens.LENGTH,)
+    window = inspect.signature(read_wikitext).parameters["window"].default
+    assert 2 * window == NEIGHBOURS
+
+
+def test_positions_stand_in_the_header_of_any_network():
+    assert "4 ranks, batch 64 x 1, factors" in plan(*MLP, "--width", 64)
+    images = ("--ranks", 4, "--model", "resnet18", "--width", 1, "--batch", 64, "--sample", "3,32,32")
+    assert "4 ranks, batch 64 x 1 to 1024, factors" in plan(*images)
+
+
+def test_other_networks_of_tokens_need_their_positions():
+    own = ("--ranks", 4, "--factory", "test_plan_ranks_command:own_tokens", "--width", 8, "--batch", 64)
+    assert "this network takes tokens" in (said := refuse(*own))
+    assert "give --positions, as in --positions 1024, or 1" in said
+    known = refuse("--ranks", 4, "--shapes", "llama-7b", "--batch", 64)
+    assert "--shapes llama-7b is a network of tokens: give --positions, as in --positions 2048" in known
+    assert "batch 64 x 1," in plan(*own, "--positions", 1)
+    assert "batch 64 x 12," in plan(*own, "--sample", 12)
 
 
 def test_other_requests_are_refused():

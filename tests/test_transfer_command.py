@@ -280,7 +280,7 @@ def test_numbers_as_people_type_them(text, numbers):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "a", "1:2:3:4", "2:1", "1:2:1", "1:2:0", "0:1", "1:1e300:1.0001", "2^", "^2", "1,,2"]
+    "text", ["", "a", "1:2:3:4", "2:1", "1:2:1", "1:2:0", "0:1", "1:1e300:1.0001", "2^", "^2", "1,,2", "-2^0.5", "0^-1"]
 )
 def test_what_are_no_numbers(text):
     with pytest.raises(ValueError, match="--lr"):

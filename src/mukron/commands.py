@@ -245,7 +245,7 @@ def plan(
     method: str = "kfac",
     method_options: Mapping[str, Any] | None = None,
     batch: int,
-    positions: int = 1,
+    positions: int | None = None,
     sharding: str = "ddp",
     communication: str = "auto",
     bandwidth: float | None = None,
@@ -272,7 +272,7 @@ def plan(
     method: str = "kfac",
     method_options: Mapping[str, Any] | None = None,
     batch: int | None = None,
-    positions: int = 1,
+    positions: int | None = None,
     sharding: str = "ddp",
     communication: str = "auto",
     bandwidth: float | None = None,
@@ -301,7 +301,8 @@ def plan(
         method: With ``ranks``: "kfac", "foof" or "gauss-newton".
         method_options: With ``ranks``: options of the method, as in {"factor_every": 10}.
         batch: With ``ranks``: samples of all ranks together.
-        positions: With ``ranks``: positions of a sample that share each weight: tokens of a sequence.
+        positions: With ``ranks``: positions of a sample that share each weight: tokens of a sequence; by default the
+            usual number of a built-in network of tokens, and 1 for one without tokens.
         sharding: With ``ranks``: "ddp" (DistributedDataParallel), "fsdp" (fully_shard), or "plain" (the optimizer
             averages gradients).
         communication: With ``ranks``: how curvature travels: "auto", "rows", "owner" or "factors".

@@ -11,13 +11,14 @@ A reader returns the value in its one spelling, or raises a ValueError that says
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 from collections.abc import Callable, Collection, Mapping
 from numbers import Integral, Real
 from types import MappingProxyType
 from typing import Any
+
+from mukron.spelling import meant
 
 Reader = Callable[[Any], Any]
 Parser = Callable[[str], Any]  # from text such as "ema:0.95" to an object such as EMA(0.95)
@@ -362,7 +363,7 @@ def _plain_number(written: str) -> float:
 
 
 def nearest(name: object, known: Collection[str]) -> str:
-    """A remark that names the known word which is spelt most alike, if one is.
+    """A remark that names the known word which was probably meant, if there is one.
 
     Args:
         name: What was written.
@@ -375,8 +376,8 @@ def nearest(name: object, known: Collection[str]) -> str:
         >>> nearest('kfca', ('kfac', 'foof'))
         " (did you mean 'kfac'?)"
     """
-    close = difflib.get_close_matches(str(name), known, n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""
+    word = meant(name, known)
+    return "" if word is None else f" (did you mean {word!r}?)"
 
 
 def shown(value: Any) -> str:

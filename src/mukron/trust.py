@@ -200,7 +200,8 @@ class Spectral(Trust):
         size = f"no layer moves by more than {self.size:g} (d_out / d_in)^1/2 in spectral norm, times the learning rate"
         if self.growth == math.inf:
             return size
-        return f"{size}, nor by more than {self.growth:g} times its first move with the same inverse"
+        first = "the move of the step that made the inverse"
+        return f"{size}. Until a layer's inverse is made again, it also moves by at most {self.growth:g} times {first}"
 
     @property
     def text(self) -> str:

@@ -23,6 +23,16 @@ def plain(width, depth):
     return ResidualMLP(width, inputs=64, depth=depth)
 """
 
+TIED = """
+from mukron.models import GPT
+
+
+def tied(width, depth):
+    model = GPT(width, depth=depth, base_depth=2, tied=True)
+    del model.mukron_roles
+    return model
+"""
+
 
 def check(*arguments: str, code: int = 0) -> str:
     result = CliRunner().invoke(app, ["check", "depth", *arguments], catch_exceptions=False)
@@ -45,6 +55,17 @@ def test_a_network_of_ones_own(tmp_path, monkeypatch):
     output = check("--factory", "ownblocks:plain", "--method", "adamw", *FEW, code=1)
     assert "no factor 1/L" in output
     assert "x = x + branch(x) * (base_depth / depth)" in output
+
+
+def test_a_role_that_cannot_be_inferred_is_declared(tmp_path, monkeypatch):
+    (tmp_path / "tiedblocks.py").write_text(TIED)
+    monkeypatch.syspath_prepend(tmp_path)
+    tied = ("--factory", "tiedblocks:tied", "--method", "adamw", "--data", "coriolanus", "--depths", "2,4")
+    tied = (*tied, "--seeds", "1", "--base-width", "16", "--lr", "2^-9")
+    assert "--role tokens.weight=input" in check(*tied, code=2)
+    result = CliRunner().invoke(app, ["check", "depth", *tied, "--role", "tokens.weight=input"], catch_exceptions=False)
+    assert result.exit_code in (0, 1), result.output
+    assert "multiplied by 1/L" in result.stdout
 
 
 def test_wrong_requests():

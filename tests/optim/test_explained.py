@@ -130,8 +130,8 @@ def test_every_optimizer_has_the_usual_trust():
 
 
 LAWS = {
-    "spectral:2": "times the learning rate, nor by more than 2 times its first move with the same inverse; "
-    "learning-rate multipliers are those of K-FAC itself.",
+    "spectral:2": "times the learning rate. Until a layer's inverse is made again, it also moves by at most 2 times "
+    "the move of the step that made the inverse; learning-rate multipliers are those of K-FAC itself.",
     "spectral:2:inf": "2 (d_out / d_in)^1/2 in spectral norm, times the learning rate; learning-rate multipliers are "
     "those of K-FAC itself.",
     "kl:0.01": "at most 0.01; learning-rate multipliers are those of K-FAC itself.",

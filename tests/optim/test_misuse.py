@@ -61,7 +61,7 @@ def test_a_wrong_keyword(method, wrong, right):
     text = sentence(caught)
     assert method.__name__ in text
     assert wrong in text
-    assert re.search(rf"(?<!\w){right}(?!\w)", text.replace(wrong, "")), text
+    assert f"; did you mean '{right}'?" in text
 
 
 def test_a_learning_rate_in_place_of_the_parametrization(method):

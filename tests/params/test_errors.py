@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -234,6 +235,11 @@ def test_no_base_width_and_no_module():
         base_shapes(lambda classes, hidden=32: Net(hidden), width=4)
     with refused("expected the network's base shapes, mukron.base_shapes(...), got None"):
         parametrize(Net(8), None)
+    for file in ("shapes.json", Path("shapes.json")):
+        with refused("to read them from a file: mukron.BaseShapes.load('shapes.json')"):
+            parametrize(Net(8), file)
+    with refused("width=16: this Net is built already, with a width of its own", "base_shapes(network)"):
+        base_shapes(Net(8), width=16)
     with refused("Sequential has no parameters"):
         parametrize(nn.Sequential(), base_shapes(Net, width=4))
     with refused("the factory returned a dict, expected an nn.Module"):

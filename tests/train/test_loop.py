@@ -189,7 +189,8 @@ def test_batches_are_whole_and_every_epoch_has_its_own_order():
     assert not torch.equal(first, next_epoch)
     assert not torch.equal(first, other_seed)
     assert [each.tolist() for each in batches(4, 4, seed=0, epoch=7)] == [[0, 1, 2, 3]]
-    alone = train(SMALL.replace(batch=10_000), dataset=DIGITS)
+    with pytest.warns(UserWarning, match="batch=10000: digits has 512 samples to train on"):
+        alone = train(SMALL.replace(batch=10_000), dataset=DIGITS)
     assert [row["step"] for row in alone.epochs] == [1, 2]  # the only batch is kept, however small
 
 

@@ -250,7 +250,7 @@ def test_all_that_is_wrong_is_said_at_once():
 def test_unknown_fields_name_the_nearest(tmp_path):
     with pytest.raises(RunError, match=r"a run has no field 'moment' \(did you mean 'momentum'\?\)"):
         RunConfig.from_dict({"moment": 0.9})
-    with pytest.raises(RunError, match="a run has no field 'learning_rate'"):
+    with pytest.raises(RunError, match=r"a run has no field 'learning_rate' \(did you mean 'lr'\?\)"):
         RunConfig().replace(learning_rate=1)
     with pytest.raises(RunError, match="expected the fields of a run by name, found list"):
         RunConfig.from_dict([])

@@ -147,7 +147,9 @@ def test_every_option_reaches_its_field(monkeypatch):
         (("--method", "adamw"), 0.001),
         (("--set", "method_options.trust=none"), 0.01),
         (("--lr", "0.3"), 0.3),
+        (("--lr", "2^-3"), 0.125),
         (("--set", "lr=0.2"), 0.2),
+        (("--set", "lr=2^-4"), 0.0625),
         (("--config", "run.json"), 0.01),  # as stored; a run's file is complete
         (("--config", "run.json", "--method", "sgd"), 0.01),
     ],
@@ -256,6 +258,24 @@ def test_ctrl_c_before_the_first_step(monkeypatch):
 )
 def test_a_wrong_request_is_told_in_one_line(arguments, message):
     assert message in refuse(*arguments)
+
+
+@pytest.mark.parametrize("text", ["0^-1", "2^99999"])
+def test_powers_that_are_no_numbers_are_told_in_one_line(text):
+    assert f"{text} is too large" in refuse("--set", f"lr={text}")
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_batch_that_is_larger_than_the_data_is_told_in_one_line_and_the_run_goes_on():
+    larger = ("--samples", "32", "--batch", "1000", "--width", "16", "--lr", "0.002", "--out", "larger")
+    told = "batch=1000: digits has 32 samples to train on, so each step takes these 32, and an epoch is one step"
+    for epochs in (1, 2):
+        result = CliRunner().invoke(app, [*larger, "--epochs", str(epochs)], catch_exceptions=False)
+        assert result.exit_code == 0
+        assert result.stderr.splitlines().count(f"warning: {told}") == 1
+    assert [row["step"] for row in Run.load("larger").epochs] == [1, 2]
+    result = CliRunner().invoke(app, [*larger[:2], "--batch", "32", "--epochs", "1", *larger[4:8]])
+    assert "warning" not in result.stderr
 
 
 def test_help_lists_all_that_can_be_recorded_and_every_precision():

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from mukron.cli.common import BUILT_IN, METHODS_PLACEHOLDER, Command, Group, errors, say, show
-from mukron.cli.numbers import read_numbers
+from mukron.cli.numbers import RATE, read_numbers
 from mukron.cli.progress import BAR, COUNT, SECONDS_BETWEEN_LINES, shown_bar
 from mukron.cli.train import declared_roles, run_config_from_options
 from mukron.imports import default_width, import_function
@@ -40,7 +40,10 @@ def check(
     scheme: Annotated[str, typer.Option(help="mup, sp, ntk or uniform:R.")] = "mup",
     damping: Annotated[str | None, typer.Option(help="A number, or RULE[:NUMBER], as in heuristic:1e-3.")] = None,
     lr: Annotated[
-        float | None, typer.Option(help="Learning rate (default: that of the method, lowered until steps are small).")
+        float | None,
+        typer.Option(
+            **RATE, help="Learning rate, as 0.03 or 2^-5 (default: that of the method, lowered until steps are small)."
+        ),
     ] = None,
     widths: Annotated[
         str | None, typer.Option(help="Widths, as in 64:1024 (doubling) or 64,256 (default: the network's usual ones).")
@@ -148,7 +151,10 @@ def depth(
     method: Annotated[str, typer.Option(help=f"{METHODS_PLACEHOLDER}.")] = "kfac",
     damping: Annotated[str | None, typer.Option(help="A number, or RULE[:NUMBER], as in rescaled:10.")] = None,
     lr: Annotated[
-        float | None, typer.Option(help="Learning rate (default: that of the method, lowered until steps are small).")
+        float | None,
+        typer.Option(
+            **RATE, help="Learning rate, as 0.03 or 2^-5 (default: that of the method, lowered until steps are small)."
+        ),
     ] = None,
     depths: Annotated[
         str | None, typer.Option(help="Depths, as in 2,4,8,16 (default: 1 to 16 times the base depth).")
@@ -160,6 +166,7 @@ def depth(
     data: Annotated[str | None, typer.Option(help="A data set by name, or your own MODULE:FUNCTION.")] = None,
     samples: Annotated[int | None, typer.Option(min=1, help="Number of samples, all in one batch.")] = None,
     tolerance: Annotated[float, typer.Option(min=0, help="Largest deviation of an exponent that passes.")] = 0.25,
+    role: Annotated[list[str] | None, typer.Option(help="A parameter's role, NAME=ROLE; may be repeated.")] = None,
     settings: Annotated[list[str] | None, typer.Option("--set", help="Any other field of a run, FIELD=VALUE.")] = None,
 ) -> None:
     """Train a step at several depths and test whether features inside of residual blocks change alike at all of them.
@@ -172,7 +179,7 @@ def depth(
 
         given = {
             **{"model": factory or model, "base_width": base_width, "method": method, "damping": damping},
-            **{"data": data, "samples": samples, "momentum": 0.0},
+            **{"data": data, "samples": samples, "momentum": 0.0, "roles": declared_roles(role)},
             "lr": usual_rate(method, "mup") if lr is None else lr,
         }
         if factory is not None and base_width is None:

@@ -20,6 +20,7 @@ from rich.markup import escape
 from rich.table import Table as RichTable
 from typer.core import TyperCommand, TyperGroup
 
+from mukron.cli.numbers import is_power, read_number
 from mukron.table import EVERY_COLUMN, Table
 from mukron.workers.exits import BROKEN, STOPPED, WRONG_REQUEST
 
@@ -96,6 +97,8 @@ IN_PYTHON = {  # what errors of the library advise, and how it is written on the
     r"^model='(\w+)' cannot be built at width=": r"--model \1 cannot be built at --width ",
     r"^(width|bandwidth|speed)=(\S+): expected a positive number": r"--\1 \2: expected a positive number",
     r"\bleave out positions=": "leave out --positions",
+    r"\bgive positions=, as in positions=": "give --positions, as in --positions ",
+    r"^shapes='([^']+)' is a network of tokens": r"--shapes \1 is a network of tokens",
     r"\bcommunication='([^']*)'": r"--communication \1",
     r"\bgive the bandwidth as bandwidth=": "give the bandwidth as --bandwidth ",
     r"\bgive bandwidth= and speed=": "give --bandwidth and --speed",
@@ -225,7 +228,7 @@ def split(text: str, separator: str, option: str, form: str) -> tuple[str, str]:
 
 
 def value_of(text: str) -> Any:
-    """Reads a value of --set: JSON, True, False and None as Python spells them, or else text.
+    """Reads a value of --set: JSON, a power such as 2^-5, True, False and None as Python spells them, or else text.
 
     Args:
         text: The value as it was typed.
@@ -234,12 +237,14 @@ def value_of(text: str) -> Any:
         The value.
 
     Example:
-        >>> value_of("false"), value_of("False"), value_of("0.5"), value_of("cosine")
-        (False, False, 0.5, 'cosine')
+        >>> value_of("false"), value_of("False"), value_of("0.5"), value_of("2^-2"), value_of("cosine")
+        (False, False, 0.5, 0.25, 'cosine')
     """
     python: dict[str, bool | None] = {"True": True, "False": False, "None": None}
     if text in python:
         return python[text]
+    if is_power(text):
+        return read_number(text)
     try:
         return json.loads(text)
     except json.JSONDecodeError:

@@ -1,6 +1,11 @@
-"""Parsing of lists of numbers in options: 0.01,0.03  2^-9:2^-2  64:1024  1:1000:10."""
+"""Parsing of numbers in options: 0.03, 2^-5, and lists of them, 0.01,0.03  2^-9:2^-2  64:1024  1:1000:10."""
 
 from __future__ import annotations
+
+import re
+from typing import Any
+
+import typer
 
 MAX_NUMBERS = 1000  # a longer list is taken for a mistake
 
@@ -25,7 +30,7 @@ def read_numbers(text: str, option: str, ends: bool = False) -> list[float]:
     """
     try:
         return [number for part in text.split(",") for number in _range(part, ends)]
-    except (ValueError, OverflowError, ZeroDivisionError) as error:
+    except (ValueError, OverflowError) as error:
         reason = f" ({error})" if str(error).startswith("from") else ""
         raise ValueError(
             f"{option} {text!r}: expected numbers, as in 0.01,0.03 or 2^-9:2^-2 or 1:1000:10{reason}"
@@ -33,7 +38,7 @@ def read_numbers(text: str, option: str, ends: bool = False) -> list[float]:
 
 
 def _range(text: str, ends: bool) -> list[float]:
-    low, *rest = (_number(part) for part in text.split(":"))
+    low, *rest = (read_number(part) for part in text.split(":"))
     if not rest:
         return [low]
     high, times = (*rest, 2.0)[:2] if len(rest) < 3 else (0.0, 0.0)
@@ -51,6 +56,54 @@ def _range(text: str, ends: bool) -> list[float]:
     return numbers
 
 
-def _number(text: str) -> float:
+def read_number(text: str) -> float:
+    """Reads one number: 0.1, 1e-3 or a power, 2^-5.
+
+    Args:
+        text: The number as it was typed.
+
+    Returns:
+        The number.
+
+    Raises:
+        ValueError: If it is none, or too large for a float.
+
+    Example:
+        >>> read_number("2^-5"), read_number("0.1")
+        (0.03125, 0.1)
+    """
     base, power, exponent = text.partition("^")
-    return float(base) ** float(exponent) if power else float(base)
+    try:
+        number = float(base) ** float(exponent) if power else float(base)
+    except (OverflowError, ZeroDivisionError):
+        raise ValueError(f"{text} is too large") from None
+    if isinstance(number, complex):
+        raise ValueError(f"{text} is no real number")
+    return number
+
+
+def is_power(text: str) -> bool:
+    """Whether a text is a power of two plain numbers, as 2^-5.
+
+    Args:
+        text: Any text.
+
+    Returns:
+        Whether it is.
+
+    Example:
+        >>> is_power("2^-5"), is_power("0.1"), is_power("cosine")
+        (True, False, False)
+    """
+    plain = r"(\d+\.?\d*|\.\d+)"
+    return re.fullmatch(rf"{plain}\^-?{plain}", text) is not None
+
+
+def _rate(text: str | float) -> float:
+    try:
+        return read_number(str(text))
+    except ValueError:
+        raise typer.BadParameter(f"{text!r}: expected one number, as in 0.03 or 2^-5") from None
+
+
+RATE: dict[str, Any] = {"parser": _rate, "metavar": "FLOAT"}  # arguments of typer.Option for a learning rate

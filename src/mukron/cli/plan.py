@@ -76,7 +76,7 @@ def plan(
     settings: RanksSettingsOption = None,
     method: RanksMethodOption = "kfac",
     batch: RanksBatchOption = None,
-    positions: RanksPositionsOption = 1,
+    positions: RanksPositionsOption = None,
     sample: RanksSampleOption = None,
     sharding: RanksShardingOption = "ddp",
     communication: RanksCommunicationOption = "auto",

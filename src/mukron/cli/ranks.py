@@ -32,7 +32,12 @@ RanksSettingsOption = Annotated[
 RanksMethodOption = Annotated[str, typer.Option(help="With --ranks: kfac, foof or gauss-newton.")]
 RanksBatchOption = Annotated[int | None, typer.Option(min=1, help="With --ranks: samples of all ranks together.")]
 RanksPositionsOption = Annotated[
-    int, typer.Option(min=1, help="With --ranks: positions of a sample that share each weight: tokens of a sequence.")
+    int | None,
+    typer.Option(
+        min=1,
+        help="With --ranks: positions of a sample that share each weight: tokens of a sequence (default: the usual "
+        "number of a built-in network of tokens, 1 without tokens).",
+    ),
 ]
 RanksSampleOption = Annotated[
     str | None,

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from mukron.cli.common import BUILT_IN, METHODS_PLACEHOLDER, errors, print_text, show, split, value_of
+from mukron.cli.common import BUILT_IN, METHODS_PLACEHOLDER, errors, print_text, say, show, split, value_of
+from mukron.cli.numbers import RATE
 from mukron.cli.progress import BAR, TIME_LEFT, clock, shown_bar
 from mukron.imports import default_width, import_function
 from mukron.table import Table
@@ -82,7 +83,10 @@ def train(
     scheme: Annotated[str | None, _field("scheme", "mup, sp, ntk or uniform:R.")] = None,
     lr: Annotated[
         float | None,
-        typer.Option(help="Learning rate, as tuned at the base width (default: that of the method, 0.1 for kfac)."),
+        typer.Option(
+            **RATE,
+            help="Learning rate, as tuned at the base width: 0.03 or 2^-5 (default: that of the method, 0.1 for kfac).",
+        ),
     ] = None,
     damping: Annotated[
         str | None,
@@ -170,10 +174,17 @@ def _run(config: RunConfig, folder: Path, data_dir: Path | None, tracker: list[s
     with ExitStack() as stack:
         if launched_rank() == 0:
             options["progress"] = stack.enter_context(run_progress())
+            stack.enter_context(warnings.catch_warnings())
+            warnings.showwarning = _tell_warning
         else:
             stack.enter_context(warnings.catch_warnings())
             warnings.simplefilter("ignore")
         return train_(config, folder, **options)
+
+
+def _tell_warning(message: Warning | str, *_: Any, **__: Any) -> None:
+    """Prints a warning on one line, without the line of code that it comes from."""
+    say(f"warning: {' '.join(str(message).split())}")
 
 
 def run_config_from_options(file: Path | None, given: Mapping[str, Any], settings: list[str]) -> RunConfig:

@@ -273,7 +273,8 @@ def _tell_steps(record: StudyRecord) -> None:
     steps = max((int(row.get("step") or 0) for result in record.results for row in result.rows), default=0)
     if steps > 0:
         few = ", which is few: give more --epochs or --samples, or a smaller --batch" if steps < FEW_STEPS else ""
-        batch = "" if record.config.batch is None else f" of {record.config.batch} samples"
+        config = record.config
+        batch = "" if config.batch is None else f" of {min(config.batch, config.samples or config.batch)} samples"
         _print_note(f"a run took {steps} steps{batch}{few}")
 
 

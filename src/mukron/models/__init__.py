@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 from torch import nn
 
@@ -22,6 +23,8 @@ from mukron.models.myrtle import Myrtle5
 from mukron.models.residual_mlp import ResidualMLP
 from mukron.models.resnet import ResNet18, ResNet50
 from mukron.models.vgg import VGG19
+
+NEIGHBOURS = 8  # of a word in the usual data: 4 on each side
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,7 @@ class Model:
             of classes. It raises a ``ValueError`` if the network cannot take such samples.
         data: The data set that it is trained on if none is named.
         batch: The usual batch size of a study.
+        sample: Of a network of tokens, the shape of the samples that it usually takes, from the network itself.
 
     Example:
         >>> from mukron.models import get_model
@@ -52,6 +56,7 @@ class Model:
     options: Callable[[Shape, int], dict[str, int]]
     data: str = "digits"
     batch: int = 128
+    sample: Callable[[Any], Shape] | None = None
 
 
 def _flat_options(shape: Shape, classes: int) -> dict[str, int]:
@@ -86,6 +91,14 @@ def _token_options(shape: Shape, classes: int) -> dict[str, int]:
     return {"vocabulary": classes, "context": shape[0]}
 
 
+def _usual_words(network: CBOW) -> Shape:
+    return (NEIGHBOURS,)
+
+
+def _usual_tokens(network: GPT) -> Shape:
+    return (network.context,)  # a run builds the network with the length of its windows as the context
+
+
 MODELS: dict[str, Model] = {
     "mlp": Model(MLP, 64, (256, 512, 1024, 2048), _flat_options),
     "cnn": Model(CNN, 16, (64, 128, 256, 512), _image_options(4, takes_size=True)),
@@ -94,8 +107,8 @@ MODELS: dict[str, Model] = {
     "resnet18": Model(ResNet18, 1, (2, 4, 8), _image_options(1)),
     "resnet50": Model(ResNet50, 1, (2, 4, 8), _image_options(1)),
     "vgg19": Model(VGG19, 1, (2, 4, 8), _image_options(32)),
-    "cbow": Model(CBOW, 64, (256, 512, 1024, 2048), _word_options, data="wikitext2"),
-    "gpt": Model(GPT, 32, (128, 256, 512, 1024), _token_options, data="coriolanus", batch=32),
+    "cbow": Model(CBOW, 64, (256, 512, 1024, 2048), _word_options, data="wikitext2", sample=_usual_words),
+    "gpt": Model(GPT, 32, (128, 256, 512, 1024), _token_options, data="coriolanus", batch=32, sample=_usual_tokens),
 }
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Iterable, Mapping
 from typing import TypeVar
+
+from mukron.spelling import meant
 
 Class = TypeVar("Class", bound=type)
 
@@ -119,6 +120,6 @@ def refuse_unknown(cls: type, arguments: Iterable[str], useless: Mapping[str, st
         if name in MOVED and "trust" in known:
             raise TypeError(f"{cls.__name__} has no argument {name!r}; say {MOVED[name]}")
         if name not in known:
-            nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
-            hint = f"; did you mean {nearest[0]!r}?" if nearest else "."
+            nearest = meant(name, known, alike=0.75)
+            hint = "." if nearest is None else f"; did you mean {nearest!r}?"
             raise TypeError(f"{cls.__name__} has no argument {name!r}{hint} Its arguments: {', '.join(known)}")

@@ -58,6 +58,7 @@ from mukron.optim.unseen import refuse_partial
 from mukron.optim.update import Move, times, updates_of, write
 from mukron.params import Parametrization
 from mukron.params.inventory import unwrap
+from mukron.params.parametrization import warn_if_not_scaled
 from mukron.params.sharded import refuse_sharded
 from mukron.stages import stage
 from mukron.theory import Method
@@ -126,6 +127,7 @@ class SecondOrder(Optimizer):
         check_arguments(type(self).__name__, model, parametrization, lr)
         self.model, self.options, self.capture_options = model, options.named(model), capture_options
         self.parametrization = None if parametrization is None else parametrization.bind(model)
+        warn_if_not_scaled(parametrization, model, stacklevel=4)
         self.powers = {number: self.powers_of(number) for number in range(1, 1 + max(2, len(self.method.factors)))}
         self.together, self.exchange = Together(process_group), cast("Exchange | None", None)
         self.steps, self.skipped, self._skipped_in_a_row, self._skip_cause, self._ready = 0, 0, 0, "", False

@@ -62,6 +62,7 @@ class RanksPrediction(Shown):
         network: Its layers.
         loads: What each of them costs.
         owners: By layer, the rank that owns each of those that are alike; none where all ranks make the move.
+        notes: What was assumed.
 
     Example:
         >>> from mukron.optim.shapes import known_shapes
@@ -75,6 +76,7 @@ class RanksPrediction(Shown):
     network: NetworkShapes
     loads: tuple[LayerLoad, ...]
     owners: tuple[tuple[int, ...], ...]
+    notes: tuple[str, ...] = ()
 
     def layers(self) -> Table:
         """Tabulate what travels for each layer."""

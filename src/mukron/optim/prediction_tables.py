@@ -45,8 +45,9 @@ def _layers(plan: RanksPrediction) -> Table:
     whole = (curvature, gradients + plan.wrapper, moves)
     rows.append(("all", "", "", *(_size(plan, part) for part in whole), f"{plan.total / plan.sgd:.2f}"))
     columns = ("layer", "out x in", "scheme", "curvature", "gradients", "moves", "x SGD")
-    spread = f"{run.ranks} ranks, batch {run.batch} x {run.positions}" if run.positions > 1 else f"{run.ranks} ranks"
-    spread += "" if run.positions > 1 else f", batch {run.batch}"
+    positions = sorted({run.positions_of(load.shape) for load in plan.loads})
+    spread = f"{run.ranks} ranks, batch {run.batch} x {positions[0]}"
+    spread += f" to {positions[-1]}" if len(positions) > 1 else ""
     intervals = f"factors every {run.step.factor_every}, inverses every {run.step.inverse_every}"
     title = f"{run.spec.title} on {network.title}, {network.numbers:,} parameters: {spread}, {intervals}"
     notes = (
@@ -55,6 +56,7 @@ def _layers(plan: RanksPrediction) -> Table:
         f"A K-FAC that all-reduces whole factors and broadcasts moves: {_size(plan, plan.kaisa)}.",
         AVERAGED_BY[run.sharding],
         "rows: D and H to all ranks; owner: D and H to the layer's owner; factors: sums of h h^T and of d d^T to it.",
+        *plan.notes,
     )
     return Table(title, columns, tuple(rows), notes)
 

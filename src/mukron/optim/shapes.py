@@ -195,6 +195,22 @@ def shapes_of(
     return NetworkShapes(type(model).__name__, tuple(alike(shapes)), rest, first)
 
 
+def takes_tokens(model: nn.Module) -> bool:
+    """Whether a sample of the model's has several positions at which layers are applied: it embeds or attends.
+
+    Args:
+        model: The model; it may be on the meta device.
+
+    Example:
+        >>> takes_tokens(nn.Sequential(nn.Embedding(256, 8), nn.Linear(8, 256))), takes_tokens(nn.Linear(8, 8))
+        (True, False)
+    """
+    return any(
+        getattr(layer_of(module), "one_hot", False) or isinstance(module, nn.MultiheadAttention)
+        for module in model.modules()
+    )
+
+
 def _first_module(model: nn.Module) -> nn.Module:
     """The first one that has parameters of its own."""
     return next((module for module in model.modules() if [*module.parameters(recurse=False)]), model)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -27,6 +28,7 @@ from mukron.params.measured import InitialValues, initial_values, refuse_not_ini
 from mukron.params.parameter_plan import ParameterPlan
 from mukron.params.parametrization import ZERO, Parametrization, mark, plan_of
 from mukron.params.resolve import Growth, Sizes, Unresolved, check_names, resolve_all
+from mukron.params.scaled import Scaled, before_scaling, clearly_scaled
 from mukron.params.shapes import BaseShapes
 from mukron.theory import MUP, SP, Role, Scheme, get_scheme
 
@@ -83,7 +85,12 @@ def parametrize(
         >>> optimizer = torch.optim.SGD(p.param_groups("sgd", lr=0.1))
     """
     if not isinstance(shapes, BaseShapes):
-        raise ParametrizationError(f"expected the network's base shapes, mukron.base_shapes(...), got {shapes!r:.80}")
+        advice = ""
+        if isinstance(shapes, (str, os.PathLike)):
+            advice = f"; to read them from a file: mukron.BaseShapes.load({os.fspath(shapes)!r})"
+        raise ParametrizationError(
+            f"expected the network's base shapes, mukron.base_shapes(...), got {shapes!r:.80}{advice}"
+        )
     scheme, exponent = get_scheme(scheme), _exact(output_exponent)
     k_decay, k_embedding = decay_exponent(decay), exponent_of("embedding_lr", embedding_lr)
     if scheme == SP and exponent is not None:
@@ -107,15 +114,16 @@ def parametrize(
             stacklevel=2,
         )
     _warn_of_unequal_growth(plan)
+    scaled = None
     if not on_meta(found):
         values = initial_values(found, shapes)
         refuse_unusable(values)
         if scheme == SP:
             plan = _as_drawn(plan, values)
         else:
-            _rescale(found, plan, shapes, values)
+            scaled = _rescale(found, plan, shapes, values)
         mark(model, plan)
-    return plan.bind(model)
+    return replace(plan.bind(model), _scaled=scaled)
 
 
 def _at_this_depth(shapes: BaseShapes, found: Mapping[str, Found]) -> tuple[BaseShapes, dict[str, Fraction | None]]:
@@ -198,8 +206,8 @@ def _as_drawn(plan: Parametrization, values: Mapping[str, InitialValues]) -> Par
 @torch.no_grad()
 def _rescale(
     found: Mapping[str, Found], plan: Parametrization, shapes: BaseShapes, values: Mapping[str, InitialValues]
-) -> None:
-    """Take each parameter's drawn std to the planned one, once all have been checked."""
+) -> Scaled | None:
+    """Take each parameter's drawn std to the planned one, once all have been checked. Returns what they were before."""
     ratios = {ratio for entry in plan.parameters.values() for ratio in (entry.growth.r_in, entry.growth.r_out)}
     for name in plan.parameters:
         refuse_not_initial(name, values[name], shapes.parameters[name].spread)
@@ -215,11 +223,18 @@ def _rescale(
             std = undo * here.distance(base.center)
             own = correction(std, here.numbers, base, entry.growth.r_in, b, ratios, laws.get(name))
             factors[name] = undo * own
+    clear = {
+        name: values[name].rms
+        for name, factor in factors.items()
+        if clearly_scaled(values[name].numbers, factor) and not shapes.parameters[name].spread.center
+    }
+    before = before_scaling(found, clear)
     for name, factor in factors.items():
         base = spreads[name]
         center = base.center if base is not None and factor else 0.0
         if factor != 1:
             found[name].parameter.sub_(center).mul_(factor).add_(center)
+    return before
 
 
 def _undo_depth(growth: Growth, exponent: Fraction | None) -> float:

@@ -132,7 +132,10 @@ def _notes(plan: Parametrization, decays: bool) -> tuple[str, ...]:
         notes.append(f"b of the output weights is {plan.output_exponent} by request.")
     if decays:
         law = f"r_in^{-plan.decay} by request" if plan.decay and plan.scheme != SP else "1 in every layer"
-        notes.append(f"decay x multiplies learning rate times decoupled weight decay: {law}.")
+        notes.append(
+            "A step with decoupled weight decay takes off a part of each weight: learning rate times weight decay. "
+            f"decay x multiplies that part; it is {law}."
+        )
     return tuple(notes)
 
 
@@ -155,7 +158,7 @@ def _reason(method: Method, whole: Parametrization, plan: ParameterPlan) -> str:
     if scheme.r is None:
         step = f"SP leaves its step, which changes like M^{move}" if move else "its step keeps its size"
     elif move == -scheme.r * role.fan_out:
-        step = "its step needs no scaling"
+        step = "learning rate needs no scaling"
     else:
         step = f"unscaled, it would move like M^{move}"
     if plan.embedding and whole.embedding_lr:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -19,6 +20,7 @@ from mukron.params.groups import GroupRequest, groups_of
 from mukron.params.inventory import inventory, unwrap
 from mukron.params.parameter_plan import ParameterPlan, parameter_from_dict, parameter_to_dict
 from mukron.params.resolve import check_names
+from mukron.params.scaled import Scaled
 from mukron.params.shown import ShownPlan
 from mukron.params.storage import Data, check_stamp, damaged, read_json, stamp, write_json
 from mukron.params.training import ForTraining
@@ -59,6 +61,7 @@ class Parametrization(ForTraining, ShownPlan):
 
     It holds no tensor and marks none, so it outlives copies, checkpoints and wrappers of the model. It remembers the
     model it was made for (weakly), so that ``param_groups`` need not be told; another copy is passed as ``model=``.
+    A warning says if it meets another copy, whose weights nobody has scaled; ``bind`` says that this is meant.
 
     Attributes:
         scheme: muP, SP, NTK or a scheme between them.
@@ -82,6 +85,7 @@ class Parametrization(ForTraining, ShownPlan):
     decay: Fraction = Fraction(0)
     embedding_lr: Fraction = Fraction(0)
     _model: weakref.ref[nn.Module] | None = field(default=None, compare=False, repr=False)
+    _scaled: Scaled | None = field(default=None, compare=False, repr=False)
 
     def initial_exponent(self, role: Role) -> Fraction | None:
         """b: the initial std is the base width's times r_in^-b. None: the initial values are zero.
@@ -237,7 +241,7 @@ class Parametrization(ForTraining, ShownPlan):
                 raise ParametrizationError(
                     f'parameter "{name}": {list(found[name].shape)} in this network, {list(plan.shape)} in the plan'
                 )
-        return replace(self, _model=weakref.ref(unwrap(model)))
+        return replace(self, _model=weakref.ref(unwrap(model)), _scaled=None)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan as JSON.
@@ -290,7 +294,7 @@ class Parametrization(ForTraining, ShownPlan):
             return cls(scheme, parameters, exponent, width, decay, embedding_lr)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_model": None}  # plain data travels; the model goes its own way
+        return {**self.__dict__, "_model": None, "_scaled": None}  # plain data travels; the model goes its own way
 
     @cached_property
     def _layers_with_tied(self) -> set[str]:
@@ -300,6 +304,7 @@ class Parametrization(ForTraining, ShownPlan):
     def _checked(self, model: nn.Module | None) -> nn.Module:
         model = self._bound(model)
         self.bind(model)
+        warn_if_not_scaled(self, model, stacklevel=4)
         return model
 
 
@@ -315,3 +320,23 @@ def plan_of(model: nn.Module) -> Parametrization | None:
     """The plan that was applied to this model, if one was."""
     data = unwrap(model).__dict__.get(MARK)
     return None if data is None else Parametrization.from_dict(data)
+
+
+def warn_if_not_scaled(plan: Parametrization | None, model: nn.Module, stacklevel: int) -> None:
+    """Warn of a plan for a second copy of the model that was parametrized, if that copy was forgotten.
+
+    Args:
+        plan: What ``parametrize`` returned; None: no plan is used.
+        model: The model that it is used with.
+        stacklevel: Of the warning.
+    """
+    own, scaled = unwrap(model), None if plan is None else plan._scaled
+    if scaled is None or MARK in own.__dict__ or not scaled.forgotten_in(inventory(model)):
+        return
+    warnings.warn(
+        f"the weights of this {type(own).__name__} are not scaled: the plan was made with another copy of the model, "
+        "and mukron.parametrize scales the weights of the copy that it is given. Parametrize the model that you train: "
+        "p = mukron.parametrize(model, shapes). To train this one as it is: p.bind(model)",
+        UserWarning,
+        stacklevel=stacklevel,
+    )

@@ -187,7 +187,7 @@ def base_shapes(
         source: A function or class that builds the network for a given width, which is its parameter ``width`` or its
             only parameter. Or the network at the base width itself: what grows is then determined when a wider network
             is parametrized, and initializers are known from the values of the two networks alone.
-        width: The base width; required with a factory.
+        width: The base width; required with a factory, and refused with a network, which has its own.
         depth: The base depth, which the factory takes as ``depth``. None: all networks have one depth.
         roles: Roles of the parameters that no known module owns or whose owners disagree, by name, such as
             ``{"position": "input"}``. Roles are input, hidden, output, vector and scalar. A module may declare them
@@ -218,6 +218,12 @@ def base_shapes(
         4.0
     """
     if isinstance(source, nn.Module):
+        if width is not None:
+            raise ParametrizationError(
+                f"width={width!r}: this {type(source).__name__} is built already, with a width of its own. Pass a "
+                f"function of the width, base_shapes(lambda width: ..., width={width!r}); or the network at the base "
+                "width alone, base_shapes(network)"
+            )
         if depth is not None:
             raise ParametrizationError(
                 "one network does not show what depth adds; give a factory, base_shapes(factory, width=..., depth=...)"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -15,7 +16,7 @@ from mukron.optim import spec_of
 from mukron.optim.communication import Communication, Speed
 from mukron.optim.prediction import RanksPrediction, predict
 from mukron.optim.ranked_run import RankedRun
-from mukron.optim.shapes import NetworkShapes, known_shapes, shapes_of
+from mukron.optim.shapes import NetworkShapes, known_shapes, shapes_of, takes_tokens
 from mukron.params import build_without_memory, plain_width
 from mukron.readers import shown
 from mukron.study.errors import StudyError
@@ -38,7 +39,7 @@ def plan_for_ranks(
     method: str = "kfac",
     method_options: Mapping[str, Any] | None = None,
     batch: int | None = None,
-    positions: int = 1,
+    positions: int | None = None,
     sharding: str = "ddp",
     communication: str = "auto",
     bandwidth: float | None = None,
@@ -48,7 +49,7 @@ def plan_for_ranks(
     if batch is None:
         raise StudyError("ranks= needs batch=, the samples of all ranks together")
     run = RankedRun(
-        *(ranks, batch, positions, method, _read_options(method, method_options or {})),
+        *(ranks, batch, positions or 1, method, _read_options(method, method_options or {})),
         communication=_read_communication(communication),
         speed=_read_speed(bandwidth, speed),
         sharding=sharding,
@@ -59,36 +60,56 @@ def plan_for_ranks(
         if model_options or sample is not None or width is not None:
             raise StudyError("shapes= is a network of fixed sizes: leave out width=, model_options= and sample=")
         known = known_shapes(shapes) if isinstance(shapes, str) else shapes
+        if isinstance(shapes, str) and positions is None:
+            raise StudyError(f"shapes={shapes!r} is a network of tokens: give positions=, as in positions=2048")
         return predict(known.without(run.step.exclude or ()), run)
-    return predict(_shapes_of_network(model, factory, width, model_options or {}, sample, run), run)
+    network = _network(model, factory, width, model_options or {})
+    given = None if sample is None else _read_sample(sample)
+    if given is not None and positions is not None:
+        raise StudyError(f"{given} says how many positions each layer sees: leave out positions=")
+    notes: tuple[str, ...] = ()
+    if sample is None and positions is None:
+        sample, notes = _usual_sample(network, model)
+    with nullcontext() if given is None else _one_line(f"the network does not take {given}"):
+        layers = shapes_of(network, run.spec, run.known, sample)
+    return replace(predict(layers, run), notes=notes)
 
 
-def _shapes_of_network(
+def _usual_sample(network: nn.Module, model: str | None) -> tuple[Sequence[int] | None, tuple[str, ...]]:
+    """Of tokens, the shape of a sample that a built-in network usually takes, and a note that says so.
+
+    Of the user's own network it is not known, and one token would be a guess far too low.
+    """
+    usual = None if model is None else get_model(model).sample
+    if usual is not None:
+        (length,) = shape = usual(network)
+        return shape, (f"Samples of {length} tokens, the usual number for {model}; give positions for another.",)
+    if takes_tokens(network):
+        raise StudyError(
+            f"{type(network).__name__}: this network takes tokens, and what travels depends on how many a sample has: "
+            "give positions=, as in positions=1024, or 1 if every layer sees one vector a sample"
+        )
+    return None, ()
+
+
+def _network(
     model: str | None,
     factory: OwnNetwork | None,
     width: float | None,
     options: Mapping[str, Any],
-    sample: Sequence[int] | None,
-    run: RankedRun,
-) -> NetworkShapes:
-    """The shapes of the layers of a network, which is built on the meta device."""
+) -> nn.Module:
+    """A network on the meta device."""
     if width is None:
         raise StudyError("model= and factory= need width=, the width of the network")
     if not (math.isfinite(width) and width > 0):
         raise StudyError(f"width={width:g}: expected a positive number")
-    given = None if sample is None else _read_sample(sample)
-    if given is not None and run.positions > 1:
-        raise StudyError(f"{given} says how many positions each layer sees: leave out positions=")
     if model is not None:
         with _one_line(f"model={model!r} cannot be built at width={width:g}"):
-            network = build_without_memory(_with(get_model(model).factory, options), plain_width(width))
-    else:  # a traceback shows where the user's own fails
-        own = import_function(factory, "factory") if isinstance(factory, str) else factory
-        if not callable(own):
-            raise StudyError(f'factory={own!r:.80}: expected a function of the width, or "MODULE:FUNCTION"')
-        network = build_without_memory(_with(own, options), plain_width(width))
-    with nullcontext() if given is None else _one_line(f"the network does not take {given}"):
-        return shapes_of(network, run.spec, run.known, sample)
+            return build_without_memory(_with(get_model(model).factory, options), plain_width(width))
+    own = import_function(factory, "factory") if isinstance(factory, str) else factory
+    if not callable(own):
+        raise StudyError(f'factory={own!r:.80}: expected a function of the width, or "MODULE:FUNCTION"')
+    return build_without_memory(_with(own, options), plain_width(width))  # a traceback shows where the user's own fails
 
 
 def _with(make: Callable[..., nn.Module], options: Mapping[str, Any]) -> Callable[..., nn.Module]:

@@ -109,8 +109,9 @@ def work(
     while not stopped():
         claims = store.claim_many(choose)
         if claims:
-            with warnings.catch_warnings():  # a study tries small dampings on purpose
+            with warnings.catch_warnings():  # a study tries small dampings on purpose, and has a batch of its own
                 warnings.filterwarnings("ignore", message="layer .* its damping is so small", category=RuntimeWarning)
+                warnings.filterwarnings("ignore", message="batch=.* to train on", category=UserWarning)
                 status = _train(job, store, claims, dataset, stopped, tick, trackers)
             if status == INTERRUPTED:
                 return False

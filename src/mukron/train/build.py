@@ -340,6 +340,24 @@ def batch_of(config: RunConfig, dataset: Dataset) -> int:
     return min(config.batch or (USUAL_WINDOWS if dataset.tokens else samples), samples)
 
 
+def warn_of_cut_batch(config: RunConfig, dataset: Dataset) -> None:
+    """Warn of a batch that is larger than the data: the learning rate was perhaps chosen for the larger one.
+
+    Args:
+        config: The run.
+        dataset: The data.
+    """
+    batch = batch_of(config, dataset)
+    if config.batch is not None and batch < config.batch:
+        unit = "windows" if dataset.tokens else "samples"
+        warnings.warn(
+            f"batch={config.batch}: {config.data} has {batch} {unit} to train on, so each step takes these {batch}, "
+            "and an epoch is one step",
+            UserWarning,
+            stacklevel=2,
+        )
+
+
 def _check_exclude(exclude: tuple[str, ...], model: nn.Module) -> None:
     modules = {clean_name(name): module for name, module in model.named_modules()}
     for name in exclude:

@@ -23,7 +23,7 @@ from torch import Tensor
 from mukron.bars import progress_of_function
 from mukron.data import Dataset, augmentation
 from mukron.optim.guards import PATIENCE
-from mukron.train.build import batch_of, dataset_of, device_of
+from mukron.train.build import batch_of, dataset_of, device_of, warn_of_cut_batch
 from mukron.train.checkpoints import LoopState, checkpoint_of, restore, same_checkpoint
 from mukron.train.config import RunConfig
 from mukron.train.divergence import DivergedError, failed_factorization, trouble_with
@@ -179,6 +179,7 @@ class Loop:
         self.processes, self.asked_to_stop = processes, False
         self.batch = batch_of(config, dataset)
         check_batch(self.batch, processes)
+        warn_of_cut_batch(config, dataset)
         self.steps_per_epoch = len(dataset.train) // self.batch
         self.built = build_in(processes, config, dataset)
         self.rates = [group["lr"] for group in self.built.optimizer.param_groups]
