@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection
 
-OTHER_NAMES = {"learning_rate": "lr", "step_size": "lr", "wd": "weight_decay"}  # in other libraries
+USUAL_SPELLINGS = {"learning_rate": "lr", "step_size": "lr", "wd": "weight_decay"}  # in other libraries
 
 
 def meant(name: object, known: Collection[str], alike: float = 0.6) -> str | None:
@@ -23,7 +23,7 @@ def meant(name: object, known: Collection[str], alike: float = 0.6) -> str | Non
         >>> meant("dampening", ("lr", "damping")), meant("learning_rate", ("lr", "damping")), meant("x", ("lr",))
         ('damping', 'lr', None)
     """
-    other = OTHER_NAMES.get(str(name))
+    other = USUAL_SPELLINGS.get(str(name))
     if other is not None and other in known:
         return other
     close = difflib.get_close_matches(str(name), known, n=1, cutoff=alike)

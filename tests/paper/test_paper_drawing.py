@@ -16,7 +16,7 @@ from mukron.figures import COLOURS, save, shade
 from mukron.paper import drawing
 from mukron.paper.drawing import ExponentPanel, Panel, WidthLine, WidthPanel
 from mukron.paper.errors import ReproductionError
-from mukron.paper.recipe import Evidence
+from mukron.paper.evidence import Evidence
 from mukron.study.points import Point, Result
 from mukron.study.record import StudyRecord
 from mukron.table import Table

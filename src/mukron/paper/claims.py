@@ -17,7 +17,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median, variance
 
-from mukron.paper.recipe import FAILS, HOLDS, IN_PART, UNTOLD, Evidence, Finding
+from mukron.paper.evidence import Evidence
+from mukron.paper.recipe import FAILS, HOLDS, IN_PART, UNTOLD, Finding
 from mukron.study.numbers import SettingSummary, best, ordered, settings
 from mukron.study.points import lowest_is_best
 from mukron.study.record import StudyRecord

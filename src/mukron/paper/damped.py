@@ -11,9 +11,10 @@ from statistics import correlation
 from mukron.paper import drawing, earlier
 from mukron.paper.claims import ClaimCheck, Value, differ, revised, value_of
 from mukron.paper.drawing import Panel
+from mukron.paper.evidence import Evidence
 from mukron.paper.networks import CNN_NETWORK, MLP_NETWORK, Network
 from mukron.paper.optima import edge_rises, moves, outperforms, stays
-from mukron.paper.recipe import FAILS, HOLDS, IN_PART, UNTOLD, Claim, Evidence, Experiment, Finding, Part, Scale, recipe
+from mukron.paper.recipe import FAILS, HOLDS, IN_PART, UNTOLD, Claim, Experiment, Finding, Part, Scale, recipe
 from mukron.paper.settings import (
     BASE,
     FLOOR,

@@ -17,6 +17,7 @@ from mukron import figures
 from mukron.diagnose.readings import FEATURES, Reading, Verdict, judge
 from mukron.diagnose.record import OUTPUT, Record
 from mukron.figures import line, powers_axis, shade, sizes_axis, styled, widths_axis
+from mukron.paper.evidence import Evidence
 from mukron.paper.panels import (
     GREY,
     Line,
@@ -33,7 +34,6 @@ from mukron.paper.panels import (
     whole_number_axis,
     width_legends,
 )
-from mukron.paper.recipe import Evidence
 from mukron.study.curves import AXES
 from mukron.study.errors import StudyError
 from mukron.study.numbers import best, metric_label, profile, select

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from mukron.diagnose.check import Check
 from mukron.diagnose.readings import FEATURES
 from mukron.paper.claims import BestOf, ClaimCheck, differ
-from mukron.paper.recipe import FAILS, HOLDS, IN_PART, UNTOLD, Evidence, Finding
+from mukron.paper.evidence import Evidence
+from mukron.paper.recipe import FAILS, HOLDS, IN_PART, UNTOLD, Finding
 from mukron.study.certificate import MOVES, TRANSFERS
 
 if TYPE_CHECKING:

@@ -14,7 +14,8 @@ from mukron.diagnose.readings import DAMPING, FEATURES, Verdict
 from mukron.exponents import Exponent, fit_exponent
 from mukron.paper import earlier
 from mukron.paper.claims import ClaimCheck, revised
-from mukron.paper.recipe import FAILS, HOLDS, IN_PART, UNTOLD, Evidence, Finding
+from mukron.paper.evidence import Evidence
+from mukron.paper.recipe import FAILS, HOLDS, IN_PART, UNTOLD, Finding
 from mukron.theory import Role
 
 EVERY_LAYER_RULE = (

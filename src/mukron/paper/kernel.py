@@ -22,7 +22,7 @@ from mukron.train.config import RunConfig
 from mukron.train.factories import base_width_of
 from mukron.train.records import FINISHED
 
-CHUNK = 1000  # test samples at a time
+SAMPLES_AT_ONCE = 1000  # test samples at a time
 METRIC = "test_accuracy"
 
 
@@ -60,7 +60,7 @@ def _of_seed(part: Regression, seed: int, dataset: Dataset) -> Result:
     ridge = one_step_ridge(K, damping=part.rho, base_size=_base_size(config, dataset))
     row = {"epoch": 0, "train_accuracy": _accuracy(kernel_regression(K, Y, ridge=ridge), train.targets)}
     outputs = []
-    for inputs in torch.split(test.inputs, CHUNK):
+    for inputs in torch.split(test.inputs, SAMPLES_AT_ONCE):
         K_test = feature_kernel(model, dataset.prepare(inputs, config.weights_dtype), x)
         outputs.append(kernel_regression(K, Y, K_test, ridge=ridge))
     row[METRIC] = _accuracy(torch.cat(outputs), test.targets)

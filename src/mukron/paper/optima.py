@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 
 from mukron.paper import earlier
 from mukron.paper.claims import BestOf, ClaimCheck, beats, differ, noise_of, power_text, revised, scheme_of, value_of
-from mukron.paper.recipe import FAILS, HOLDS, IN_PART, UNTOLD, Evidence, Finding
+from mukron.paper.evidence import Evidence
+from mukron.paper.recipe import FAILS, HOLDS, IN_PART, UNTOLD, Finding
 from mukron.study.certificate import MOVES, TRANSFERS, Judgement
 from mukron.study.judgement import RULED_OUT
 from mukron.study.numbers import best, settings

@@ -13,8 +13,9 @@ from mukron import figures
 from mukron.diagnose.check import Check
 from mukron.paper.disclosures import disclosures
 from mukron.paper.errors import ReproductionError
+from mukron.paper.evidence import Evidence
 from mukron.paper.kernel import regress
-from mukron.paper.recipe import RECIPES, Claim, Evidence, Experiment, Finding, PartResult, Regression, Scale, verdict_of
+from mukron.paper.recipe import RECIPES, Claim, Experiment, Finding, PartResult, Regression, Scale, verdict_of
 from mukron.params.storage import check_stamp, damaged, read_json, stamp, write_json
 from mukron.study.points import Result
 from mukron.study.record import StudyRecord

@@ -24,7 +24,10 @@ SCALE_DESCRIPTIONS = {
     Scale.PAPER.value: "the paper's own",
 }
 PAPERS_SIZE = {Scale.PAPER.value: "smaller than the paper's"}  # by scale, what a reduced one is
-SIGMA_ONE, TORCHS = "zero-transfer", "zero-transfer-weights"  # the same claims from two kinds of initial weights
+SIGMA_ONE_WEIGHTS, TORCHS_WEIGHTS = (
+    "zero-transfer",
+    "zero-transfer-weights",
+)  # the same claims from two kinds of initial weights
 CLAIM_LETTERS, CLAIMS_SHOWN = 140, 3  # limits in the table: letters per claim, claims per recipe
 REPRODUCTION_HEAD = """\
 # The paper, recipe by recipe
@@ -134,12 +137,12 @@ def _changed_verdicts(outcomes: Mapping[str, Outcome]) -> Iterator[str]:
 
 def _initial_weights(outcomes: Mapping[str, Outcome]) -> Iterator[str]:
     """Yields what the same claims are found to be from two kinds of initial weights."""
-    if not {SIGMA_ONE, TORCHS} <= outcomes.keys():
+    if not {SIGMA_ONE_WEIGHTS, TORCHS_WEIGHTS} <= outcomes.keys():
         return
-    others = {judged.claim: judged for judged in outcomes[TORCHS].claims}
+    others = {judged.claim: judged for judged in outcomes[TORCHS_WEIGHTS].claims}
     rows = [
         f"| {escape_markdown(judged.claim)} | {_found(judged)} | {_found(others[judged.claim])} |"
-        for judged in outcomes[SIGMA_ONE].claims
+        for judged in outcomes[SIGMA_ONE_WEIGHTS].claims
         if judged.claim in others
     ]
     yield from ("## What the initial weights decide", "", escape_markdown(WEIGHTS), "")

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from mukron.diagnose.check import Check
 from mukron.paper.errors import ReproductionError
+from mukron.paper.evidence import Evidence
 from mukron.study.design import Design
 from mukron.study.record import StudyRecord
 from mukron.train import RunConfig
@@ -125,51 +126,6 @@ class Regression:
 
 Part = Design | Checking | Regression
 PartResult = StudyRecord | Check
-
-
-class Evidence(dict[str, Any]):
-    """The results of a recipe's parts, by their names.
-
-    Example:
-        >>> Evidence().study("MLP")
-        Traceback (most recent call last):
-            ...
-        mukron.paper.errors.ReproductionError: evidence 'MLP': expected a StudyRecord, found NoneType
-    """
-
-    def study(self, part: str) -> StudyRecord:
-        """Returns the record of a study.
-
-        Args:
-            part: The part's name.
-
-        Returns:
-            The record.
-
-        Raises:
-            ReproductionError: If there is no such part, or it is not a study.
-        """
-        return self._of(part, StudyRecord)
-
-    def check(self, part: str) -> Check:
-        """Returns the result of a coordinate check.
-
-        Args:
-            part: The part's name.
-
-        Returns:
-            The result.
-
-        Raises:
-            ReproductionError: If there is no such part, or it is not a coordinate check.
-        """
-        return self._of(part, Check)
-
-    def _of(self, part: str, kind: type[T]) -> T:
-        result = self.get(part)
-        if not isinstance(result, kind):
-            raise ReproductionError(f"evidence {part!r}: expected a {kind.__name__}, found {type(result).__name__}")
-        return result
 
 
 @dataclass(frozen=True)

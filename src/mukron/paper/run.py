@@ -16,9 +16,10 @@ from typing import Any
 
 from mukron.diagnose.check import Check
 from mukron.paper.errors import ReproductionError
+from mukron.paper.evidence import Evidence
 from mukron.paper.outcome import RESULT_FILE, Outcome, judge_claims, keep, provenance_here
 from mukron.paper.parts import Assigned, AssignedCheck, AssignedRegression, AssignedStudy
-from mukron.paper.recipe import RECIPES, Checking, Evidence, Experiment, Less, Part, Regression, Scale, key_of
+from mukron.paper.recipe import RECIPES, Checking, Experiment, Less, Part, Regression, Scale, key_of
 from mukron.study.transfer import LOG
 from mukron.workers.exits import STOPPED
 from mukron.workers.foreman import Foreman

@@ -7,7 +7,8 @@ from fractions import Fraction
 
 from mukron.paper import drawing
 from mukron.paper.claims import ClaimCheck
-from mukron.paper.recipe import FAILS, HOLDS, Claim, Evidence, Experiment, Finding, Scale, recipe
+from mukron.paper.evidence import Evidence
+from mukron.paper.recipe import FAILS, HOLDS, Claim, Experiment, Finding, Scale, recipe
 from mukron.table import Table
 from mukron.theory import NTK, SP, Role, Scheme, get_method, get_scheme, solve
 

@@ -10,8 +10,9 @@ from typing import Any
 from mukron.paper import drawing
 from mukron.paper.claims import BestOf, ClaimCheck, Value, beats, differ, revised
 from mukron.paper.drawing import Panel, WidthLine, WidthPanel
+from mukron.paper.evidence import Evidence
 from mukron.paper.imagenet import IMAGENET, IMAGENET_EPOCHS, imagenet
-from mukron.paper.recipe import FAILS, HOLDS, IN_PART, UNTOLD, Claim, Evidence, Experiment, Finding, Part, Scale, recipe
+from mukron.paper.recipe import FAILS, HOLDS, IN_PART, UNTOLD, Claim, Experiment, Finding, Part, Scale, recipe
 from mukron.paper.settings import BASE, FLOOR, MOMENTUM, rescaled, roots, setting, study
 from mukron.paper.widths import wider_is_better, wider_throughout
 from mukron.study.design import Design
@@ -199,13 +200,11 @@ def _differences(values: Mapping[float, tuple[Value, Value]]) -> str:
 
 def _two_rules(sp: StudyRecord, mup: StudyRecord) -> list[str]:
     """Returns why two arms are not comparable, if their rules of damping differ."""
-    rules = [record.schemes[0].partition("/")[2] for record in (sp, mup)]
-    if rules[0] == rules[1]:
-        return []
-    return [
+    why = (
         f"two rules of damping were run, {label(sp.schemes[0])} and {label(mup.schemes[0])}, so the difference is not "
         "that of the parametrizations, which agree at the base width"
-    ]
+    )
+    return [] if len({record.schemes[0].partition("/")[2] for record in (sp, mup)}) == 1 else [why]
 
 
 RESNET18_ACCURACIES = {
@@ -216,10 +215,8 @@ VGG19_ACCURACIES = {
     "kfac": printed_accuracies((64.96, 72.08, 76.38, 78.27), (0.31, 0.65, 0.22, 0.31)),
     "shampoo": printed_accuracies((63.86, 70.55, 74.61, 76.83, 78.11), (-0.28, -0.66, 0.80, 0.65, 0.56)),
 }
-CIFAR_RATES = {  # appendix B; all others are 0.003
-    ("vgg19", "cifar100", "kfac"): 0.01,
-    ("resnet18", "cifar100", "shampoo"): 0.001,
-}
+# Appendix B; all others are 0.003.
+CIFAR_RATES = {("vgg19", "cifar100", "kfac"): 0.01, ("resnet18", "cifar100", "shampoo"): 0.001}
 
 EXTRA_FIELDS: Mapping[tuple[str, str], dict[str, Any]] = {  # appendix G.1
     ("resnet50", "kfac"): {"model_options": {"output": 1 / 16}}

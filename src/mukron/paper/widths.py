@@ -21,8 +21,9 @@ from mukron.paper.claims import (
     scheme_of,
     value_of,
 )
+from mukron.paper.evidence import Evidence
 from mukron.paper.optima import may_lie_beyond
-from mukron.paper.recipe import FAILS, HOLDS, IN_PART, UNTOLD, Evidence, Finding
+from mukron.paper.recipe import FAILS, HOLDS, IN_PART, UNTOLD, Finding
 from mukron.study.numbers import best, settings
 from mukron.study.points import lowest_is_best
 from mukron.study.record import StudyRecord

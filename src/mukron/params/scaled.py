@@ -19,7 +19,7 @@ from mukron.params.sharded import is_sharded
 
 CLEAR_FACTOR = 1.25  # what a weight was multiplied by, or divided; less cannot be seen in its size
 ENOUGH_NUMBERS = 1000  # in a weight: its size is known to 2%
-SAME_SIZE = 0.1  # relative difference of two weights that are drawn alike
+SAME_SIZE_AS_BUILT = 0.1  # relative difference of two weights that are drawn alike
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +47,9 @@ class Scaled:
             return False
         if _versions(found) != self.versions:
             return False
-        return all(abs(distance(here[name].detach(), 0.0) / size - 1) < SAME_SIZE for name, size in self.sizes.items())
+        return all(
+            abs(distance(here[name].detach(), 0.0) / size - 1) < SAME_SIZE_AS_BUILT for name, size in self.sizes.items()
+        )
 
 
 def before_scaling(found: Mapping[str, Found], sizes: Mapping[str, float]) -> Scaled | None:
