@@ -30,7 +30,7 @@ def test_the_command_counts_stores_and_writes(tmp_path):
     assert done.exit_code == 0, done.output
     assert "All counts are exactly as predicted" in done.stdout
     result = CommunicationResult.load(tmp_path / "communication.json")
-    assert len(result.steps) == 2 + 3 * 4
+    assert len(result.steps) == 2 + 4 * 4
     (sgd,) = (step for step in result.steps if step.optimizer == SGD)
     assert sgd.bytes == sgd.predicted == 4 * 32 * (784 + 32 + 10)  # 2 (k - 1) / k is 1
     for way in (*WAYS, BY_TIME):

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
 import pytest
 import torch
+from ranks import in_code
 
 import mukron
 
@@ -22,9 +20,6 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 import pytest
 import mukron
 from networks import INPUTS, Net
-
-torch.set_num_threads(1)
-rank, file = int(sys.argv[1]), sys.argv[2]
 
 def together():
     torch.distributed.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
@@ -50,22 +45,7 @@ half = slice(6 * rank, 6 * rank + 6)
 
 
 def in_two_processes(code: str, folder: Path) -> None:
-    whole = START + textwrap.dedent(code) + "\nprint('reached the end', flush=True)\nos._exit(0)\n"
-    path = os.pathsep.join(filter(None, [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")]))
-    both = [
-        subprocess.Popen(
-            [sys.executable, "-c", whole, str(rank), str(folder / "store")],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": path},
-        )
-        for rank in range(2)
-    ]  # fmt: skip
-    try:
-        said = [process.communicate(timeout=120) for process in both]
-    finally:
-        for process in both:
-            process.kill()
-    for text, errors in said:
-        assert text.endswith("reached the end\n"), errors
+    in_code(START + textwrap.dedent(code), 2, folder)
 
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
@@ -460,7 +440,8 @@ def test_a_rank_that_dies_ends_the_others(tmp_path):
         optimizer = mukron.KFAC(model, lr=0.05, process_group=torch.distributed.group.WORLD)
         train(model, optimizer, 2, half)
         if rank:
-            print("reached the end", flush=True)
+            from ranks import END
+            print(END, flush=True)
             os._exit(0)
         time.sleep(1)
         begin = time.monotonic()
