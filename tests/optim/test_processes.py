@@ -48,6 +48,7 @@ def in_two_processes(code: str, folder: Path) -> None:
     in_code(START + textwrap.dedent(code), 2, folder)
 
 
+NEW_ENOUGH = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 9)  # before, fully_shard needs a GPU
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
 
 
@@ -430,23 +431,35 @@ def test_models_that_are_sharded_too_late_or_twice_are_refused(tmp_path):
     )
 
 
-def test_a_rank_that_dies_ends_the_others(tmp_path):
+@pytest.mark.parametrize("how", ["process_group", "DistributedDataParallel", "fully_shard"])
+def test_a_rank_that_dies_ends_the_others(how, tmp_path):
     """They get an error from the exchange at once, in each of the three ways to train."""
+    if how == "fully_shard" and not NEW_ENOUGH:
+        pytest.skip("fully_shard trains on CPUs from torch 2.9 on")
     in_two_processes(
-        """
+        f"""
         import time
+        from ranks import END
+        from torch.distributed.fsdp import fully_shard
+        from torch.distributed.device_mesh import init_device_mesh
         together()
-        model = network()
-        optimizer = mukron.KFAC(model, lr=0.05, process_group=torch.distributed.group.WORLD)
-        train(model, optimizer, 2, half)
+        model, group = network(), {{}}
+        called = model
+        if {how!r} == "fully_shard":
+            fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+        elif {how!r} == "process_group":
+            group = {{"process_group": torch.distributed.group.WORLD}}
+        else:
+            called = DDP(model)
+        optimizer = mukron.KFAC(called, lr=0.05, **group)
+        train(called, optimizer, 2, half)
         if rank:
-            from ranks import END
             print(END, flush=True)
             os._exit(0)
         time.sleep(1)
         begin = time.monotonic()
         with pytest.raises(RuntimeError):
-            train(model, optimizer, 1, half)
+            train(called, optimizer, 1, half)
         assert time.monotonic() - begin < 60
         """,
         tmp_path,
