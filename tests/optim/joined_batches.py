@@ -139,6 +139,19 @@ def single_precision(rank, folder):
         compared(f"{name}, own", "mlp", METHODS[name], F32, 1e-5, steps=20, how=OWN, communication="rows")
 
 
+def enlarged_rounding(rank, folder):
+    """How far methods are off that enlarge rounding, as docs/distributed.md says; a few times that elsewhere."""
+    shampoo, muon = METHODS["shampoo"], METHODS["muon"]
+    for kind in ("mlp", "small"):
+        compared(f"shampoo, {kind}", kind, shampoo, F32, 1e-2, steps=20)
+        compared(f"muon, {kind}", kind, muon, F32, 2e-2, steps=20)
+    compared("muon, single products", "mlp", partial(muon, precision="float32"), F32, 1e-5, steps=20)
+    compared("soap", "mlp", partial(mukron.SOAP, lr=0.05), F64, 0.5, steps=4)
+    for every in (2, 4, 8):
+        given = {"trust": "kl", "inverse_every": every, "factor_every": every, "refresh_warmup": 0}
+        compared(f"kl, every {every}", "small", partial(mukron.KFAC, lr=0.05, **given), F64, 1e-6, steps=8)
+
+
 def two_dimensional_mesh(rank, folder):
     """Two replicas of two parts each."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))

@@ -23,6 +23,7 @@ MATRIX = [  # what, and with how many ranks
     ("options_of_batches", 2),
     in_full("options_of_batches", 3),
     ("single_precision", 2),
+    in_full("enlarged_rounding", 2),
 ]
 NEW_ENOUGH = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 9)  # before, fully_shard needs a GPU
 

@@ -283,6 +283,34 @@ def test_a_state_that_one_rank_alone_saves_is_refused_and_so_are_other_ranks(tmp
     )
 
 
+def test_copies_have_the_whole_state_but_no_group(tmp_path):
+    """Before their first step, too; one that averages gradients itself is refused until it is given its group again."""
+    in_two_processes(
+        """
+        import copy
+        from mukron.optim.saving import Bundle
+        from states import contents
+        together()
+        for given in ({}, {"process_group": torch.distributed.group.WORLD}):
+            model = network()
+            called = model if given else DDP(model)
+            optimizer = mukron.KFAC(called, lr=0.05, communication="owner", **given)
+            train(called, optimizer, 2, half)
+            other, of_other = copy.deepcopy((model, optimizer))
+            assert Bundle(contents(of_other)) == Bundle(contents(optimizer))
+        F.cross_entropy(other(batch(2)[0][half]), batch(2)[1][half]).backward()
+        with pytest.raises(RuntimeError, match="the gradients of 2 processes differ"):
+            of_other.step()
+        again = mukron.KFAC(other, lr=0.05, communication="owner", **given)
+        again.load_state_dict(of_other.state_dict())
+        train(other, again, 2, half)
+        train(model, optimizer, 2, half)
+        assert all(map(torch.equal, model.parameters(), other.parameters()))
+        """,
+        tmp_path,
+    )
+
+
 def test_gradients_that_are_not_averaged_are_refused_on_every_rank(tmp_path):
     in_two_processes(
         """
