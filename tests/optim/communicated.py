@@ -218,7 +218,7 @@ def gathered_by(model, optimizer):
 
 
 def measured(rank, folder):
-    """"auto:measured": all ranks take the speeds of the slowest, which then decide; a resumed run keeps the choice."""
+    """ "auto:measured": all ranks take the speeds of the slowest, which then decide; a resumed run keeps the choice."""
     from mukron.optim import schemes
 
     size, plain = distributed.get_world_size(), schemes._seconds
@@ -244,7 +244,8 @@ def measured(rank, folder):
             name: scheme_of(traffic, Communication(), slowest) for name, traffic in optimizer.exchange.traffic.items()
         }, f"{slowest}: {chosen}"
         taken.add(tuple(chosen.values()))
-        resumed = OPTIMIZERS["kfac"](network(WIDE), communication="auto:measured", process_group=distributed.group.WORLD)
+        group = distributed.group.WORLD
+        resumed = OPTIMIZERS["kfac"](network(WIDE), communication="auto:measured", process_group=group)
         resumed.load_state_dict(optimizer.state_dict())
         assert resumed.together.schemes == optimizer.together.schemes
     assert len(taken) == 2, taken
