@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from contextlib import nullcontext
 
@@ -37,6 +38,12 @@ CASES = [  # method, its options, hidden sizes
     ("kfac", {"trust": "graft:adam", "form": "matrix"}, NARROW),
     ("foof", {"trust": "none"}, WIDE),
     ("gauss-newton", {}, NARROW),
+]
+OF_GRADIENTS = [
+    ("shampoo", {}, WIDE),
+    ("shampoo", {"trust": "none", "exclude": ["0"]}, NARROW),
+    ("soap", {}, WIDE),
+    ("muon", {}, WIDE),
 ]
 
 
@@ -88,7 +95,8 @@ def counted(model, inputs, run, steps):
     part = slice(*bounds(size, BATCH)[rank : rank + 2])
     called = {DDP: DistributedDataParallel, FSDP: sharded, PLAIN: lambda model: model}[run.sharding](model)
     group = {"process_group": distributed.group.WORLD} if run.sharding == PLAIN else {}
-    optimizer = OPTIMIZERS[run.method](called, communication=run.communication, **group, **run.spec.parsed(run.options))
+    group |= {"communication": run.communication} if run.measures else {}
+    optimizer = OPTIMIZERS[run.method](called, **group, **run.spec.parsed(run.options))
     count = CollectiveCount()
     for step in range(FIRST + steps):
         with count if step >= FIRST else nullcontext():
@@ -155,6 +163,9 @@ def steps(rank, folder):
             for scheme in WAYS if sharding == PLAIN else (BY_OWNER,):
                 way = {"communication": Communication(scheme), "sharding": sharding}
                 compare(network(sizes), numbers, RankedRun(size, BATCH, 1, method, options, **way))
+    for method, options, sizes in OF_GRADIENTS:
+        for sharding in (PLAIN, DDP):
+            compare(network(sizes), numbers, RankedRun(size, BATCH, 1, method, options, sharding=sharding))
     for sizes in (WIDE, NARROW):
         owned(sizes)
 
@@ -167,6 +178,8 @@ def all_layers(rank, folder):
             for scheme in WAYS if sharding == PLAIN else (BY_OWNER,):
                 way = {"communication": Communication(scheme), "sharding": sharding}
                 compare(Mixed(), tokens, RankedRun(size, BATCH, 1, "kfac", options, **way), sample=(5,))
+    for method, sharding in itertools.product(("shampoo", "soap", "muon"), (PLAIN, DDP)):
+        compare(Mixed(), tokens, RankedRun(size, BATCH, 1, method, sharding=sharding))
 
 
 def spread(rank, folder):
@@ -176,6 +189,8 @@ def spread(rank, folder):
         for scheme in (BY_OWNER, BY_FACTORS):
             way = {"communication": Communication(scheme), "sharding": FSDP}
             compare(network((40, 24)), numbers, RankedRun(size, BATCH, 1, method, options, **way))
+    for method in ("shampoo", "soap", "muon"):
+        compare(network((40, 24)), numbers, RankedRun(size, BATCH, 1, method, sharding=FSDP))
 
 
 WITHOUT_OWN_PASSES = (  # methods that read weights nowhere but in the passes of the loss

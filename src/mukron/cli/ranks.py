@@ -41,7 +41,7 @@ RanksSettingsOption = Annotated[
         "method, as in method_options.factor_every=10; may be repeated.",
     ),
 ]
-RanksMethodOption = Annotated[str, typer.Option(help="With --ranks: kfac, foof or gauss-newton.")]
+RanksMethodOption = Annotated[str, typer.Option(help="With --ranks: kfac, foof, gauss-newton, shampoo, soap or muon.")]
 RanksBatchOption = Annotated[int | None, typer.Option(min=1, help="With --ranks: samples of all ranks together.")]
 RanksPositionsOption = Annotated[
     int, typer.Option(min=1, help="With --ranks: positions of a sample that share each weight: tokens of a sequence.")
@@ -99,7 +99,10 @@ class NetworkRequest:
         if self.shapes is not None:
             if self.settings or self.sample is not None or self.width is not None:
                 raise ValueError(f"--shapes {self.shapes} has fixed sizes: leave out --width, --set NAME and --sample")
-            return known_shapes(self.shapes).without(run.step.exclude or ())
+            shapes, left = known_shapes(self.shapes), run.step.exclude
+            if left is None:  # as the optimizer leaves out what it does by default
+                left = (shapes.layers[-1].name,) if run.spec.method.matrices_only else ()
+            return shapes.without(left)
         if self.width is None:
             raise ValueError("--model and --factory need --width, the width of the network")
         if not (math.isfinite(self.width) and self.width > 0):
