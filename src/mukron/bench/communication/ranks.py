@@ -40,7 +40,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     EMPIRICAL: {"fisher": "empirical"},
     PAPERS_STEP: {"trust": "none"},
 }
-COUNTED = ((AS_IT_IS, PLAIN), (EMPIRICAL, PLAIN), (PAPERS_STEP, PLAIN), (AS_IT_IS, DDP))  # and who averages gradients
+COUNTED_KFACS = ((AS_IT_IS, PLAIN), (EMPIRICAL, PLAIN), (PAPERS_STEP, PLAIN), (AS_IT_IS, DDP))  # who averages
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ def count_here(sizes: CountedSizes) -> list[CountedStep]:
     for width in sizes.widths:
         for batch in sizes.batches:
             steps += [count_sgd(width, batch), count_all_reduced(width, batch)]
-            for optimizer, averaged in COUNTED:
+            for optimizer, averaged in COUNTED_KFACS:
                 for way in (*WAYS, BY_TIME):
                     communication = Communication(way, sizes.bandwidth if way == BY_TIME else None)
                     steps.append(count_kfac(width, batch, optimizer, averaged, communication))

@@ -11,7 +11,15 @@ from pathlib import Path
 import torch
 
 from mukron import __version__
-from mukron.bench.communication.ranks import ALL_REDUCED, AS_IT_IS, COUNTED, EMPIRICAL, PAPERS_STEP, SGD, CountedStep
+from mukron.bench.communication.ranks import (
+    ALL_REDUCED,
+    AS_IT_IS,
+    COUNTED_KFACS,
+    EMPIRICAL,
+    PAPERS_STEP,
+    SGD,
+    CountedStep,
+)
 from mukron.optim.communication import BY_TIME, WAYS
 from mukron.optim.ranked_run import DDP, PLAIN
 from mukron.params.storage import check_stamp, read_json, stamp, write_json
@@ -24,7 +32,7 @@ KFACS = {  # as titles of tables name them
     EMPIRICAL: 'K-FAC with fisher="empirical"',
     PAPERS_STEP: "K-FAC with the paper's step (trust=None)",
 }
-AVERAGED_BY = {PLAIN: "which averages gradients itself (process_group=)", DDP: "in DistributedDataParallel"}
+WHO_AVERAGES = {PLAIN: "which averages gradients itself (process_group=)", DDP: "in DistributedDataParallel"}
 
 
 @dataclass(frozen=True)
@@ -101,10 +109,10 @@ class CommunicationResult:
 
     def tables(self) -> list[Table]:
         """Bytes of SGD, and how many times that other optimizers take: a table for each kind of K-FAC."""
-        return [self._table(*kind) for kind in COUNTED]
+        return [self._table(*kind) for kind in COUNTED_KFACS]
 
     def _table(self, optimizer: str, averaged: str) -> Table:
-        title = f"{KFACS[optimizer]}, {AVERAGED_BY[averaged]}"
+        title = f"{KFACS[optimizer]}, {WHO_AVERAGES[averaged]}"
         columns = ("ranks", "width", "batch", SGD, ALL_REDUCED, *WAYS, BY_TIME, "auto takes")
         notes = (
             "SGD: bytes that arrive on a rank in a step of DistributedDataParallel with SGD; others: times that.",
