@@ -1,6 +1,7 @@
 """Run a function in several processes over gloo, and train tiny networks there and in one process.
 
-Processes are forked from one that has imported torch and mukron: that takes longer than most of what ranks then do.
+Processes are forked from one that has imported torch and mukron, which takes longer than most of what ranks then do; it
+has one thread, and has not looked for GPUs.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import importlib
 import multiprocessing
 import os
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from functools import cache, partial
@@ -37,13 +39,14 @@ def in_processes(target: Callable[..., None], size: int, folder: Path, *argument
     ]
     for process in processes:
         process.start()
+    end = time.monotonic() + timeout
     try:
         for process in processes:
-            process.join(timeout)
+            process.join(max(0.0, end - time.monotonic()))
     finally:
         for process in processes:
             process.kill()
-    said = [file.read_text() for file in files]
+    said = [file.read_text() if file.exists() else "did not begin" for file in files]
     everything = "\n".join(f"rank {rank}:\n{text}" for rank, text in enumerate(said))
     assert all(f"{END}\n" in text for text in said), everything
 
@@ -64,19 +67,18 @@ def _process(target: Callable[..., None], rank: int, file: Path, arguments: tupl
     os._exit(0)
 
 
-def in_ranks(functions: str, size: int, folder: Path, timeout: int = 170) -> None:
-    """Fail unless every rank reaches the end of ``module:function, function``, called as ``function(rank, folder)``."""
-    in_processes(_rank, size, folder, size, folder, functions, timeout=timeout)
+def in_ranks(function: str, size: int, folder: Path, timeout: int = 170) -> None:
+    """Fail unless every rank reaches the end of ``module:function``, called as ``function(rank, folder)``."""
+    in_processes(_rank, size, folder, size, folder, function, timeout=timeout)
 
 
-def _rank(rank: int, size: int, folder: Path, functions: str) -> None:
+def _rank(rank: int, size: int, folder: Path, function: str) -> None:
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size,
         timeout=datetime.timedelta(seconds=60),
     )  # fmt: skip
-    module, _, names = functions.partition(":")
-    for name in names.split(", "):
-        getattr(importlib.import_module(module), name)(rank, folder)
+    module, name = function.split(":")
+    getattr(importlib.import_module(module), name)(rank, folder)
 
 
 def in_code(code: str, size: int, folder: Path) -> None:
