@@ -35,6 +35,19 @@ def test_shapes_that_are_known(tmp_path):
     assert sum(stored["numbers"]["by_rank"]) == pytest.approx(stored["numbers"]["total"])
 
 
+def test_methods_that_need_gradients_alone():
+    """Muon leaves the head to the fallback rule; what arrives beside data-parallel SGD's is the moves."""
+    output = plan(*LLAMA, "--method", "muon")
+    assert "Muon on LLaMA 7B, 6,738,415,616 parameters: 64 ranks, batch 512 x 2048\n" in output
+    assert "head" not in output
+    assert "layers.*.mlp.down x 32" in output
+    assert "curvature of" not in output
+    (total,) = (line.split() for line in output.splitlines() if line.startswith("all "))
+    assert total[1] == "-"
+    assert float(total[-1]) < 1.5
+    assert "head" in plan(*LLAMA, "--method", "shampoo", "--set", "method_options.inverse_every=10")
+
+
 def test_a_slower_network_takes_longer():
     fast, slow = (plan(*LLAMA, "--bandwidth", bandwidth).split("time of that")[1] for bandwidth in (1e12, 1e9))
     assert fast.split()[1] == "ms"

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from mukron.bench.communication.page import COMMUNICATION_MARKER, communication_section, write_communication_page
-from mukron.bench.communication.ranks import ALL_REDUCED, AS_IT_IS, SGD, CountedSizes
+from mukron.bench.communication.ranks import ALL_REDUCED, AS_IT_IS, EMPIRICAL, SGD, CountedSizes
 from mukron.bench.communication.result import CommunicationResult
 from mukron.cli import app
 from mukron.optim.communication import BY_TIME, WAYS
@@ -30,7 +30,7 @@ def test_the_command_counts_stores_and_writes(tmp_path):
     assert done.exit_code == 0, done.output
     assert "All counts are exactly as predicted" in done.stdout
     result = CommunicationResult.load(tmp_path / "communication.json")
-    assert len(result.steps) == 2 + 3 * 4
+    assert len(result.steps) == 2 + 4 * 4
     (sgd,) = (step for step in result.steps if step.optimizer == SGD)
     assert sgd.bytes == sgd.predicted == 4 * 32 * (784 + 32 + 10)  # 2 (k - 1) / k is 1
     for way in (*WAYS, BY_TIME):
@@ -54,6 +54,23 @@ def test_stored_counts_are_exactly_those_of_the_formulas():
     result = CommunicationResult.load(STORED)
     assert {(step.ranks, step.width, step.batch) for step in result.steps} >= {(2, 256, 64), (4, 1024, 1024)}
     assert all(step.bytes == pytest.approx(step.predicted, rel=1e-12) for step in result.steps)
+
+
+def test_what_the_page_claims_of_batches_below_the_width_was_counted():
+    """Less than SGD: with the empirical Fisher at all of them; by default below 2/3 of the width, or with 4 ranks."""
+    result = CommunicationResult.load(STORED)
+    below = [step for step in result.steps if step.optimizer == SGD and step.batch < step.width]
+    ratio = {
+        (kind, sgd.ranks, sgd.width, sgd.batch): result.step(sgd, kind, PLAIN, BY_TIME).bytes / sgd.bytes
+        for sgd in below
+        for kind in (AS_IT_IS, EMPIRICAL)
+    }
+    assert {batch / width for _, _, width, batch in ratio} >= {1 / 16, 1 / 4, 3 / 4}
+    assert max(value for (kind, *_), value in ratio.items() if kind == EMPIRICAL) == pytest.approx(0.90, abs=0.005)
+    default = {key[1:]: value for key, value in ratio.items() if key[0] == AS_IT_IS}
+    assert default[2, 1024, 768] == pytest.approx(1.22, abs=0.005)
+    assert default[4, 1024, 768] == pytest.approx(0.86, abs=0.005)
+    assert all(value < 1 for (ranks, width, batch), value in default.items() if ranks == 4 or batch < 2 / 3 * width)
 
 
 def test_tables_say_how_far_counts_are_off():

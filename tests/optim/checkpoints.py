@@ -133,12 +133,17 @@ def write(rank: int, folder: Path) -> None:
             torch.save(get_model_state_dict(model), folder.parent / name / "end.pt")
 
 
+def _contents(folder: Path) -> Bundle:
+    """Those of the optimizer that was saved."""
+    return Bundle(mukron.optim.saving.opened(torch.load(folder / "contents.pt", weights_only=True)))
+
+
 def read(rank: int, folder: Path) -> None:
     """Load, compare what was loaded bit for bit, train on, and compare where that ends."""
     warnings.simplefilter("ignore")
     exact = folder.name == (folder.parent / "exact").read_text()
     for name in OPTIMIZERS:
-        saved = Bundle(mukron.optim.saving.opened(torch.load(folder.parent / name / "contents.pt", weights_only=True)))
+        saved = _contents(folder.parent / name)
         end = torch.load(folder.parent / name / "end.pt", weights_only=True)
         for form, options in _flattened().items():
             model, optimizer = _started(name)
@@ -173,19 +178,31 @@ def write_spread(rank: int, folder: Path) -> None:
 def read_spread(rank: int, folder: Path) -> None:
     """Load on sharded or whole models, train on, and compare where that ends."""
     warnings.simplefilter("ignore")
-    size = torch.distributed.get_world_size()
     for name in SPREAD:
-        end = torch.load(folder.parent / name / "end.pt", weights_only=True)
-        for form, options in _flattened().items():
-            for spread in (True, False) if size > 1 else (False,):
-                model, optimizer = _started(name, spread)
-                load(model, optimizer, folder.parent / name / form, options)
-                assert optimizer.steps == BEFORE
-                train(model, optimizer, BEFORE, 3, "small")
-                weights = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
-                for key in end if rank == 0 else ():
-                    off = float((weights[key] - end[key]).norm() / end[key].norm())
-                    assert off < 1e-6, (name, form, spread, key, off)
+        for spread in (True, False) if torch.distributed.get_world_size() > 1 else (False,):
+            _goes_on(name, spread, folder.parent / name)
+
+
+def read_on_spread(rank: int, folder: Path) -> None:
+    """Load what a whole model saved on sharded ones: the same state, bit for bit."""
+    warnings.simplefilter("ignore")
+    for name in SPREAD:
+        _goes_on(name, True, folder.parent / name, _contents(folder.parent / name))
+
+
+def _goes_on(name: str, spread: bool, folder: Path, saved: Bundle | None = None) -> None:
+    """Whether training goes on from there; ``saved`` is what the optimizer must then have."""
+    end = torch.load(folder / "end.pt", weights_only=True)
+    for form, options in _flattened().items():
+        model, optimizer = _started(name, spread)
+        load(model, optimizer, folder / form, options)
+        assert optimizer.steps == BEFORE
+        assert saved is None or Bundle(contents(optimizer)) == saved, (name, form)
+        train(model, optimizer, BEFORE, 3, "small")
+        weights = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
+        for key in end if torch.distributed.get_rank() == 0 else ():
+            off = float((weights[key] - end[key]).norm() / end[key].norm())
+            assert off < 1e-6, (name, form, spread, key, off)
 
 
 def broadcast(rank: int, folder: Path) -> None:

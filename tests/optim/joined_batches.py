@@ -7,7 +7,7 @@ from functools import partial
 
 import ranks
 import torch
-from ranks import OWN, SPREAD, compared
+from ranks import OWN, SPREAD, WRAPPED, compared
 from torch.distributed.device_mesh import init_device_mesh
 
 import mukron
@@ -40,6 +40,22 @@ METHODS = {
 FUSED = {
     "kfac": partial(mukron.KFAC, lr=0.05, memory="batch", fused=True),
     "foof": partial(mukron.FOOF, lr=0.1, memory="batch", fused=True),
+}
+CROSSED = {  # options that nothing above crosses with several processes
+    "soap, eigh": partial(mukron.SOAP, lr=0.02, solver="eigh", inverse_every=2),
+    "kfac, sum": partial(mukron.KFAC, lr=0.05, memory="sum"),
+    "kfac, rms": partial(mukron.KFAC, lr=0.01, trust=mukron.RMS()),
+    "foof, rms": partial(mukron.FOOF, lr=0.01, trust=mukron.RMS()),
+    "shampoo, rms": partial(mukron.Shampoo, lr=0.01, trust=mukron.RMS()),
+    "foof, reduce, every 4": partial(
+        mukron.FOOF, lr=0.05, sharing="reduce", factor_every=2, inverse_every=4, refresh_warmup=1
+    ),
+}
+WITH_EMBEDDING = {  # which is preconditioned, too
+    "kfac": partial(mukron.KFAC, lr=0.05, exclude=()),
+    "kfac, empirical, plain": partial(mukron.KFAC, lr=0.02, fisher="empirical", trust=None, exclude=()),
+    "foof": partial(mukron.FOOF, lr=0.05, exclude=()),
+    "shampoo": partial(mukron.Shampoo, lr=0.05, exclude=()),
 }
 EXCHANGED = ("kfac", "foof", "gauss")  # whose curvature travels
 WAYS = ("rows", "owner", "factors")
@@ -88,6 +104,25 @@ def every_layer(rank, folder):
         compared(f"{name}, own, {way}", "small", METHODS[name], F64, 1e-10, steps=6, how=OWN, communication=way)
 
 
+def crossed(rank, folder):
+    """Options in each of the three ways to train, one way that curvature travels after the other."""
+    for place, (name, make) in enumerate(CROSSED.items()):
+        for how in WRAPPED, OWN, SPREAD:
+            way = {"communication": WAYS[place % 3]} if name.startswith(EXCHANGED) and how == OWN else {}
+            tolerance = 1e-8 if name.startswith("soap") else 1e-10  # whose bases enlarge rounding
+            compared(f"{name}, {how}, {way}", "mlp", make, F64, tolerance, steps=6, how=how, **way)
+    for name, make in {**WITH_EMBEDDING, "foof, reduce, every 4": CROSSED["foof, reduce, every 4"]}.items():
+        for how, way in zip((WRAPPED, OWN, SPREAD), WAYS, strict=True):
+            given = {"communication": way} if name.startswith(EXCHANGED) and how == OWN else {}
+            compared(f"{name}, embedding, {how}", "small", make, F64, 1e-10, steps=4, how=how, **given)
+    for name in ("shampoo", "muon"):  # convolutions and attention
+        for how in (WRAPPED, OWN):
+            compared(f"{name}, small, {how}", "small", METHODS[name], F64, 1e-10, steps=6, how=how)
+    for name in ("kfac", "kfac, rows", "foof", "gauss-newton", "shampoo", "muon"):
+        for how in (OWN, SPREAD):
+            compared(f"{name}, again, {how}", "mlp", METHODS[name], F64, 1e-10, steps=6, how=how, again=True)
+
+
 def options_of_batches(rank, folder):
     for name in ("kfac", "kfac, mc", "kfac, empirical", "kfac, exact", "foof", "gauss-newton"):
         compared(f"{name}, unequal", "mlp", METHODS[name], F64, 1e-10, steps=6, unequal=True)
@@ -102,6 +137,19 @@ def single_precision(rank, folder):
     for name in ("kfac", "kfac, plain", "foof", "gauss-newton"):
         compared(name, "mlp", METHODS[name], F32, 1e-5, steps=20)
         compared(f"{name}, own", "mlp", METHODS[name], F32, 1e-5, steps=20, how=OWN, communication="rows")
+
+
+def enlarged_rounding(rank, folder):
+    """How far methods are off that enlarge rounding, as docs/distributed.md says; a few times that elsewhere."""
+    shampoo, muon = METHODS["shampoo"], METHODS["muon"]
+    for kind in ("mlp", "small"):
+        compared(f"shampoo, {kind}", kind, shampoo, F32, 1e-2, steps=20)
+        compared(f"muon, {kind}", kind, muon, F32, 2e-2, steps=20)
+    compared("muon, single products", "mlp", partial(muon, precision="float32"), F32, 1e-5, steps=20)
+    compared("soap", "mlp", partial(mukron.SOAP, lr=0.05), F64, 0.5, steps=4)
+    for every in (2, 4, 8):
+        given = {"trust": "kl", "inverse_every": every, "factor_every": every, "refresh_warmup": 0}
+        compared(f"kl, every {every}", "small", partial(mukron.KFAC, lr=0.05, **given), F64, 1e-6, steps=8)
 
 
 def two_dimensional_mesh(rank, folder):

@@ -1,17 +1,22 @@
 """Run a function in several processes over gloo, and train tiny networks there and in one process.
 
-``python -m ranks RANK SIZE FILE FUNCTION`` is one rank; FUNCTION is ``module:name``.
+Processes are forked from one that has imported torch and mukron, which takes longer than most of what ranks then do; it
+has one thread, and has not looked for GPUs.
 """
 
 from __future__ import annotations
 
 import datetime
 import importlib
+import multiprocessing
 import os
-import subprocess
 import sys
+import time
+import traceback
+from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -19,26 +24,70 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-HERE = Path(__file__).parent
+SERVER = multiprocessing.get_context("forkserver")
+SERVER.set_forkserver_preload(
+    ["torch.distributed.checkpoint.state_dict", "torch.distributed.fsdp", "mukron.optim", "mukron.params", "pytest"]
+)
+END = "reached the end"  # what a rank says last
 
 
-def in_ranks(function: str, size: int, folder: Path, timeout: int = 170) -> None:
-    """Fail unless every rank reaches the end of the function, called as ``function(rank, folder)``."""
-    path = os.pathsep.join(filter(None, [str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH")]))
+def in_processes(target: Callable[..., None], size: int, folder: Path, *arguments: Any, timeout: int = 170) -> None:
+    """Fail unless ``target(rank, *arguments)`` says in each process that it reached the end."""
+    files = [folder / f"{target.__name__}.rank{rank}" for rank in range(size)]
     processes = [
-        subprocess.Popen(
-            [sys.executable, "-m", "ranks", str(rank), str(size), str(folder), function],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": path},
-        )
-        for rank in range(size)
-    ]  # fmt: skip
+        SERVER.Process(target=_process, args=(target, rank, file, arguments)) for rank, file in enumerate(files)
+    ]
+    for process in processes:
+        process.start()
+    end = time.monotonic() + timeout
     try:
-        said = [process.communicate(timeout=timeout) for process in processes]
+        for process in processes:
+            process.join(max(0.0, end - time.monotonic()))
     finally:
         for process in processes:
             process.kill()
-    everything = "\n".join(f"rank {rank}:\n{errors}" for rank, (_, errors) in enumerate(said))
-    assert all(text.endswith("reached the end\n") for text, _ in said), everything
+    said = [file.read_text() if file.exists() else "did not begin" for file in files]
+    everything = "\n".join(f"rank {rank}:\n{text}" for rank, text in enumerate(said))
+    assert all(f"{END}\n" in text for text in said), everything
+
+
+def _process(target: Callable[..., None], rank: int, file: Path, arguments: tuple[Any, ...]) -> None:
+    """One of them. It ends before torch tears its threads down."""
+    with file.open("w") as said:
+        os.dup2(said.fileno(), 1)
+        os.dup2(said.fileno(), 2)
+    torch.set_num_threads(1)
+    try:
+        target(rank, *arguments)
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)
+    print(END, flush=True)
+    os._exit(0)
+
+
+def in_ranks(function: str, size: int, folder: Path, timeout: int = 170) -> None:
+    """Fail unless every rank reaches the end of ``module:function``, called as ``function(rank, folder)``."""
+    in_processes(_rank, size, folder, size, folder, function, timeout=timeout)
+
+
+def _rank(rank: int, size: int, folder: Path, function: str) -> None:
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size,
+        timeout=datetime.timedelta(seconds=60),
+    )  # fmt: skip
+    module, name = function.split(":")
+    getattr(importlib.import_module(module), name)(rank, folder)
+
+
+def in_code(code: str, size: int, folder: Path) -> None:
+    """Fail unless the code reaches its end in each process; it knows its ``rank``, and a ``file`` to meet at."""
+    in_processes(_code, size, folder, code, str(folder / "store"))
+
+
+def _code(rank: int, code: str, file: str) -> None:
+    exec(compile(code, "<code of ranks>", "exec"), {"__name__": "__main__", "rank": rank, "file": file})
 
 
 class Small(nn.Module):
@@ -184,16 +233,3 @@ def reference_of(kind, make, dtype, steps, micro, device):
         return trained(kind, make, dtype, steps, micro=micro, device=device)
     finally:
         torch.distributed.is_initialized = initialized
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    own_rank, world, folder, function = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
-    torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=own_rank, world_size=world,
-        timeout=datetime.timedelta(seconds=60),
-    )  # fmt: skip
-    module, name = function.split(":")
-    getattr(importlib.import_module(module), name)(own_rank, Path(folder))
-    print("reached the end", flush=True)
-    os._exit(0)

@@ -189,3 +189,54 @@ def sharded_parameters_in_other_places(rank, folder):
     tied[1].weight = tied[0].weight
     for model in (assigned, empty, fully_shard(tied)):
         assert mukron.Shampoo(model, lr=0.05, exclude=()).entries
+
+
+def gradients_in_half_precision(model):
+    """What fp16_compress_hook makes of the gradients of all ranks, by hand."""
+    size = distributed.get_world_size()
+    for parameter in model.parameters():
+        half = parameter.grad.to(torch.float16).div_(size)
+        distributed.all_reduce(half)
+        parameter.grad.copy_(half)
+
+
+COMPRESSED = (
+    lambda model: mukron.KFAC(model, lr=0.05),
+    lambda model: mukron.KFAC(model, lr=0.05, trust=None, fisher="empirical"),
+    lambda model: mukron.FOOF(model, lr=0.05, communication="owner"),
+    lambda model: mukron.GaussNewton(model, lr=0.05),
+    lambda model: mukron.Shampoo(model, lr=0.05),
+    lambda model: mukron.Muon(model, lr=0.02),
+)
+
+
+def compressed_gradients(rank, folder):
+    """Hooks of DistributedDataParallel: a step of the compressed gradients, with the curvature of the joined batch."""
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+    from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
+
+    for make in COMPRESSED:
+        ends = {}
+        for hook in ("none", "half", "half, by hand", "low rank"):
+            model = made("mlp", F64)
+            called = model if "by hand" in hook else DistributedDataParallel(model)
+            if hook == "half":
+                called.register_comm_hook(None, fp16_compress_hook)
+            if hook == "low rank":
+                called.register_comm_hook(PowerSGDState(None, start_powerSGD_iter=2), powerSGD_hook)
+            optimizer = make(called)
+            for step in range(6):
+                optimizer.zero_grad()
+                backward(called, step)
+                if "by hand" in hook:
+                    gradients_in_half_precision(model)
+                optimizer.step()
+            assert optimizer.steps == 6
+            ends[hook] = {name: value.detach().clone() for name, value in model.named_parameters()}
+            equal_everywhere(ends[hook], f"{optimizer.spec.name}, {hook}")
+        off = {
+            one: max(float((value - ends[other][name]).norm() / value.norm()) for name, value in ends[one].items())
+            for one, other in (("half", "half, by hand"), ("none", "half"), ("low rank", "none"))
+        }
+        assert off["half"] == 0, f"{optimizer.spec.name}: {off}"
+        assert 0 < off["none"] < off["low rank"], f"{optimizer.spec.name}: {off}"

@@ -216,9 +216,13 @@ def test_other_texts_are_refused(text, said):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("function", "size"), [("spread", 2), ("steps", 3), pytest.param("all_layers", 4, marks=pytest.mark.matrix)]
+    ("function", "size"),
+    [
+        *(("spread", 2), ("gathered", 2), ("steps", 3), ("measured", 2)),
+        pytest.param("all_layers", 4, marks=pytest.mark.matrix),
+    ],
 )
 def test_what_arrives_is_what_was_predicted(function, size, tmp_path):
-    if function == "spread" and tuple(map(int, torch.__version__.split(".")[:2])) < (2, 9):
+    if function in ("spread", "gathered") and tuple(map(int, torch.__version__.split(".")[:2])) < (2, 9):
         pytest.skip("fully_shard trains on CPUs from torch 2.9 on")
     in_ranks(f"communicated:{function}", size, tmp_path)

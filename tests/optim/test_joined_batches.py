@@ -23,6 +23,7 @@ MATRIX = [  # what, and with how many ranks
     ("options_of_batches", 2),
     in_full("options_of_batches", 3),
     ("single_precision", 2),
+    in_full("enlarged_rounding", 2),
 ]
 NEW_ENOUGH = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 9)  # before, fully_shard needs a GPU
 
@@ -35,7 +36,10 @@ def test_ranks_take_the_steps_of_one_process(what, size, tmp_path):
 @pytest.mark.skipif(not NEW_ENOUGH, reason="fully_shard trains on CPUs from torch 2.9 on")
 @pytest.mark.parametrize(
     ("what", "size"),
-    [("spread_weights", 2), in_full("spread_weights", 3), in_full("two_dimensional_mesh", 4)],
+    [
+        *(("spread_weights", 2), in_full("spread_weights", 3), in_full("two_dimensional_mesh", 4)),
+        *(in_full("crossed", 2), in_full("crossed", 3)),
+    ],
 )
 def test_ranks_with_parts_of_the_weights_take_the_steps_of_one_process(what, size, tmp_path):
     in_ranks(f"joined_batches:{what}", size, tmp_path)

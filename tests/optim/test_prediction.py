@@ -165,7 +165,8 @@ def test_few_samples_travel_as_rows_and_cost_less_than_sgd():
         ({"positions": 0}, "at least 1"),
         ({"options": {"fused": True}}, "gradients that are never formed"),
         ({"sharding": "zero"}, "known: ddp, fsdp, plain"),
-        ({"method": "muon"}, "measures no curvature"),
+        ({"method": "adamw"}, "no layers with owners"),
+        ({"method": "shampoo", "options": {"fused": True}, "sharding": PLAIN}, "leave out fused"),
     ],
 )
 def test_other_runs_are_refused(fields, said):

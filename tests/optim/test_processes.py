@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
 import pytest
 import torch
+from ranks import in_code
 
 import mukron
 
@@ -22,9 +20,6 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 import pytest
 import mukron
 from networks import INPUTS, Net
-
-torch.set_num_threads(1)
-rank, file = int(sys.argv[1]), sys.argv[2]
 
 def together():
     torch.distributed.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
@@ -50,24 +45,10 @@ half = slice(6 * rank, 6 * rank + 6)
 
 
 def in_two_processes(code: str, folder: Path) -> None:
-    whole = START + textwrap.dedent(code) + "\nprint('reached the end', flush=True)\nos._exit(0)\n"
-    path = os.pathsep.join(filter(None, [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")]))
-    both = [
-        subprocess.Popen(
-            [sys.executable, "-c", whole, str(rank), str(folder / "store")],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": path},
-        )
-        for rank in range(2)
-    ]  # fmt: skip
-    try:
-        said = [process.communicate(timeout=120) for process in both]
-    finally:
-        for process in both:
-            process.kill()
-    for text, errors in said:
-        assert text.endswith("reached the end\n"), errors
+    in_code(START + textwrap.dedent(code), 2, folder)
 
 
+NEW_ENOUGH = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 9)  # before, fully_shard needs a GPU
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
 
 
@@ -302,6 +283,34 @@ def test_a_state_that_one_rank_alone_saves_is_refused_and_so_are_other_ranks(tmp
     )
 
 
+def test_copies_have_the_whole_state_but_no_group(tmp_path):
+    """Before their first step, too; one that averages gradients itself is refused until it is given its group again."""
+    in_two_processes(
+        """
+        import copy
+        from mukron.optim.saving import Bundle
+        from states import contents
+        together()
+        for given in ({}, {"process_group": torch.distributed.group.WORLD}):
+            model = network()
+            called = model if given else DDP(model)
+            optimizer = mukron.KFAC(called, lr=0.05, communication="owner", **given)
+            train(called, optimizer, 2, half)
+            other, of_other = copy.deepcopy((model, optimizer))
+            assert Bundle(contents(of_other)) == Bundle(contents(optimizer))
+        F.cross_entropy(other(batch(2)[0][half]), batch(2)[1][half]).backward()
+        with pytest.raises(RuntimeError, match="the gradients of 2 processes differ"):
+            of_other.step()
+        again = mukron.KFAC(other, lr=0.05, communication="owner", **given)
+        again.load_state_dict(of_other.state_dict())
+        train(other, again, 2, half)
+        train(model, optimizer, 2, half)
+        assert all(map(torch.equal, model.parameters(), other.parameters()))
+        """,
+        tmp_path,
+    )
+
+
 def test_gradients_that_are_not_averaged_are_refused_on_every_rank(tmp_path):
     in_two_processes(
         """
@@ -450,22 +459,35 @@ def test_models_that_are_sharded_too_late_or_twice_are_refused(tmp_path):
     )
 
 
-def test_a_rank_that_dies_ends_the_others(tmp_path):
+@pytest.mark.parametrize("how", ["process_group", "DistributedDataParallel", "fully_shard"])
+def test_a_rank_that_dies_ends_the_others(how, tmp_path):
     """They get an error from the exchange at once, in each of the three ways to train."""
+    if how == "fully_shard" and not NEW_ENOUGH:
+        pytest.skip("fully_shard trains on CPUs from torch 2.9 on")
     in_two_processes(
-        """
+        f"""
         import time
+        from ranks import END
+        from torch.distributed.fsdp import fully_shard
+        from torch.distributed.device_mesh import init_device_mesh
         together()
-        model = network()
-        optimizer = mukron.KFAC(model, lr=0.05, process_group=torch.distributed.group.WORLD)
-        train(model, optimizer, 2, half)
+        model, group = network(), {{}}
+        called = model
+        if {how!r} == "fully_shard":
+            fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+        elif {how!r} == "process_group":
+            group = {{"process_group": torch.distributed.group.WORLD}}
+        else:
+            called = DDP(model)
+        optimizer = mukron.KFAC(called, lr=0.05, **group)
+        train(called, optimizer, 2, half)
         if rank:
-            print("reached the end", flush=True)
+            print(END, flush=True)
             os._exit(0)
         time.sleep(1)
         begin = time.monotonic()
         with pytest.raises(RuntimeError):
-            train(model, optimizer, 1, half)
+            train(called, optimizer, 1, half)
         assert time.monotonic() - begin < 60
         """,
         tmp_path,

@@ -14,6 +14,7 @@ NEW_ENOUGH = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 9)  # befo
     ("what", "size"),
     [
         pytest.param("every_way", 2, marks=pytest.mark.matrix),
+        ("checkpointing", 2),
         ("nothing_twice", 3),
         ("upsets", 2),
         ("experts", 2),

@@ -14,7 +14,13 @@ REPLICATES = NEW and importlib.util.find_spec("torch.distributed._composable.rep
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
 
 
-@pytest.mark.parametrize("what", ["options_that_differ", "a_scaler", "a_first_step_of_no_length", "layers_added_later"])
+@pytest.mark.parametrize(
+    "what",
+    [
+        *("options_that_differ", "a_scaler", "a_first_step_of_no_length", "layers_added_later"),
+        "compressed_gradients",
+    ],
+)
 def test_two_ranks(what, tmp_path):
     in_ranks(f"set_ups:{what}", 2, tmp_path)
 

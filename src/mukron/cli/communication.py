@@ -26,7 +26,7 @@ CountedPageOption = Annotated[
 def communication(
     context: typer.Context,
     widths: CountedWidthsOption = "256,1024",
-    batches: CountedBatchesOption = "64,256,1024",
+    batches: CountedBatchesOption = "64,192,256,768,1024",
     ranks: CountedRanksOption = "2,4",
     bandwidth: CountedBandwidthOption = 1e7,
     out: CountedOutOption = Path("bench"),

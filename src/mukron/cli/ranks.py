@@ -29,7 +29,7 @@ RanksSettingsOption = Annotated[
         "method, as in method_options.factor_every=10; may be repeated.",
     ),
 ]
-RanksMethodOption = Annotated[str, typer.Option(help="With --ranks: kfac, foof or gauss-newton.")]
+RanksMethodOption = Annotated[str, typer.Option(help="With --ranks: kfac, foof, gauss-newton, shampoo, soap or muon.")]
 RanksBatchOption = Annotated[int | None, typer.Option(min=1, help="With --ranks: samples of all ranks together.")]
 RanksPositionsOption = Annotated[
     int | None,

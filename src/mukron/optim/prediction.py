@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from mukron.notebook import Shown
 from mukron.optim.communication import (
+    BY_OWNER,
     BY_ROWS,
     LayerTraffic,
     Traffic,
@@ -37,11 +38,7 @@ class LayerLoad(NamedTuple):
     traffic: LayerTraffic
     scheme: str
     state: int  # numbers in its factors and inverses, and in averages that its owner alone has
-
-    @property
-    def work(self) -> float:
-        """Multiplications of whoever makes its move."""
-        return work_of(self.traffic)
+    work: float  # multiplications of whoever makes its move
 
     def moved(self, owners: tuple[int, ...]) -> Traffic:
         """Numbers that arrive over all ranks, of all of these layers.
@@ -293,10 +290,11 @@ def _cost(shape: LayerShape) -> float:
 
 def _load(shape: LayerShape, run: RankedRun, outputs: int, known: str | None) -> LayerLoad:
     traffic = layer_traffic(shape, run, outputs)
-    scheme = known or scheme_of(traffic, run.communication, run.speed)
+    scheme = known or (scheme_of(traffic, run.communication, run.speed) if run.measures else BY_OWNER)
     sizes = (shape.d_in, shape.d_out, shape.groups, shape.one_hot, shape.ties_head)
     state = run.spec.state_size(LayerSize(*sizes, run.batch, run.positions_of(shape), outputs), run.known)
     entries, numbers = run.momentum_entries, shape.numbers // shape.count
     state += numbers * (entries["momentum"] > 0 and entries["momentum_on"] == "gradient")
     state += 2 * numbers * (isinstance(run.trust, Graft) and isinstance(run.trust.step_rule, AdamStep))
-    return LayerLoad(shape, traffic, scheme, state)
+    work = work_of(traffic) if run.measures else _cost(shape)  # of gradients, about
+    return LayerLoad(shape, traffic, scheme, state, work)

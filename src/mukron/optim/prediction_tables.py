@@ -13,6 +13,11 @@ AVERAGED_BY = {
     PLAIN: "gradients: the step averages them (process_group=); of a layer whose D and H travel they are D^T H.",
 }
 
+GRADIENTS_BY = {**AVERAGED_BY, PLAIN: "gradients: the step sums those of a layer on its owner (process_group=)."}
+WAYS_NOTE = (
+    "rows: D and H to all ranks; owner: D and H to the layer's owner; factors: sums of h h^T and of d d^T to it."
+)
+
 
 def prediction_tables(plan: RanksPrediction) -> tuple[Table, Table]:
     """What travels for each layer, and the time and memory of a rank.
@@ -48,17 +53,19 @@ def _layers(plan: RanksPrediction) -> Table:
     positions = sorted({run.positions_of(load.shape) for load in plan.loads})
     spread = f"{run.ranks} ranks, batch {run.batch} x {positions[0]}"
     spread += f" to {positions[-1]}" if len(positions) > 1 else ""
-    intervals = f"factors every {run.step.factor_every}, inverses every {run.step.inverse_every}"
-    title = f"{run.spec.title} on {network.title}, {network.numbers:,} parameters: {spread}, {intervals}"
-    notes = (
+    title = f"{run.spec.title} on {network.title}, {network.numbers:,} parameters: {spread}"
+    if "inverse_every" in run.known or run.measures:
+        title += f", factors every {run.step.factor_every}, inverses every {run.step.inverse_every}"
+    notes = [
         "Bytes that arrive on a rank in an average step, the mean over ranks.",
         f"In all {_size(plan, plan.total)}. Data-parallel SGD: {_size(plan, plan.sgd)}.",
-        f"A K-FAC that all-reduces whole factors and broadcasts moves: {_size(plan, plan.kaisa)}.",
-        AVERAGED_BY[run.sharding],
-        "rows: D and H to all ranks; owner: D and H to the layer's owner; factors: sums of h h^T and of d d^T to it.",
-        *plan.notes,
-    )
-    return Table(title, columns, tuple(rows), notes)
+    ]
+    if run.measures:
+        kaisa = f"A K-FAC that all-reduces whole factors and broadcasts moves: {_size(plan, plan.kaisa)}."
+        notes += [kaisa, AVERAGED_BY[run.sharding], WAYS_NOTE]
+    else:
+        notes += [GRADIENTS_BY[run.sharding], "owner: makes a layer's move and sends it to the other ranks."]
+    return Table(title, columns, tuple(rows), (*notes, *plan.notes))
 
 
 def _row(plan: RanksPrediction, load: LayerLoad, moved: Traffic) -> tuple[str, ...]:
@@ -124,6 +131,8 @@ def _cost(plan: RanksPrediction) -> Table:
         "overlapped.",
         "Memory: without activations, and without copies that last less than a step.",
     ]
+    if not run.measures:
+        notes.append("Multiplications: about the cubes of a layer's sides and both products with it, at every step.")
     if share > 1 and heaviest.scheme != "rows":
         notes += [
             f"One {heaviest.shape.name} alone is {share:.1f} times the mean work of a rank: more ranks do not help.",

@@ -31,7 +31,7 @@ class RankedRun:
         ranks: How many processes there are.
         batch: Samples of all of them together.
         positions: Of a sample, that share a layer's weight: the tokens of a sequence.
-        method: One that measures curvature: "kfac", "foof" or "gauss-newton".
+        method: One that works layer by layer: "kfac", "foof", "gauss-newton", "shampoo", "soap" or "muon".
         options: The method's options, as a run's ``method_options`` has them.
         momentum: Likewise; None: the method's usual one.
         communication: How ranks exchange curvature.
@@ -71,10 +71,15 @@ class RankedRun:
             raise ValueError(f"batch={self.batch}, positions={self.positions}: expected a product of at most 2^63")
         if self.sharding not in RANKED_SHARDINGS:
             raise ValueError(f"unknown sharding {self.sharding!r}; known: {', '.join(RANKED_SHARDINGS)}")
-        if not {"inputs", "jacobian"} & {*self.spec.captures}:
+        if not self.spec.layerwise:
             raise ValueError(
-                f"method={self.method!r} measures no curvature, so that its ranks exchange gradients alone, as in "
-                'data-parallel SGD; choose "kfac", "foof" or "gauss-newton"'
+                f"method={self.method!r} has no layers with owners: its ranks exchange gradients alone, as in "
+                'data-parallel SGD; choose "kfac", "foof", "gauss-newton", "shampoo", "soap" or "muon"'
+            )
+        if self.capture.fused and not self.measures:
+            raise ValueError(
+                f"fused=True with method={self.method!r} and {self.ranks} ranks: gradients that are never formed "
+                "cannot be averaged; leave out fused"
             )
         if self.capture.fused and self.sharding != PLAIN:
             raise ValueError(
@@ -86,6 +91,11 @@ class RankedRun:
     def spec(self) -> MethodSpec:
         """The method's record."""
         return spec_of(self.method)
+
+    @property
+    def measures(self) -> bool:
+        """Whether the method measures curvature in passes. Others need the gradient alone."""
+        return bool(self.spec.captures)
 
     @cached_property
     def known(self) -> dict[str, Any]:
@@ -134,6 +144,8 @@ class RankedRun:
     def capture(self) -> CaptureOptions:
         """What is measured in a pass, as the optimizer would say it."""
         known, signals = self.known, "signals" in self.spec.captures
+        if not self.measures:
+            return CaptureOptions(inputs=False, signals=False, fused=bool(known.get("fused")))
         if "jacobian" in self.spec.captures:
             return CaptureOptions(inputs=False, signals=False, jacobian=True, fisher=Empirical())
         given: Memory | None = known.get("memory")
@@ -172,7 +184,7 @@ def layer_traffic(shape: LayerShape, run: RankedRun, outputs: int) -> LayerTraff
         ((4, 4), 1)
     """
     capture = run.capture
-    rows = run.rows(1 if capture.sharing == "reduce" else run.positions_of(shape))
+    rows = run.rows(1 if capture.sharing == "reduce" else run.positions_of(shape)) if run.measures else (0,) * run.ranks
     signals = 1 if capture.signals and capture.empirical else run.own_passes(outputs)
     averages = run.sharding == PLAIN
     by_rows, products = forms_of(shape.d_in, shape.d_out, rows, capture, averages, shape.one_hot)
@@ -183,7 +195,8 @@ def layer_traffic(shape: LayerShape, run: RankedRun, outputs: int) -> LayerTraff
         rows,
         signals=signals,
         tokens=shape.one_hot and not shape.ties_head,
-        products=products and shape.d_in > 0 and not shape.one_hot,
+        inputs=capture.inputs or capture.jacobian,
+        products=products and run.measures and shape.d_in > 0 and not shape.one_hot,
         own_signals=capture.empirical,
         low_rank=stays_low_rank(run.momentum_entries, run.trust),
         by_rows=by_rows,

@@ -28,7 +28,9 @@ from mukron.curvature import local
 from mukron.damping import Rule
 from mukron.linalg import Operator
 from mukron.optim.exchange import SAVED_NAMES, Way
+from mukron.optim.processes import exchange_of
 from mukron.optim.shards import parts_of_state
+from mukron.params.sharded import is_sharded
 
 if TYPE_CHECKING:
     from mukron.optim.optimizer import SecondOrder
@@ -120,11 +122,13 @@ def complete_state(optimizer: SecondOrder, state_dict: dict[str, Any]) -> dict[s
     }
     kept: dict[Any, dict[str, Any]] = {number: _kept(optimizer, p) for number, p in enumerate(parameters)}
     kept.update(told)
-    if optimizer.exchange is not None:
-        kept = optimizer.exchange.whole(kept)
+    record = _record(optimizer)
+    exchange = optimizer.exchange or (exchange_of(optimizer) if _in_parts(optimizer) else None)
+    if exchange is not None:
+        kept = exchange.whole(kept)
     frozen = {number: kept[number] for number, parameter in enumerate(parameters) if not parameter.requires_grad}
     # what frozen parameters keep is the curvature of a layer whose bias alone is trained
-    record = {**_record(optimizer), "told": [*kept["told"]], "rescues": kept["rescues"], "frozen": frozen}
+    record |= {"told": [*kept["told"]], "rescues": kept["rescues"], "frozen": frozen}
     state = {
         index: {
             "steps": torch.tensor([optimizer.steps], device=parameter.device),
@@ -138,6 +142,12 @@ def complete_state(optimizer: SecondOrder, state_dict: dict[str, Any]) -> dict[s
 
 def _parameters(optimizer: SecondOrder) -> list[Parameter]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _in_parts(optimizer: SecondOrder) -> bool:
+    """Whether other processes have some of the state, also of an optimizer that has just been loaded or copied."""
+    spread = any(map(is_sharded, _parameters(optimizer))) and bool(optimizer.steps + optimizer.skipped)
+    return spread or optimizer.together.owned is not None
 
 
 def _kept(optimizer: SecondOrder, parameter: Parameter) -> dict[str, Any]:

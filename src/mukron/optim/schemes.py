@@ -11,6 +11,7 @@ import torch
 from torch import distributed
 
 from mukron.curvature import MATRIX, ROWS, Ahead, CaptureOptions, Drawn, Exact, Lane, Pass, Ranks, as_rows, keeps_halves
+from mukron.curvature.passes import LayerPass
 from mukron.layers import BIAS, WEIGHT
 from mukron.optim.communication import BY_FACTORS, Communication, LayerTraffic, Speed
 from mukron.optim.options import Spectral, Trust
@@ -63,7 +64,7 @@ def seen_in(passes: Sequence[Pass]) -> Seen:
         of_maps: dict[str, dict[int, int]] = {}
         for use in one.layers.values():
             known = of_maps.setdefault(use.name, {})
-            known[use.kind] = known.get(use.kind, 0) + (use.count or one.samples)
+            known[use.kind] = known.get(use.kind, 0) + _rows_of(use, one.samples)
         for name, counts in of_maps.items():
             total[name] = total.get(name, 0) + max(counts.values())
     outputs = [one.errors.shape[1] for one in passes if one.errors is not None]
@@ -78,6 +79,11 @@ def seen_in(passes: Sequence[Pass]) -> Seen:
     whole = frozenset[str].intersection(*runs).difference(partial)
     samples = sum(one.samples for one in passes)
     return Seen(total, samples, max(outputs, default=1), tuple(partial.values()), whole)
+
+
+def _rows_of(use: LayerPass, samples: int) -> int:
+    """Samples times positions of a layer in a pass; those of an embedding are its indices."""
+    return use.count or int(torch.as_tensor(use.statistics.rows)) or samples
 
 
 def forms_of(

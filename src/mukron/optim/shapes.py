@@ -171,16 +171,17 @@ def shapes_of(
     """
     named = {name: options.get(name) for name in ("exclude", "block", "split")}
     chosen, found = StepOptions.of(spec.method, Trust.of(options.get("trust")), **named), inventory(model)
-    places = places_of(model, set(found), chosen.named(model), spec.method)
-    others = other_uses(model, places)
+    measures = bool(spec.captures)  # others see no positions
+    places = places_of(model, set(found), chosen.named(model), spec.method, captures=measures)
+    others = other_uses(model, places) if measures else {}
     positions: Mapping[str, int] = {}
-    if sample is not None:
+    if sample is not None and measures:
         with counting_positions(model, places, others) as positions, torch.no_grad():
             tokens = getattr(layer_of(_first_module(model)), "one_hot", False)
             kind, device = torch.long if tokens else torch.get_default_dtype(), next(model.parameters()).device
             model(torch.zeros(1, *sample, dtype=kind, device=device))
     for name, (layer, _) in places.items():
-        if sample is None and layer.called and not (layer.plain_rows or layer.one_hot):
+        if sample is None and measures and layer.called and not (layer.plain_rows or layer.one_hot):
             raise ValueError(
                 f'how many positions layer "{name}" sees depends on the shape of a sample: give it, as in '
                 "sample=(3, 32, 32)"

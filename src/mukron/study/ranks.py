@@ -62,7 +62,10 @@ def plan_for_ranks(
         known = known_shapes(shapes) if isinstance(shapes, str) else shapes
         if isinstance(shapes, str) and positions is None:
             raise StudyError(f"shapes={shapes!r} is a network of tokens: give positions=, as in positions=2048")
-        return predict(known.without(run.step.exclude or ()), run)
+        left = run.step.exclude
+        if left is None:  # as the optimizer leaves out what it does by default
+            left = (known.layers[-1].name,) if run.spec.method.matrices_only else ()
+        return predict(known.without(left), run)
     network = _network(model, factory, width, model_options or {})
     given = None if sample is None else _read_sample(sample)
     if given is not None and positions is not None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mukron.bench.communication.ranks import ALL_REDUCED, AS_IT_IS, SGD
+from mukron.bench.communication.ranks import ALL_REDUCED, AS_IT_IS, EMPIRICAL, SGD
 from mukron.bench.communication.result import CommunicationResult
 from mukron.figures import line, panels, save, sizes_axis, styled, widths_axis
 from mukron.optim.communication import BY_TIME, WAYS
@@ -20,11 +20,12 @@ LINES = (  # label, optimizer, who averages gradients, how curvature travels
     (SGD, SGD, DDP, ""),
     (ALL_REDUCED, ALL_REDUCED, DDP, ""),
     *((f"K-FAC, {way}", AS_IT_IS, PLAIN, way) for way in (*WAYS, BY_TIME)),
+    (f"K-FAC, empirical, {BY_TIME}", EMPIRICAL, PLAIN, BY_TIME),
 )
 
 
 def draw_communication(result: CommunicationResult, path: Path, endings: Sequence[str] = (".svg",)) -> list[Path]:
-    """Draw bytes over the batch: K-FAC with its defaults, which averages gradients itself, beside SGD.
+    """Draw bytes over the batch: K-FAC that averages gradients itself, by default and empirical, beside SGD.
 
     Args:
         result: What was counted.

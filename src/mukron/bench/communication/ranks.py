@@ -34,8 +34,13 @@ INPUTS, OUTPUTS, LR = 784, 10, 1e-4
 UNCOUNTED = 2  # steps at the start, which look at their passes more closely
 COUNTING_LIMIT = 1800.0  # seconds for all steps of one number of ranks
 SGD, ALL_REDUCED = "SGD", "all-reduced factors"
-AS_IT_IS, PAPERS_STEP = "defaults", "plain step"  # K-FAC as it is, or as in the paper
-OPTIONS: dict[str, dict[str, Any]] = {AS_IT_IS: {}, PAPERS_STEP: {"trust": "none"}}
+AS_IT_IS, EMPIRICAL, PAPERS_STEP = "defaults", "empirical Fisher", "plain step"  # K-FAC as it is, or with an option
+OPTIONS: dict[str, dict[str, Any]] = {
+    AS_IT_IS: {},
+    EMPIRICAL: {"fisher": "empirical"},
+    PAPERS_STEP: {"trust": "none"},
+}
+COUNTED_KFACS = ((AS_IT_IS, PLAIN), (EMPIRICAL, PLAIN), (PAPERS_STEP, PLAIN), (AS_IT_IS, DDP))  # who averages
 
 
 @dataclass(frozen=True)
@@ -44,7 +49,7 @@ class CountedStep:
 
     Attributes:
         ranks, width, batch: How many processes, the network's width, and samples of all processes together.
-        optimizer: "SGD", "all-reduced factors", or K-FAC's "defaults" or "plain step".
+        optimizer: "SGD", "all-reduced factors", or K-FAC's "defaults", "empirical Fisher" or "plain step".
         averaged: Who averages gradients: "ddp", or "plain": the optimizer.
         communication: How curvature travels.
         bytes: Of numbers.
@@ -140,7 +145,7 @@ def count_here(sizes: CountedSizes) -> list[CountedStep]:
     for width in sizes.widths:
         for batch in sizes.batches:
             steps += [count_sgd(width, batch), count_all_reduced(width, batch)]
-            for optimizer, averaged in ((AS_IT_IS, PLAIN), (AS_IT_IS, DDP), (PAPERS_STEP, PLAIN)):
+            for optimizer, averaged in COUNTED_KFACS:
                 for way in (*WAYS, BY_TIME):
                     communication = Communication(way, sizes.bandwidth if way == BY_TIME else None)
                     steps.append(count_kfac(width, batch, optimizer, averaged, communication))
@@ -187,7 +192,7 @@ def count_kfac(width: int, batch: int, optimizer: str, averaged: str, communicat
     Args:
         width: Of the network.
         batch: Samples of all processes.
-        optimizer: "defaults" or "plain step".
+        optimizer: "defaults", "empirical Fisher" or "plain step".
         averaged: "ddp" or "plain".
         communication: How curvature travels.
     """

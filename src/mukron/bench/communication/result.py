@@ -11,7 +11,15 @@ from pathlib import Path
 import torch
 
 from mukron import __version__
-from mukron.bench.communication.ranks import ALL_REDUCED, AS_IT_IS, PAPERS_STEP, SGD, CountedStep
+from mukron.bench.communication.ranks import (
+    ALL_REDUCED,
+    AS_IT_IS,
+    COUNTED_KFACS,
+    EMPIRICAL,
+    PAPERS_STEP,
+    SGD,
+    CountedStep,
+)
 from mukron.optim.communication import BY_TIME, WAYS
 from mukron.optim.ranked_run import DDP, PLAIN
 from mukron.params.storage import check_stamp, read_json, stamp, write_json
@@ -19,11 +27,12 @@ from mukron.table import Table, bytes_
 
 KIND, VERSION = "communication", 1
 NAME = "communication"  # of its files
-KFAC_ROWS = (  # optimizer and who averages gradients, by table
-    (AS_IT_IS, PLAIN, "K-FAC as it is by default, which averages gradients itself (process_group=)"),
-    (PAPERS_STEP, PLAIN, "K-FAC with the paper's step (trust=None), which averages gradients itself"),
-    (AS_IT_IS, DDP, "K-FAC as it is by default, in DistributedDataParallel"),
-)
+KFACS = {  # as titles of tables name them
+    AS_IT_IS: "K-FAC as it is by default",
+    EMPIRICAL: 'K-FAC with fisher="empirical"',
+    PAPERS_STEP: "K-FAC with the paper's step (trust=None)",
+}
+WHO_AVERAGES = {PLAIN: "which averages gradients itself (process_group=)", DDP: "in DistributedDataParallel"}
 
 
 @dataclass(frozen=True)
@@ -39,7 +48,7 @@ class CommunicationResult:
     Example:
         >>> result = CommunicationResult.new("mukron bench communication", [])
         >>> [table.rows for table in result.tables()]
-        [(), (), ()]
+        [(), (), (), ()]
     """
 
     command: str
@@ -100,9 +109,10 @@ class CommunicationResult:
 
     def tables(self) -> list[Table]:
         """Bytes of SGD, and how many times that other optimizers take: a table for each kind of K-FAC."""
-        return [self._table(*kind) for kind in KFAC_ROWS]
+        return [self._table(*kind) for kind in COUNTED_KFACS]
 
-    def _table(self, optimizer: str, averaged: str, title: str) -> Table:
+    def _table(self, optimizer: str, averaged: str) -> Table:
+        title = f"{KFACS[optimizer]}, {WHO_AVERAGES[averaged]}"
         columns = ("ranks", "width", "batch", SGD, ALL_REDUCED, *WAYS, BY_TIME, "auto takes")
         notes = (
             "SGD: bytes that arrive on a rank in a step of DistributedDataParallel with SGD; others: times that.",
