@@ -16,7 +16,9 @@ import pytest
 def pytest_addoption(parser):
     parser.addoption("--write-table", action="store_true", help="write the outcomes into docs/works-with.md")
     parser.addoption("--check-table", action="store_true", help="fail if docs/works-with.md says something else")
-    parser.addoption("--no-skips", action="store_true", help="fail if a test or a file was skipped: all packages are there")
+    parser.addoption(
+        "--no-skips", action="store_true", help="fail if a test or a file was skipped: all packages are there"
+    )
 
 
 def pytest_configure(config):

@@ -100,11 +100,11 @@ def test_other_hooks_or_none_do_not_pass(name):
     roles = ROLES.get(HOOKED_MODELS[name])
     settings = {"tolerance": 0.25, "widths": (64, 128, 256), "roles": roles}
     found = run(wrong, "AdamW", batch_of(name), cross_entropy, **settings)
-    assert {verdict.word for verdict in found.verdicts if verdict.layer == layer} >= {word}
-    measured = [v.fit.exponent for v in found.verdicts if v.layer == layer and v.word == word]
+    measured = [v.measured.slope for v in found.features if v.layer == layer and v.word == word]
+    assert measured
     assert measured == pytest.approx([exponent] * len(measured), abs=0.15)
     found = run(HOOKED_MODELS[name], "AdamW", batch_of(name), cross_entropy, **settings)
-    assert word not in {verdict.word for verdict in found.verdicts if verdict.layer == layer}
+    assert word not in {v.word for v in found.features if v.layer == layer}
 
 
 @pytest.mark.parametrize(("name", "method"), cells(TIMM_MODELS, "timm"))

@@ -14,6 +14,7 @@ from mukron.integrations import for_trainer, logits_of
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 
+from outcomes import snippet  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 from tiny import HF_MODELS, METHODS, exactly, options_of, planned, samples  # noqa: E402
 
@@ -120,11 +121,11 @@ def test_takes_the_steps_of_a_plain_loop():
 
 @feature("gradient accumulation")
 def test_accumulated_batches_are_one(method):
-    usual = {"max_grad_norm": 0.0, "options": exactly(method)}
+    # SOAP's later steps depend on the choice of a basis where the first gradient was zero, which rounding decides
+    usual = {"max_grad_norm": 0.0, "options": exactly(method), "max_steps": 1 if method == "SOAP" else 3}
     whole = trained("GPT-2", method, **usual)
     parts = trained("GPT-2", method, **usual, per_device_train_batch_size=4, gradient_accumulation_steps=2)
-    # SOAP divides small numbers by small ones: a tenth of its step
-    assert_alike(parts, whole, rtol=1e-3, atol=2e-3 if method == "SOAP" else 5e-4)
+    assert_alike(parts, whole, rtol=1e-3, atol=5e-4)
 
 
 @feature("gradient checkpointing")
@@ -153,6 +154,29 @@ def test_clipping_shortens_the_step(method):
         key = "bert.encoder.layer.0.intermediate.dense.weight"
         lengths.append(float((done.model.get_parameter(key) - start.get_parameter(key)).detach().norm()))
     assert lengths[1] < 0.01 * lengths[0] if method == "K-FAC" else lengths[1] == pytest.approx(lengths[0], rel=0.05)
+
+
+def test_the_pages_callback_clips_in_units_of_the_plan():
+    """It is the class that docs/works-with.md shows."""
+    scope = {"TrainerCallback": transformers.TrainerCallback}
+    exec(snippet("class ClipInUnitsOfThePlan"), scope)
+    model, plan = planned(HF_MODELS["BERT"])
+    done = transformers.Trainer(
+        model=model,
+        args=arguments(max_grad_norm=0, max_steps=1),
+        train_dataset=samples("BERT"),
+        optimizer_cls_and_kwargs=for_trainer(torch.optim.SGD, plan, 1.0),
+        callbacks=[scope["ClipInUnitsOfThePlan"](plan, 0.01)],
+    )
+    done.train()
+    other, its_plan = planned(HF_MODELS["BERT"])
+    optimizer = its_plan.optimizer(torch.optim.SGD, 1.0)
+    batch = {name: torch.stack([one[name] for one in samples("BERT")[:8]]) for name in ("input_ids", "labels")}
+    other(**batch).loss.backward()
+    assert its_plan.clip_grad_norm_(0.01) > 0.02
+    optimizer.step()
+    for ours, theirs in zip(weights(done), other.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs.detach(), rtol=1e-5, atol=1e-7)
 
 
 SCHEDULES = {"linear": 1 / 3, "cosine": 0.25, "polynomial": 1 / 3, "constant_with_warmup": 1.0, "inverse_sqrt": None}
