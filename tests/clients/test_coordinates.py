@@ -107,11 +107,11 @@ def test_other_hooks_or_none_do_not_pass(name):
     assert word not in {v.word for v in found.features if v.layer == layer}
 
 
-# a kernel of ResNet has a factor of side 2304, whose eigendecomposition is slow, and does not always converge in float32
+# a kernel of ResNet has a factor of side 2304, whose eigendecomposition is slow and may not converge in float32
 BLOCKS = {"Shampoo": {"block": 64}, "SOAP": {"block": 64}}
 
 
-SKIPPED = pytest.mark.xfail(reason="the second step is skipped: its numbers are not finite, the gradients are")
+SKIPPED = pytest.mark.xfail(reason="the second step is skipped: eigh of finite, tiny matrices is not finite")
 
 
 @pytest.mark.parametrize(
