@@ -56,7 +56,9 @@ def test_timms_optimizers_take_the_groups_of_a_plan(name, method):
     expected = groups(model)
     rates = [(group["lr"], group["weight_decay"]) for group in optimizer.param_groups]
     assert rates == [(group["lr"], group["weight_decay"]) for group in expected]
-    assert rates == [(group["lr"], group["weight_decay"]) for group in plan.param_groups("adamw", 3e-3, 0.05)]
+    assert rates == [
+        (group["lr"], group["weight_decay"]) for group in plan.param_groups("adamw", lr=3e-3, weight_decay=0.05)
+    ]
     found = losses(model, optimizer)
     assert found[-1] < found[0]
 
