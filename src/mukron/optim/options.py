@@ -12,7 +12,7 @@ from mukron.linalg import Cholesky, Solver
 from mukron.memory import Batch, Memory
 from mukron.optim.communication import Communication
 from mukron.optim.momentum import GradientMomentum, HeavyBall, Momentum, check_momentum
-from mukron.params.excluded import Excluded, without_types
+from mukron.params.excluded import Excluded, check_form, without_types
 from mukron.readers import check_whole, whole
 from mukron.theory import Method
 from mukron.trust import (
@@ -117,14 +117,7 @@ class StepOptions:
         object.__setattr__(self, "memory", Memory.of(self.memory))
         object.__setattr__(self, "communication", Communication.of(self.communication))
         object.__setattr__(self, "fallback", step_rule("fallback", self.fallback, FALLBACKS))
-        if isinstance(self.exclude, str):
-            raise ValueError(f'exclude takes several names: exclude=("{self.exclude}",)')
-        names = () if self.exclude is None else self.exclude
-        if not isinstance(names, Iterable) or not all(_names_layers(name) for name in names):
-            raise TypeError(
-                'exclude takes names of layers, patterns and types of modules, as in exclude=("head", "*.qkv", '
-                f"nn.Conv2d); got {self.exclude!r:.80}"
-            )
+        check_form(self.exclude)
         object.__setattr__(self, "exclude", None if self.exclude is None else tuple(self.exclude))
         object.__setattr__(self, "leaves_tied", self.leaves_tied or self.exclude is None)
 
@@ -162,10 +155,6 @@ class StepOptions:
         check_whole("factor_every", given.get("factor_every", 1))
         usual["inverse_every"] = usual_interval(trust is not None, max(given.get("factor_every", 1), 1))
         return cls(trust=trust, **{**usual, **{name: value for name, value in given.items() if value is not None}})
-
-
-def _names_layers(entry: object) -> bool:
-    return isinstance(entry, str) or (isinstance(entry, type) and issubclass(entry, nn.Module))
 
 
 def usual_interval(bounded: bool, factor_every: int) -> int:

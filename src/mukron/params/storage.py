@@ -60,7 +60,10 @@ def read_json(path: str | os.PathLike[str]) -> object:
     try:
         return json.loads(Path(path).read_text())
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ParametrizationError(f"{path}: not a JSON file ({error}); was it written by mukron's save()?") from error
+        remedy = "was it written by mukron's save()?"
+        if Path(path).suffix == ".bsh":
+            remedy = "files of microsoft/mup are read by mukron.params.mup_base_shapes(path, model)"
+        raise ParametrizationError(f"{path}: not a JSON file ({error}); {remedy}") from error
 
 
 def _umask() -> int:
