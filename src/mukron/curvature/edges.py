@@ -43,6 +43,8 @@ def settle_edge(this: LayerPass, end: GradientEdge) -> None:
     edge, behind, this.behind = this.edge, this.behind, None
     if edge is None:
         return
+    if (source := before_casts(edge)).node is end.node:  # fully_shard may cast what a layer returns
+        edge = source
     if edge.node is end.node:
         this.is_output, this.edge = edge.output_nr == end.output_nr, None
     else:
@@ -53,7 +55,12 @@ def settle_edge(this: LayerPass, end: GradientEdge) -> None:
 
 def source_of(f: Tensor) -> GradientEdge:
     """Where derivatives by the output arrive: before casts, which a loss inside the model may not have gone through."""
-    node, number = (edge := get_gradient_edge(f)).node, edge.output_nr
+    return before_casts(get_gradient_edge(f))
+
+
+def before_casts(edge: GradientEdge) -> GradientEdge:
+    """The place that what arrives at this one goes on to through casts alone."""
+    node, number = edge.node, edge.output_nr
     while node.name() == "ToCopyBackward0" and (source := node.next_functions[0][0]) and source.next_functions:
         node, number = source, node.next_functions[0][1]
     return edge if node is edge.node else GradientEdge(node, number)
