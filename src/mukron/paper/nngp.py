@@ -8,6 +8,7 @@ from typing import Any
 from mukron.paper import drawing, earlier
 from mukron.paper.claims import BestOf, ClaimCheck, alike, all_of, beats, lower_rate, revised
 from mukron.paper.drawing import ExponentPanel, Panel
+from mukron.paper.effects import POINTS, effect_of
 from mukron.paper.evidence import Evidence
 from mukron.paper.recipe import (
     FAILS,
@@ -251,6 +252,8 @@ def higher_at_first(above: str, below: str) -> ClaimCheck:
                 return Finding(UNTOLD, f"{name}: no curve")
             accuracies[name] = max(firsts)
         measured = " against ".join(f"{100 * value:.2f}% ({name})" for name, value in accuracies.items())
-        return Finding(HOLDS if accuracies[above] > accuracies[below] else FAILS, f"at the first evaluation {measured}")
+        gap = accuracies[above] - accuracies[below]
+        effect = effect_of(100 * gap, None, None, POINTS)
+        return Finding(HOLDS if gap > 0 else FAILS, f"at the first evaluation {measured}", effect=effect)
 
     return check
