@@ -159,7 +159,13 @@ def d_scale(scale: Scale) -> Experiment:
             "highest at d_A = -1 and d_B = 1",
         ),
     ]
-    draw = drawing.heat(lambda evidence: heat_map(carried(evidence, chosen), chosen), x="$d_A$", y="$d_B$")
+    draw = drawing.heat(
+        lambda evidence: heat_map(carried(evidence, chosen), chosen),
+        x="$d_A$",
+        y="$d_B$",
+        form=".1%",
+        label="test accuracy",
+    )
     choices = (
         f"The figure's widths and what was tuned where are not said: rho_A' and rho_B' are tuned at width {narrow} on "
         f"every second number of the paper's grid, and carried to width {wide} "
