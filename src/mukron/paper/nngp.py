@@ -281,7 +281,7 @@ def higher_at_first(above: str, below: str) -> ClaimCheck:
 
 # Ours: with an absolute part in the damping.
 
-EPS, FIRST_STEPS, STEPS_RUN, EPS_RATE = (0.0, 1e-7, 1e-6), 5, 8, 2.0**-8
+EPS_TRIED, FIRST_STEPS, STEPS_RUN, EPS_RATE = (0.0, 1e-7, 1e-6), 5, 8, 2.0**-8
 KERNEL_MARGIN = 0.03
 
 
@@ -291,7 +291,7 @@ def absolute_part(scale: Scale) -> Experiment:
     exponents = scale.choose((64.0,), (64.0,), (16.0, 64.0))
     first: dict[str, Any] = {"epochs": STEPS_RUN, "evaluate_every": 1, "dtype": "float32"}
     parts: dict[str, Part] = {}
-    for b, eps in product(exponents, EPS):
+    for b, eps in product(exponents, EPS_TRIED):
         design = tuned_part(scale, "K-FAC", b, **first)
         rule = f"mup/{rescaled(1)}" + (f",{eps:g}" if eps else "")
         steps = min(STEPS_RUN, design.config.epochs) if scale is Scale.SMOKE else STEPS_RUN
@@ -306,10 +306,10 @@ def absolute_part(scale: Scale) -> Experiment:
             ours=True,
         )
         for b in exponents
-        for eps, words in ((EPS[-1], f"with eps = {EPS[-1]:g} has"), (0.0, "without an eps has"))
+        for eps, words in ((EPS_TRIED[-1], f"with eps = {EPS_TRIED[-1]:g} has"), (0.0, "without an eps has"))
     ]
     panels = [
-        ComparedPanel(f"K-FAC, $b_L$ = {b:g}", {f"eps = {eps:g}": eps_part_name(b, eps) for eps in EPS})
+        ComparedPanel(f"K-FAC, $b_L$ = {b:g}", {f"eps = {eps:g}": eps_part_name(b, eps) for eps in EPS_TRIED})
         for b in exponents
     ]
     choices = (

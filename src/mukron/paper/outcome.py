@@ -152,7 +152,6 @@ def judge_claims(
     claims = tuple(_judged(claim, finding) for claim, finding in zip(experiment.claims, findings, strict=True))
     of_the_paper = [finding for claim, finding in zip(experiment.claims, findings, strict=True) if not claim.ours]
     choices = (*experiment.choices, *disclosures(experiment.parts))
-    seconds = sum(run.seconds for part in evidence.values() if isinstance(part, StudyRecord) for run in part.results)
     return Outcome(
         name,
         scale,
@@ -161,8 +160,26 @@ def judge_claims(
         claims,
         choices,
         dict(made),
-        minutes=round(seconds / 60, 1),
+        minutes=round(seconds_of(evidence) / 60, 1),
     )
+
+
+def seconds_of(evidence: Evidence) -> float:
+    """Returns the time that runs and checks took; checks of earlier versions did not record it.
+
+    Args:
+        evidence: The results of all parts.
+
+    Returns:
+        The seconds.
+
+    Example:
+        >>> seconds_of(Evidence())
+        0.0
+    """
+    runs = sum(run.seconds for part in evidence.values() if isinstance(part, StudyRecord) for run in part.results)
+    checks = [part.record.about for part in evidence.values() if isinstance(part, Check)]
+    return float(runs + sum(about.get("seconds", 0.0) for about in checks))
 
 
 def _judged(claim: Claim, finding: Finding) -> Judged:

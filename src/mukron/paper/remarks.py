@@ -54,8 +54,8 @@ DISAGREEMENTS = (
         ),
         "Ours. The first step arrives at the kernel's accuracy. Then the output layer W is small but not zero, B of "
         "the hidden layers is of the size W^2 and so is the damping, and their steps grow like 1 / W. With an absolute "
-        "part of 1e-6 in the damping, rescaled:1,0,1e-6, K-FAC stays there. The runs here have none, as the paper "
-        "prints the rule; the library of its authors has one of 1e-7.",
+        "part of 1e-6 in the damping, rescaled:1,0,1e-6, K-FAC stays there (recipe nngp-eps). The runs here have none, "
+        "as the paper prints the rule; the library of its authors has one of 1e-7.",
     ),
     Disagreement(
         "Shampoo depends on b_L",
