@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from mukron.damping import Constant, EachOwn, Fixed, Heuristic, MaxEigenvalue, MeanEigenvalue, Rescaled, Rule, Sides
+from mukron.damping import Constant, Fixed, Heuristic, MaxEigenvalue, MeanEigenvalue, Rescaled, Rule, Sides
 from mukron.linalg import MatrixFactor
 
 
@@ -18,7 +18,11 @@ from mukron.linalg import MatrixFactor
         ("Rescaled:0.5", Rescaled(0.5)),
         ("rescaled:0.5,0", Rescaled(0.5, floor=0.0)),
         ("mean-eigenvalue:0.5", MeanEigenvalue(0.5)),
+        ("rescaled:1,0,1e-6", Rescaled(1.0, floor=0.0, eps=1e-6)),
+        ("mean-eigenvalue:1,0,1e-6", MeanEigenvalue(1.0, floor=0.0, eps=1e-6)),
         ("heuristic:1e-2", Heuristic(0.01)),
+        ("heuristic:1e-2,1e-7", Heuristic(0.01, eps=1e-7)),
+        ("max-eigenvalue:1e-3,0,1e-7", MaxEigenvalue(1e-3, floor=0.0, eps=1e-7)),
         ("max-eigenvalue", MaxEigenvalue(1e-6)),
         ("constant:3", Constant(3.0)),
         ("fixed:1,0.1", Fixed(a=1.0, b=0.1)),
@@ -38,9 +42,10 @@ def test_a_rule_from_text(text, rule):
             "unknown damping rule 'resacled'; known: rescaled, mean-eigenvalue, heuristic, fixed, max-eig.*, con",
         ),
         ("heuristic:x", "could not convert string to float.*expected heuristic:NUMBER"),
-        ("heuristic:1,2", "damping 'heuristic:1,2'"),
+        ("heuristic:1,2,3", "damping 'heuristic:1,2,3'"),
         ("fixed:1", "damping 'fixed:1'"),
         ("rescaled:-1", "must not be negative"),
+        ("rescaled:1,0,-1e-6", r"must not be negative: Rescaled\(eps="),
     ],
 )
 def test_text_that_is_no_rule(text, message):
@@ -56,27 +61,36 @@ def test_fixed_damping_by_other_powers_of_the_theorys_scale():
         assert (rho["A"].item(), rho["B"].item()) == pytest.approx(expected)
 
 
-def test_every_group_has_a_rule_of_its_own():
-    """Several kinds at once, each with its own numbers and its own layer."""
-    generator = torch.Generator().manual_seed(0)
-    rules = [Rescaled(0.5), Heuristic(1e-3), Fixed(1.0, 0.1, power_a=0.5), Constant(3.0), Rescaled(2.0, floor=0.5)]
-    rules.append(MeanEigenvalue(0.25))
-    sides = [Sides({"A": 1.0 + g, "B": 2.0}, {"A": 3.0 + g, "B": 0.5} if g else {}) for g in range(6)]
-    M = {name: torch.rand(6, d, d, generator=generator) for name, d in (("A", 4), ("B", 3))}
-    peaks = {"A": torch.full((6,), 9.0), "B": torch.full((6,), 7.0)}
-    factors = {name: MatrixFactor(each) for name, each in M.items()}
-    found = EachOwn(rules, sides, torch.device("cpu"))(factors, peaks)
-    for g, (rule, own) in enumerate(zip(rules, sides, strict=True)):
-        alone = {name: MatrixFactor(each[g, None]) for name, each in M.items()}
-        expected = rule(alone, replace(own, peaks={name: peak[g, None] for name, peak in peaks.items()}))
-        for name, rho in expected.items():
-            assert found[name].dtype == rho.dtype
-            assert found[name][g] == pytest.approx(rho.item(), rel=1e-6)
-
-
 def test_the_mean_eigenvalue_is_of_the_actual_size():
     factors = {name: MatrixFactor(torch.diag(torch.tensor([1.0, 2.0, 6.0])).unsqueeze(0)) for name in ("A", "B")}
     sides = Sides(growth={"A": 16.0, "B": 4.0}, scales={})
     rho, rescaled = MeanEigenvalue(0.5)(factors, sides), Rescaled(0.5)(factors, sides)
     assert (rho["A"].item(), rho["B"].item()) == pytest.approx((1.5, 1.5))
     assert (rescaled["A"].item(), rescaled["B"].item()) == pytest.approx((24.0, 6.0))
+
+
+WITH_EPS = [Rescaled(0.5, eps=0.1), MeanEigenvalue(0.5, eps=0.1), Heuristic(0.5, eps=0.1), MaxEigenvalue(0.5, eps=0.1)]
+
+
+@pytest.mark.parametrize("rule", WITH_EPS, ids=lambda rule: type(rule).__name__)
+def test_eps_is_added_and_scales_with_the_width_as_a_fixed_damping_does(rule):
+    factors = {name: MatrixFactor(torch.diag(torch.tensor([1.0, 2.0, 6.0]))[None]) for name in ("A", "B")}
+    sides = Sides(growth={"A": 16.0, "B": 4.0}, scales={"A": 16.0, "B": 1 / 4}, peaks={"A": torch.tensor([9.0])})
+    with_eps, without = rule(factors, sides), replace(rule, eps=0.0)(factors, sides)
+    fixed = Fixed(0.1, 0.1)(factors, sides)
+    for name, rho in with_eps.items():
+        assert rho.item() == pytest.approx(without[name].item() + fixed[name].item())
+
+
+@pytest.mark.parametrize("rule", WITH_EPS, ids=lambda rule: type(rule).__name__)
+def test_factors_that_vanish_are_damped_by_eps(rule):
+    factors = {name: MatrixFactor(torch.zeros(1, 3, 3)) for name in ("A", "B")}
+    sides = Sides(growth={}, scales={})
+    found = rule({"B": factors["B"]} if not isinstance(rule, Heuristic) else factors, sides)
+    assert found["B"].item() == pytest.approx(0.1 if not isinstance(rule, Heuristic) else 0.1 + 0.5**0.5)
+
+
+def test_damping_with_an_eps_is_no_part_of_the_factor():
+    """So gradients are not brought to another unit, which would change what eps is beside them."""
+    assert [rule.relative for rule in WITH_EPS] == [False] * 4
+    assert [replace(rule, eps=0.0).relative for rule in WITH_EPS] == [True, True, False, True]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import lru_cache
 from typing import Any, ClassVar
@@ -45,7 +45,6 @@ class Rule:
 
     kinds: ClassVar[dict[str, type[Rule]]] = {}
     usual: ClassVar[tuple[float, ...]]  # numbers to begin with
-    relative: ClassVar[bool] = False  # the damping is a part of the factor, whatever unit that is measured in
     transfers: ClassVar[bool] = True  # its number holds at every width under muP
     rho: float
 
@@ -70,6 +69,11 @@ class Rule:
             growth: How much that size has grown since the base width.
         """
         return None
+
+    @property
+    def relative(self) -> bool:
+        """Whether the damping is a part of the factor, whatever unit that is measured in."""
+        return False
 
     def plain(self) -> dict[str, Any]:
         """As plain data, for a parameter group and its ``state_dict``."""
@@ -123,7 +127,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Rescaled(Rule):
-    """rho times the factor's trace over its base size. Consistent with muP; K-FAC's and FOOF's own.
+    """rho times the factor's trace over its base size, plus eps. Consistent with muP; K-FAC's and FOOF's own.
 
     The trace counts as at least ``floor`` times the largest seen. With cross-entropy B falls with the loss, and a B
     drawn from a confident model falls faster than the gradient: without a floor steps would grow as the loss falls.
@@ -131,16 +135,17 @@ class Rescaled(Rule):
     Attributes:
         rho: The number that is tuned; 1 is a good start. Schedulers may change it through ``group["damping"]``.
         floor: The part of the largest trace seen below which the trace does not count; 0 is the paper's rule.
+        eps: An absolute part, for factors that vanish, scaled with the width as a fixed damping is.
 
     Example:
         >>> Rescaled(1.0)
-        Rescaled(rho=1.0, floor=0.01)
+        Rescaled(rho=1.0, floor=0.01, eps=0.0)
     """
 
     usual = (1.0,)
-    relative = True
     rho: float
     floor: float = 0.01
+    eps: float = 0.0
 
     def __call__(self, factors: Mapping[str, Factor], sides: Sides) -> dict[str, Tensor]:
         damping = {}
@@ -149,7 +154,12 @@ class Rescaled(Rule):
             if name in sides.peaks:
                 trace = torch.maximum(trace, self.floor * sides.peaks[name])
             damping[name] = self.rho * sides.growth.get(name, 1.0) / factor.d * trace
-        return damping
+        return _raised(damping, self.eps, sides)
+
+    @property
+    def relative(self) -> bool:
+        """Whether the damping is a part of the factor: not with an eps."""
+        return self.eps == 0
 
     def condition(self, d: int, growth: float) -> float | None:
         """The bound d / (rho growth) of the condition number.
@@ -171,6 +181,7 @@ class MeanEigenvalue(Rescaled):
     Attributes:
         rho: The number that is tuned; 1 is a good start. Schedulers may change it through ``group["damping"]``.
         floor: The part of the largest trace seen below which the trace does not count.
+        eps: An absolute part, scaled with the width as a fixed damping is.
 
     Example:
         >>> MeanEigenvalue(1.0).condition(256, growth=4.0)
@@ -194,19 +205,21 @@ class MeanEigenvalue(Rescaled):
 class Heuristic(Rule):
     """K-FAC's usual damping, which balances the two factors. It breaks muP.
 
-    pi^2 = (tr A / d_A) / (tr B / d_B), rho_A = sqrt(rho) pi, rho_B = sqrt(rho) / pi.
+    pi^2 = (tr A / d_A) / (tr B / d_B), rho_A = sqrt(rho) pi + eps, rho_B = sqrt(rho) / pi + eps.
 
     Attributes:
         rho: The number; schedulers may change it through ``group["damping"]``.
+        eps: An absolute part, scaled with the width as a fixed damping is.
 
     Example:
         >>> Heuristic(1e-3)
-        Heuristic(rho=0.001)
+        Heuristic(rho=0.001, eps=0.0)
     """
 
     usual = (1e-3,)
     transfers = False
     rho: float
+    eps: float = 0.0
 
     def __call__(self, factors: Mapping[str, Factor], sides: Sides) -> dict[str, Tensor]:
         if set(factors) != {"A", "B"}:
@@ -214,7 +227,7 @@ class Heuristic(Rule):
         A, B = factors["A"], factors["B"]
         tiny = 1e-30
         pi = ((A.trace() / A.d).clamp_min(tiny) / (B.trace() / B.d).clamp_min(tiny)).sqrt()
-        return {"A": self.rho**0.5 * pi, "B": self.rho**0.5 / pi}
+        return _raised({"A": self.rho**0.5 * pi, "B": self.rho**0.5 / pi}, self.eps, sides)
 
 
 @dataclass(frozen=True)
@@ -253,7 +266,7 @@ class Fixed(Rule):
 
 @dataclass(frozen=True)
 class MaxEigenvalue(Rule):
-    """rho times the factor's largest eigenvalue. Consistent with muP; Shampoo's own.
+    """rho times the factor's largest eigenvalue, plus eps. Consistent with muP; Shampoo's own.
 
     A factor whose trace has fallen below ``floor`` times the largest seen is damped as if it had that trace. Steps that
     do not depend on the size of the gradient never end: on data that are fitted, the floor lets them shrink. A sum of
@@ -262,16 +275,17 @@ class MaxEigenvalue(Rule):
     Attributes:
         rho: The number; schedulers may change it through ``group["damping"]``.
         floor: The part of the largest trace seen below which the damping does not fall; 0: it always may.
+        eps: An absolute part, for factors that vanish, scaled with the width as a fixed damping is.
 
     Example:
         >>> MaxEigenvalue(1e-6)
-        MaxEigenvalue(rho=1e-06, floor=1.0)
+        MaxEigenvalue(rho=1e-06, floor=1.0, eps=0.0)
     """
 
     usual = (1e-6,)
-    relative = True
     rho: float
     floor: float = 1.0
+    eps: float = 0.0
 
     def __call__(self, factors: Mapping[str, Factor], sides: Sides) -> dict[str, Tensor]:
         damping = {}
@@ -280,7 +294,12 @@ class MaxEigenvalue(Rule):
             if name in sides.peaks:
                 trace, least = factor.trace(), self.floor * sides.peaks[name]
                 damping[name] = damping[name] * torch.where(trace > 0, (least / trace).clamp_min(1.0), 1.0)
-        return damping
+        return _raised(damping, self.eps, sides)
+
+    @property
+    def relative(self) -> bool:
+        """Whether the damping is a part of the factor: not with an eps."""
+        return self.eps == 0
 
 
 @dataclass(frozen=True)
@@ -320,7 +339,7 @@ class Adaptive:
 
     Example:
         >>> Adaptive(Rescaled(1.0), every=10)
-        Adaptive(rule=Rescaled(rho=1.0, floor=0.01), every=10, decay=0.95, lowest=0.0001, highest=10000.0)
+        Adaptive(rule=Rescaled(rho=1.0, floor=0.01, eps=0.0), every=10, decay=0.95, lowest=0.0001, highest=10000.0)
     """
 
     rule: Rule | float
@@ -354,45 +373,14 @@ class Adaptive:
         return {**own, "ratio": None}
 
 
-class EachOwn:
-    """A rule for every group: numbers become tensors, one number a group, and each kind of rule is asked for its own.
-
-    rules, sides: one a group. The damping of group g is what rule g says of it with sides g.
-    """
-
-    def __init__(self, rules: Sequence[Rule], sides: Sequence[Sides], device: torch.device) -> None:
-        self.device = device
-        self.members = [  # by kind: its groups, and one rule with all their numbers
-            (self._tensor([type(rule) is kind for rule in rules], torch.bool), self._joined(kind, rules))
-            for kind in dict.fromkeys(map(type, rules))
-        ]
-        self.sides = Sides(*(self._columns([getattr(each, name) for each in sides]) for name in ("growth", "scales")))
-
-    def __call__(self, factors: Mapping[str, Factor], peaks: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        sides = replace(self.sides, peaks=peaks)
-        damping: dict[str, Tensor] = {}
-        for own, rule in self.members:
-            for name, rho in rule(factors, sides).items():
-                damping[name] = torch.where(own, rho, damping[name]) if name in damping else rho
-        return {name: rho.to(factors[name].trace()) for name, rho in damping.items()}
-
-    def _joined(self, kind: type[Rule], rules: Sequence[Rule]) -> Rule:
-        joined = object.__new__(kind)  # every number was checked when its own rule was made
-        for each in fields(kind):  # type: ignore[arg-type]
-            numbers = [getattr(rule, each.name) if type(rule) is kind else 0.0 for rule in rules]
-            object.__setattr__(joined, each.name, self._tensor(numbers))
-        return joined
-
-    def _columns(self, rows: Sequence[Mapping[str, float]]) -> Any:
-        return {name: self._tensor([row.get(name, 1.0) for row in rows]) for row in rows for name in row}
-
-    def _tensor(self, values: Sequence[float], dtype: torch.dtype = torch.float64) -> Tensor:
-        return torch.tensor(values, dtype=dtype, device=self.device)
-
-
 @lru_cache(maxsize=64)
 def _rule(rho: float, *plain: tuple[str, Any]) -> Rule:
     return Rule.from_plain({**dict(plain), "rho": rho})
+
+
+def _raised(damping: Mapping[str, Tensor], eps: float, sides: Sides) -> dict[str, Tensor]:
+    """Add an absolute part, which scales with the width as the theory says of a fixed damping."""
+    return {name: rho + eps * sides.scales.get(name, 1.0) for name, rho in damping.items()}
 
 
 def _dashed(name: str) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mukron import FOOF, KFAC, SOAP, GaussNewton, Muon, Shampoo
+from mukron import FOOF, KFAC, SOAP, FOOFMirror, GaussNewton, Kronecker, Muon, Shampoo
 from mukron import readers as read
 from mukron.damping import Constant, MaxEigenvalue, Rescaled
 from mukron.memory import EMA, Auto, Batch, Window
@@ -25,6 +25,8 @@ from mukron.train import RunConfig
 CLASSES = {
     "kfac": KFAC,
     "foof": FOOF,
+    "foof-mirror": FOOFMirror,
+    "kronecker": Kronecker,
     "shampoo": Shampoo,
     "soap": SOAP,
     "muon": Muon,
@@ -75,14 +77,18 @@ def test_names_aliases_and_variants_lead_to_one_record():
     assert spec_of("soap:input") is SPECS["soap"]
     assert spec_of("adam") is spec_of("AdamW") is SPECS["adamw"]
     assert spec_of("gn") is SPECS["gauss-newton"]
-    known = ["sgd", "adamw", "kfac", "foof", "gauss-newton", "muon", "shampoo", "shampoo:E[,SIDES]"]
-    assert method_names() == [*known, "soap", "soap:SIDES"]
+    assert spec_of("kronecker:1,1/2") is SPECS["kronecker"]
+    known = ["sgd", "adamw", "kfac", "foof", "gauss-newton", "kronecker", "kronecker:E_A,E_B", "foof-mirror", "muon"]
+    assert method_names() == [*known, "shampoo", "shampoo:E[,SIDES]", "soap", "soap:SIDES"]
 
 
-@pytest.mark.parametrize("name", ["foof-mirror", "kronecker:1,1/2"])
-def test_methods_of_theory_alone_have_no_record(name):
+def test_methods_of_theory_alone_have_no_record():
     with pytest.raises(ValueError, match="no optimizer of this library; known: sgd, adamw, kfac, foof"):
-        spec_of(name)
+        spec_of("lion")
+
+
+def test_every_other_row_of_theory_can_be_trained():
+    assert {spec_of(name).method.name for name in METHODS if name != "lion"} == {*METHODS} - {"lion"}
 
 
 def test_an_unknown_method_lists_the_known():
@@ -104,6 +110,11 @@ def test_arguments_follow_from_a_run():
     assert run.spec.keywords(run) == {"betas": (0.8, 0.99)}
     run = RunConfig(method="shampoo:1/4")
     assert run.spec.keywords(run) == {"momentum": 0.9, "e": Fraction(1, 4)}
+    run = RunConfig(method="kronecker:1,1/2", method_options={"trust": "none"})
+    assert run.spec.keywords(run) == {
+        **{"momentum": 0.9, "likelihood": "categorical", "seed": 0, "trust": None},
+        **{"e_A": Fraction(1), "e_B": Fraction(1, 2)},
+    }
     run = RunConfig(method="shampoo:1/2,input")
     assert run.spec.keywords(run) == {"momentum": 0.9, "e": Fraction(1, 2), "sides": "input"}
     run = RunConfig(method="foof", momentum=0.5, method_options={"trust": "none"})
@@ -226,11 +237,11 @@ def test_a_record_that_makes_no_sense_is_refused(changes, message):
 
 
 def test_a_name_of_theory_keeps_its_exponents():
-    with pytest.raises(ValueError, match=r"method 'foof-mirror': mukron\.theory knows other exponents by that name"):
-        register(replace(SPECS["kfac"], name="foof-mirror", method=replace(METHODS["kfac"], name="foof-mirror")))(
+    with pytest.raises(ValueError, match=r"method 'lion': mukron\.theory knows other exponents by that name"):
+        register(replace(SPECS["kfac"], name="lion", method=replace(METHODS["kfac"], name="lion")))(
             type("Mirror", (SecondOrder,), {})
         )
-    assert "foof-mirror" not in SPECS
+    assert "lion" not in SPECS
 
 
 def test_what_theory_has_by_itself_is_not_forgotten():

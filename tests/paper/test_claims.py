@@ -798,3 +798,23 @@ def test_evidence_of_another_kind_is_refused():
         found(learns("a"), a=LOST)
     with pytest.raises(ReproductionError, match="evidence 'a': expected a StudyRecord, found NoneType"):
         found(stays("a"))
+
+
+def test_it_stays_at_the_kernel_if_every_first_step_is_there():
+    def at(*accuracies):
+        rows = [{"epoch": epoch, "test_accuracy": value} for epoch, value in enumerate(accuracies, 1)]
+        points = [Point(MUP, 8.0, 0.1, 1.0, seed) for seed in range(2)]
+        results = tuple(
+            Result(point, FINISHED, [{**row, "test_accuracy": row["test_accuracy"] + off} for row in rows])
+            for point, off in zip(points, (-0.001, 0.001), strict=True)
+        )
+        return StudyRecord("made", RunConfig(epochs=len(rows)), ("lr",), "test_accuracy", results, None)
+
+    check, kernel = nngp.stays_at_the_kernel("K-FAC"), at(0.77)
+    held = check(Evidence({nngp.KERNEL: kernel, "K-FAC": at(0.77, 0.78, 0.77, 0.76, 0.77, 0.2)}))
+    assert (held.verdict, str(held.effect).split()[0]) == (HOLDS, "+1.00")
+    left = check(Evidence({nngp.KERNEL: kernel, "K-FAC": at(0.77, 0.45, 0.46, 0.5, 0.6)}))
+    assert (left.verdict, left.effect.value) == (FAILS, -32.0)
+    assert check(Evidence({nngp.KERNEL: kernel, "K-FAC": at(0.77, 0.77)})).verdict == UNTOLD
+    near = check(Evidence({nngp.KERNEL: kernel, "K-FAC": at(0.77, 0.7995, 0.77, 0.77, 0.77)}))
+    assert near.verdict == UNTOLD

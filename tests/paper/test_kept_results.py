@@ -9,8 +9,10 @@ import pytest
 
 from mukron.paper import RECIPES, Scale, load_evidence, outcomes
 from mukron.paper.claims import best_value
+from mukron.paper.headlines import ABSTRACT_CLAIMS, CLAIMS_BY_NETWORK, NETWORKS
 from mukron.paper.outcome import csv_rows, judge_claims
-from mukron.paper.page import page_of
+from mukron.paper.page import pages_of
+from mukron.paper.remarks import DISAGREEMENTS, NOT_RUN
 from mukron.study.design import Design
 
 KEPT = Path(__file__).parents[2] / "docs" / "reproduction"
@@ -64,7 +66,48 @@ def test_everything_is_there(name: str) -> None:
 
 def test_the_page_is_made_of_the_results() -> None:
     files = {name: {path.name for path in (KEPT / name).iterdir()} for name in OUTCOMES}
-    assert (KEPT / "README.md").read_text(encoding="utf-8") == page_of(OUTCOMES, files)
+    written = pages_of(OUTCOMES, files)
+    assert {str(path.relative_to(KEPT)) for path in KEPT.rglob("*.md")} == set(written)
+    for name, text in written.items():
+        assert (KEPT / name).read_text(encoding="utf-8") == text
+        for target in re.findall(r'(?:\]\(|src=")(?!#|http)([^)"]+)', text):
+            assert ((KEPT / name).parent / target).exists(), (name, target)
+
+
+def test_the_page_has_the_eight_claims_of_the_abstract_first() -> None:
+    head = (KEPT / "README.md").read_text(encoding="utf-8").partition("\n## ")[0]
+    rows = [line.split(" | ") for line in head.splitlines() if line.startswith("| ")][1:]
+    assert len(rows) == len(ABSTRACT_CLAIMS) == 8
+    for cells in rows:
+        assert len(cells) == 4
+        assert re.search(r"\*\*(holds|holds in part|does not hold|cannot be determined)\*\*", cells[1])
+        assert re.search(r"[-+]\d+\.\d\d (\\\[[-+]|\(one seed)", cells[2]), cells
+
+
+@pytest.mark.parametrize(
+    "question", [*CLAIMS_BY_NETWORK, *(each for headline in ABSTRACT_CLAIMS for each in headline.questions)]
+)
+def test_questions_are_answered_by_claims_that_there_are(question) -> None:
+    for name, claim in question.answers.values():
+        assert claim in {judged.claim for judged in OUTCOMES[name].claims}
+    assert question not in CLAIMS_BY_NETWORK or {label.partition(" (")[0] for label in question.answers} <= set(
+        NETWORKS
+    )
+
+
+def test_every_disagreement_has_a_reason_and_every_reason_a_disagreement() -> None:
+    failing = {
+        (name, judged.claim)
+        for name, outcome in OUTCOMES.items()
+        for judged in outcome.claims
+        if judged.verdict == "does not hold" and not judged.ours
+    }
+    assert sorted(claim for each in DISAGREEMENTS for claim in each.claims) == sorted(failing)
+
+
+def test_every_recipe_has_a_result_or_the_reason_why_not() -> None:
+    assert set(OUTCOMES) | set(NOT_RUN) == set(RECIPES)
+    assert not set(OUTCOMES) & set(NOT_RUN)
 
 
 def test_row_one_of_the_transfer_figure() -> None:

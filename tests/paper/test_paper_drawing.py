@@ -14,7 +14,7 @@ from mukron.diagnose.configured import check_run
 from mukron.diagnose.record import Measurement, Record
 from mukron.figures import COLOURS, save, shade
 from mukron.paper import drawing
-from mukron.paper.drawing import ExponentPanel, Panel, WidthLine, WidthPanel
+from mukron.paper.drawing import ComparedPanel, ExponentPanel, Panel, WidthLine, WidthPanel
 from mukron.paper.errors import ReproductionError
 from mukron.paper.evidence import Evidence
 from mukron.study.points import Point, Result
@@ -193,6 +193,48 @@ def test_over_exponent_shows_each_studys_best_and_the_second_metric_dashed(evide
     assert not lines(apart[0], dashes="--")
 
 
+def test_a_level_is_drawn_across_all_panels_and_named(evidence):
+    evidence = Evidence({"one": study((MUP,)), "kernel": study((MUP,), widths=(64,), rates=(0.25,), less=0.8)})
+    for draw in (
+        drawing.over_exponent([ExponentPanel("a", {1.0: "one"}), ExponentPanel("b", {1.0: "one"})], level="kernel"),
+        drawing.compared_over_epochs([ComparedPanel("a", {"1": "one"}), ComparedPanel("b", {"1": "one"})], "kernel"),
+    ):
+        figure = draw(evidence)
+        for panel in shown(figure):
+            (level,) = lines(panel, "None", "-.")
+            assert list(level.get_ydata()) == pytest.approx([0.105, 0.105])
+            assert panel.get_ylim()[0] < 0.105
+        assert legend(figure.legends[0])[-1] == "kernel"
+
+
+def test_parts_are_compared_in_one_panel(evidence):
+    evidence = Evidence({"one": study((MUP,)), "two": study((MUP,), less=0.1), "none": POOR["all diverged"]})
+    figure = drawing.compared_over_epochs([ComparedPanel("K-FAC", {"1": "one", "2": "two", "3": "none"})])(evidence)
+    (panel,) = shown(figure)
+    drawn = [each for each in panel.get_lines() if len(each.get_ydata()) == EPOCHS]
+    assert [each.get_ydata()[-1] for each in drawn] == pytest.approx([0.905, 0.805])
+    assert len({each.get_color() for each in drawn}) == 2
+    assert legend(figure.legends[0]) == ["1", "2", "3"]
+
+
+def test_points_beyond_the_axis_of_a_transfer_figure_are_marked():
+    far = replace(study((MUP,)), results=[*study((MUP,)).results, run(lr=1.0, accuracy=-9.0), run(lr=1.0, seed=1)])
+    far = replace(far, results=[*far.results[:-1], run(lr=1.0, accuracy=-9.0, seed=1)])
+    (panel,) = shown(drawing.transfer([[Panel("a", "far")]])(Evidence(far=far)))
+    (arrow,) = lines(panel, "v")
+    assert arrow.get_xdata()[0] == 1.0
+    (panel,) = shown(drawing.over_epochs([[Panel("a", "far")]])(Evidence(far=far)))
+    assert not lines(panel, "v")
+
+
+def test_accuracies_and_correlations_of_words_are_on_a_plain_axis():
+    record = study((MUP,), widths=(64,))
+    rows = [{"epoch": epoch, "test_accuracy": 0.5, "words/similarity": 0.1 * epoch} for epoch in (1, 2, 3)]
+    words = replace(record, results=[replace(each, rows=rows) for each in record.results])
+    (panel,) = shown(drawing.over_epochs([[Panel("a", "words", quantity="words/similarity")]])(Evidence(words=words)))
+    assert panel.get_yscale() == "linear"
+
+
 def test_over_epochs_follows_each_widths_best_setting(evidence):
     figure = drawing.over_epochs([[Panel("SP", "mlp", "sp"), Panel("muP", "mlp", "mup")]])(evidence)
     for panel in shown(figure):
@@ -352,8 +394,9 @@ def cells(evidence):
 
 @pytest.mark.parametrize(("lowest", "where"), [(False, (1, 1)), (True, (0, 0))])
 def test_a_map_has_its_numbers_and_frames_the_best(lowest, where):
-    draw = drawing.heat(cells, x="learning rate", y="batch", title="SP", lowest=lowest, form=".0%")
-    (panel,) = shown(draw(Evidence()))
+    draw = drawing.heat(cells, x="learning rate", y="batch", title="SP", lowest=lowest, form=".0%", label="accuracy")
+    panel, scale = shown(draw(Evidence()))
+    assert (scale.get_ylabel(), scale.get_ylim()) == ("accuracy", (0.25, 0.75))
     assert [each.get_text() for each in panel.texts] == ["25%", "-", "50%", "75%"]
     assert [each.get_xy() for each in panel.patches] == [where]
     assert panel.collections[0].get_clim() == (0.25, 0.75)
@@ -362,7 +405,7 @@ def test_a_map_has_its_numbers_and_frames_the_best(lowest, where):
 
 
 def test_a_map_of_nothing_is_drawn(tmp_path):
-    (panel,) = shown(drawing.heat(lambda evidence: (["a"], ["b"], [[math.inf]]), "x", "y")(Evidence()))
+    panel, _ = shown(drawing.heat(lambda evidence: (["a"], ["b"], [[math.inf]]), "x", "y")(Evidence()))
     assert [each.get_text() for each in panel.texts] == ["-"]
     assert not panel.patches
     panel.figure.savefig(tmp_path / "figure.svg")

@@ -5,6 +5,7 @@ from mukron.optim.communication import Communication
 from mukron.optim.foof import FOOF
 from mukron.optim.gauss_newton import GaussNewton
 from mukron.optim.kfac import KFAC
+from mukron.optim.kronecker import FOOFMirror, Kronecker
 from mukron.optim.momentum import GradientMomentum, HeavyBall
 from mukron.optim.muon import Muon
 from mukron.optim.optimizer import SecondOrder
@@ -21,11 +22,13 @@ __all__ = [
     "SPECS",
     "AdamStep",
     "Communication",
+    "FOOFMirror",
     "GaussNewton",
     "GradientMomentum",
     "Graft",
     "HeavyBall",
     "KLClip",
+    "Kronecker",
     "MethodSpec",
     "Muon",
     "SGDStep",

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median, variance
 
+from mukron.paper.effects import POINTS, Effect, effect_of
 from mukron.paper.evidence import Evidence
 from mukron.paper.recipe import FAILS, HOLDS, IN_PART, UNTOLD, Finding
 from mukron.study.numbers import SettingSummary, best, ordered, settings
@@ -260,6 +261,28 @@ def margin_of(a: Value, b: Value) -> float:
     return STANDARD_ERRORS * math.hypot(a.error, b.error)
 
 
+def difference(a: Value, b: Value) -> Effect | None:
+    """Returns how much a value is above another: in points, if they are accuracies.
+
+    Args:
+        a: A value.
+        b: The value it is compared with.
+
+    Returns:
+        The difference with the noise of the seeds; None if either did not finish.
+
+    Example:
+        >>> print(difference(Value(0.92, 0.003), Value(0.90, 0.004)))
+        +2.00 [+1.00, +3.00] points
+    """
+    scale, unit = (100.0, POINTS) if a.accuracy and b.accuracy else (1.0, "")
+    gap = scale * (a.mean - b.mean)
+    if a.error is None or b.error is None:
+        return effect_of(gap, None, None, unit)
+    noise = scale * margin_of(a, b)
+    return effect_of(gap, gap - noise, gap + noise, unit)
+
+
 def formatted(value: float, metric: str) -> str:
     """Returns a value of a metric as findings show it.
 
@@ -355,7 +378,8 @@ def beats(better: BestOf, worse: BestOf, or_equals: bool = False) -> ClaimCheck:
         measured = f"{better.describe(evidence)} against {worse.describe(evidence)}{seeds}"
         unfinished = math.isnan(a.mean) and math.isnan(b.mean)
         verdict = {"above": HOLDS, "alike": HOLDS if or_equals and not unfinished else UNTOLD, "below": FAILS}[order]
-        return Finding(verdict, measured + (", alike within noise" if order == "alike" else ""))
+        measured += ", alike within noise" if order == "alike" else ""
+        return Finding(verdict, measured, effect=difference(a, b))
 
     return check
 
@@ -383,10 +407,12 @@ def alike(one: BestOf, others: Sequence[BestOf], within: float) -> ClaimCheck:
             return Finding(UNTOLD, measured)
         sizes = [(math.inf if math.isnan(value.mean) else abs(value.mean - first.mean)) for value in values]
         margins = [0.0 if math.isnan(value.mean) else margin_of(value, first) for value in values]
+        gaps = [difference(value, first) for value in values]
+        effect = max((gap for gap in gaps if gap is not None), key=lambda gap: abs(gap.value), default=None)
         if any(size - margin > within for size, margin in zip(sizes, margins, strict=True)):
-            return Finding(FAILS, measured)
+            return Finding(FAILS, measured, effect=effect)
         sure = all(size + margin <= within for size, margin in zip(sizes, margins, strict=True))
-        return Finding(HOLDS if sure else UNTOLD, measured)
+        return Finding(HOLDS if sure else UNTOLD, measured, effect=effect)
 
     return check
 
@@ -435,10 +461,11 @@ def gap_grows(pairs: Sequence[tuple[str, BestOf, BestOf]]) -> ClaimCheck:
         measured = "points: " + ", ".join(gap_texts)
         if len(gaps) < 2 or any(map(math.isnan, gaps)):
             return Finding(UNTOLD, measured)
-        order = differ(Value(gaps[-1], errors[-1] or None), Value(gaps[0], errors[0] or None))
+        last, first = (Value(gaps[end], errors[end] or None) for end in (-1, 0))
+        order, effect = differ(last, first), difference(last, first)
         if order == "above":
-            return Finding(HOLDS if gaps == sorted(gaps) else IN_PART, measured)
-        return Finding(FAILS if order == "below" else UNTOLD, measured)
+            return Finding(HOLDS if gaps == sorted(gaps) else IN_PART, measured, effect=effect)
+        return Finding(FAILS if order == "below" else UNTOLD, measured, effect=effect)
 
     return check
 

@@ -34,6 +34,7 @@ CHECK_COLUMNS = {  # of the paper's figure, from left to right
     "Shampoo, SP": ("shampoo", "sp", "max-eigenvalue:0.001"),
     "Shampoo, muP": ("shampoo", "mup", "max-eigenvalue:0.001"),
 }
+CHECK_ROWS = [[column for column in CHECK_COLUMNS if column.startswith(method)] for method in ("K-FAC", "Shampoo")]
 
 
 def widths_of(scale: Scale, model: str, method: str) -> tuple[float, ...]:
@@ -117,7 +118,7 @@ def figure_row(
             damping_valid_inside_only(f"{kfac}, muP, heuristic"),
         ),
     ]
-    panels = [[Panel(f"{title}: {column}", f"{title}, {column}") for column in CHECK_COLUMNS]]
+    panels = [[Panel(f"{title}: {column}", f"{title}, {column}") for column in row] for row in CHECK_ROWS]
     return Experiment(parts, claims, drawing.checks(panels), choices)
 
 
@@ -169,7 +170,9 @@ def tanh(scale: Scale) -> Experiment:
         Claim("Shampoo: in muP it does not.", learns("Shampoo, muP")),
     ]
     choices = (RATE_CHOICE, SHAMPOO_CHOICE, FLOOR)
-    return Experiment(parts, claims, drawing.checks([[Panel(column, column) for column in CHECK_COLUMNS]]), choices)
+    return Experiment(
+        parts, claims, drawing.checks([[Panel(column, column) for column in row] for row in CHECK_ROWS]), choices
+    )
 
 
 @recipe("k-fac-precond", "Figure 2", "The parametrization is consistent throughout training")

@@ -9,7 +9,7 @@ from itertools import product
 from statistics import correlation
 
 from mukron.paper import drawing, earlier
-from mukron.paper.claims import ClaimCheck, Value, differ, revised, value_of
+from mukron.paper.claims import ClaimCheck, Value, differ, difference, revised, value_of
 from mukron.paper.drawing import Panel
 from mukron.paper.evidence import Evidence
 from mukron.paper.networks import CNN_NETWORK, MLP_NETWORK, Network
@@ -159,7 +159,13 @@ def d_scale(scale: Scale) -> Experiment:
             "highest at d_A = -1 and d_B = 1",
         ),
     ]
-    draw = drawing.heat(lambda evidence: heat_map(carried(evidence, chosen), chosen), x="$d_A$", y="$d_B$")
+    draw = drawing.heat(
+        lambda evidence: heat_map(carried(evidence, chosen), chosen),
+        x="$d_A$",
+        y="$d_B$",
+        form=".1%",
+        label="test accuracy",
+    )
     choices = (
         f"The figure's widths and what was tuned where are not said: rho_A' and rho_B' are tuned at width {narrow} on "
         f"every second number of the paper's grid, and carried to width {wide} "
@@ -262,16 +268,17 @@ def highest_at_one(chosen: Sequence[float], cells_of: CellsOf) -> ClaimCheck:
         orders = {place: differ(cell.value, claimed.value) for place, cell in finished.items()}
         above = [place for place, order in orders.items() if order == "above"]
         equal = [place for place, order in orders.items() if order == "alike"]
-        measured = f"{_cell_text((1.0, 1.0), claimed)}"
+        measured, effect = f"{_cell_text((1.0, 1.0), claimed)}", None
         if finished:
             top = max(finished, key=lambda place: finished[place].value.mean)
             measured += f"; highest of the others {_cell_text(top, finished[top])}"
+            effect = difference(claimed.value, finished[top].value)
         measured += f"; {len(above)} above it beyond noise, {len(equal)} equal within noise"
         measured += f"; {len(cells) - len(finished) - 1} of {len(cells)} diverge"
         if above:
-            return Finding(UNTOLD if claimed.at_edge else FAILS, measured)
+            return Finding(UNTOLD if claimed.at_edge else FAILS, measured, effect=effect)
         behind = [cell for cell in finished.values() if cell.at_edge]
-        return Finding(UNTOLD if equal or behind else HOLDS, measured)
+        return Finding(UNTOLD if equal or behind else HOLDS, measured, effect=effect)
 
     return check
 

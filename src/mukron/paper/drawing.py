@@ -20,6 +20,7 @@ from mukron.figures import line, powers_axis, shade, sizes_axis, styled, widths_
 from mukron.paper.evidence import Evidence
 from mukron.paper.panels import (
     GREY,
+    LEVEL,
     Line,
     axis_groups,
     colours_of,
@@ -96,6 +97,23 @@ class ExponentPanel:
 
 
 @dataclass(frozen=True)
+class ComparedPanel:
+    """A panel that shows several parts, one line each.
+
+    Attributes:
+        title: The panel's title.
+        parts: The part's name by the line's.
+
+    Example:
+        >>> ComparedPanel("K-FAC", {"b_L = 1": "K-FAC, b_L = 1"}).title
+        'K-FAC'
+    """
+
+    title: str
+    parts: Mapping[str, str]
+
+
+@dataclass(frozen=True)
 class WidthLine:
     """A line of the best value of each width.
 
@@ -155,7 +173,7 @@ def transfer(panels: Sequence[Sequence[Panel]], axis: str = "lr") -> DrawFunctio
                 set_title(ax, panel.title, AXES[axis])
                 content.append(_over_settings(record, panel.scheme, axis, colour))
                 all_lines += content[-1]
-            fill_metric(axes_row[: len(row)], records, content)
+            fill_metric(axes_row[: len(row)], records, content, cut=True)
         marks = mark_handles(any(drawn.star for drawn in all_lines), any(drawn.unfinished for drawn in all_lines))
         width_legends(figure, axes, panels, colours, marks)
         return figure
@@ -163,13 +181,16 @@ def transfer(panels: Sequence[Sequence[Panel]], axis: str = "lr") -> DrawFunctio
     return draw
 
 
-def over_exponent(panels: Sequence[ExponentPanel], second: str | None = None, share: bool = True) -> DrawFunction:
+def over_exponent(
+    panels: Sequence[ExponentPanel], second: str | None = None, share: bool = True, level: str | None = None
+) -> DrawFunction:
     """Draws the best of each width against the exponent of the output layer.
 
     Args:
         panels: The panels.
         second: Another metric at the best setting, drawn dashed.
         share: Whether all panels of a row have one y axis.
+        level: A part whose best value is drawn across all panels.
 
     Returns:
         A function from the evidence to the figure.
@@ -196,6 +217,7 @@ def over_exponent(panels: Sequence[ExponentPanel], second: str | None = None, sh
                     axes_row[group],
                     [record for panel_records in records_of_row[group] for record in panel_records],
                     content[group],
+                    levels=_levels(evidence, level),
                 )
         marks = mark_handles(star=False, cross=any(drawn.unfinished for drawn in all_lines))
         if second is not None:
@@ -204,6 +226,7 @@ def over_exponent(panels: Sequence[ExponentPanel], second: str | None = None, sh
                 legend_handle(metric_label(second), linestyle="--"),
                 *marks,
             ]
+        marks += [legend_handle(level, **LEVEL)] if level is not None else []
         width_legends(figure, axes, rows, [colours] * len(rows), marks)
         return figure
 
@@ -253,6 +276,50 @@ def over_epochs(
         return figure
 
     return draw
+
+
+def compared_over_epochs(panels: Sequence[ComparedPanel], level: str | None = None) -> DrawFunction:
+    """Draws the metric of several parts over the epochs in one panel, each at the best setting of its widest network.
+
+    Args:
+        panels: The panels.
+        level: A part whose best value is drawn across all panels.
+
+    Returns:
+        A function from the evidence to the figure.
+    """
+    names = list(dict.fromkeys(name for panel in panels for name in panel.parts))
+    colours = {name: line(number)["color"] for number, name in enumerate(names)}
+
+    @styled
+    def draw(evidence: Evidence) -> Figure:
+        figure, axes = panel_axes([panels], share=True)
+        records: list[StudyRecord] = []
+        content: list[list[Line]] = []
+        for panel, ax in zip(panels, axes[0], strict=True):
+            content.append([])
+            for name, part in panel.parts.items():
+                record = evidence.study(part)
+                rows = [row for run in _best_runs(record, None, max(record.widths)) for row in run.rows]
+                content[-1].append(_line_of(rows, record.metric, "epoch", {"color": colours[name]}, name))
+                records.append(record)
+            whole_number_axis(ax, content[-1])
+            set_title(ax, panel.title, "epoch")
+        fill_metric(axes[0], records, content, levels=_levels(evidence, level))
+        marks = [legend_handle(name, color=colour) for name, colour in colours.items()]
+        legend_below(figure, [*marks, *([legend_handle(level, **LEVEL)] if level is not None else [])])
+        return figure
+
+    return draw
+
+
+def _levels(evidence: Evidence, part: str | None) -> list[float]:
+    """Returns the best value of a part, if there is one."""
+    if part is None:
+        return []
+    record = evidence.study(part)
+    values = _values(record.results, record.metric)
+    return [fmean(values)] if values else []
 
 
 def layers_over_epochs(panels: Sequence[Sequence[Panel]], against: str = "epoch", label: str = "") -> DrawFunction:
@@ -385,7 +452,7 @@ def _fill_column(
     axes_row: Any, records: Sequence[StudyRecord], content: Sequence[Sequence[Line]], columns: Sequence[str], label: str
 ) -> None:
     """Draws a metric on its own axis; quantities of probes, QUANTITY/LAYER, go on a logarithmic axis."""
-    if all("/" in column and not column.startswith("metric_label/") for column in columns):
+    if all("/" in column and not column.startswith("words/") for column in columns):
         fill_sizes(axes_row, content, label or metric_label(columns[0].strip("/*")))
     else:
         fill_metric(
@@ -533,7 +600,13 @@ def _evenly_spaced(layers: Sequence[Verdict]) -> list[Verdict]:
 
 
 def heat(
-    make: Callable[[Evidence], HeatCells], x: str, y: str, title: str = "", lowest: bool = False, form: str = ".3g"
+    make: Callable[[Evidence], HeatCells],
+    x: str,
+    y: str,
+    title: str = "",
+    lowest: bool = False,
+    form: str = ".3g",
+    label: str = "",
 ) -> DrawFunction:
     """Draws a heat map with a number in every cell: the best is framed, cells without a number are grey.
 
@@ -544,6 +617,7 @@ def heat(
         title: The title.
         lowest: Whether low numbers are the good ones.
         form: The format of the numbers, as in ".1%".
+        label: What the colours say.
 
     Returns:
         A function from the evidence to the figure.
@@ -557,12 +631,14 @@ def heat(
     @styled
     def draw(evidence: Evidence) -> Figure:
         across, down, rows = make(evidence)
-        figure, axes = figures.panels(1, 1, size=(max(2.4, 1.1 + 0.55 * len(across)), 1.0 + 0.36 * len(down)))
+        figure, axes = figures.panels(1, 1, size=(max(3.2, 1.9 + 0.55 * len(across)), 1.0 + 0.36 * len(down)))
         ax = axes[0, 0]
         _fill_heat_map(ax, rows, lowest, form)
         ax.set_xticks([number + 0.5 for number in range(len(across))], across)
         ax.set_yticks([number + 0.5 for number in range(len(down))], down)
         ax.set(title=title, xlabel=x, ylabel=y)
+        scale = figure.colorbar(ax.collections[0], ax=ax, label=label)
+        scale.outline.set_visible(False)
         return figure
 
     return draw

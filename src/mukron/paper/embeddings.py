@@ -75,11 +75,11 @@ def cbow_widths(scale: Scale) -> Experiment:
                 beats(BestOf("muP", metric=SIMILARITY), BestOf("SP", metric=SIMILARITY)),
             )
         )
-    second = "train_loss" if scale is Scale.SMOKE else SIMILARITY
+    second, name = ("train_loss", "training loss") if scale is Scale.SMOKE else (SIMILARITY, "WordSim-353, correlation")
     panels = [
         [Panel(title, title) for title in parts],
         [Panel(f"{title}: training loss", title, quantity="train_loss") for title in parts],
-        [Panel(f"{title}: {second}", title, quantity=second) for title in parts],
+        [Panel(f"{title}: {name}", title, quantity=second) for title in parts],
     ]
     return Experiment(parts, claims, drawing.over_epochs(panels), CBOW_CHOICES)
 

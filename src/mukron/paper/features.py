@@ -14,6 +14,7 @@ from mukron.diagnose.readings import DAMPING, FEATURES, Verdict
 from mukron.exponents import Exponent, fit_exponent
 from mukron.paper import earlier
 from mukron.paper.claims import ClaimCheck, revised
+from mukron.paper.effects import worst_exponent
 from mukron.paper.evidence import Evidence
 from mukron.paper.recipe import FAILS, HOLDS, IN_PART, UNTOLD, Finding
 from mukron.theory import Role
@@ -48,7 +49,8 @@ def learns(part: str) -> ClaimCheck:
             verdict = IN_PART if len(off) < len(verdicts) else FAILS
         else:
             verdict = HOLDS if all(judged.ok for judged in verdicts) else UNTOLD
-        return Finding(verdict, f"{part}: exponents of the features' change in the width: {slopes}")
+        effect = worst_exponent({layer: (each, 0.0) for layer, each in _feature_exponents(coordinate_check).items()})
+        return Finding(verdict, f"{part}: exponents of the features' change in the width: {slopes}", effect=effect)
 
     return check
 
@@ -81,7 +83,9 @@ def decays(part: str, *layers: str) -> ClaimCheck:
             verdict = UNTOLD
         else:
             verdict = IN_PART if low else FAILS
-        return Finding(verdict, f"{part}: exponents of the features' change in the width: {_shown(slopes)}")
+        effect = worst_exponent({layer: (exponent, 0.0) for layer, exponent in slopes.items()})
+        measured = f"{part}: exponents of the features' change in the width: {_shown(slopes)}"
+        return Finding(verdict, measured, effect=effect)
 
     def before(evidence: Evidence) -> Finding:
         return earlier.decays(evidence.check(part), layers)
@@ -113,7 +117,9 @@ def depends_on_width(part: str) -> ClaimCheck:
         else:
             verdict = FAILS if slopes and len(level) == len(slopes) else UNTOLD
         which = f"; of {len(slopes)} layers {len(off)} depend on it and {len(level)} do not" if slopes else ""
-        return Finding(verdict, f"{part}: exponents of the features' change in the width: {_shown(slopes)}{which}")
+        effect = worst_exponent({layer: (exponent, 0.0) for layer, exponent in slopes.items()})
+        measured = f"{part}: exponents of the features' change in the width: {_shown(slopes)}{which}"
+        return Finding(verdict, measured, effect=effect)
 
     def before(evidence: Evidence) -> Finding:
         return earlier.depends_on_width(evidence.check(part))
@@ -157,20 +163,22 @@ def damping_exponents(part: str) -> ClaimCheck:
     def check(evidence: Evidence) -> Finding:
         coordinate_check = evidence.check(part)
         record, tolerance = coordinate_check.record, coordinate_check.tolerance
-        exponents, right, wrong = {}, 0, 0
+        exponents, compared, right, wrong = [], {}, 0, 0
         for factor in record.layers("damping"):
             predicted = record.predicted.get(f"largest/{factor}")
             rows = [row for row in record.select("damping", factor) if row.value > 0]
             if predicted is None or len({row.width for row in rows}) < 2:
                 continue
             exponent = fit_exponent([row.width for row in rows], [row.value for row in rows])
-            exponents[f"{factor} {exponent} (theory {predicted:+g})"] = exponent
+            exponents.append(f"{factor} {exponent} (theory {predicted:+g})")
+            compared[factor] = exponent, predicted
             right += _is_near(exponent, predicted, tolerance)
             wrong += _is_off(exponent, predicted, tolerance)
         measured = f"{part}: exponents of the damping in the width: {', '.join(exponents) or 'none'}"
+        effect = worst_exponent(compared)
         if exponents and right == len(exponents):
-            return Finding(HOLDS, measured)
-        return Finding((IN_PART if right else FAILS) if wrong else UNTOLD, measured)
+            return Finding(HOLDS, measured, effect=effect)
+        return Finding((IN_PART if right else FAILS) if wrong else UNTOLD, measured, effect=effect)
 
     return check
 
@@ -189,9 +197,11 @@ def damping_valid(part: str) -> ClaimCheck:
         verdicts = evidence.check(part).damping
         valid = [verdict for verdict in verdicts if verdict.ok]
         off = [verdict for verdict in verdicts if verdict.word in (DAMPING.low, DAMPING.high)]
+        fitted = {verdict.layer: (verdict.measured, 0.0) for verdict in verdicts if verdict.measured is not None}
+        verdict = (IN_PART if valid else FAILS) if off else UNTOLD
         if verdicts and len(valid) == len(verdicts):
-            return Finding(HOLDS, _ratios(part, verdicts))
-        return Finding((IN_PART if valid else FAILS) if off else UNTOLD, _ratios(part, verdicts))
+            verdict = HOLDS
+        return Finding(verdict, _ratios(part, verdicts), effect=worst_exponent(fitted))
 
     return check
 
@@ -252,7 +262,7 @@ def column_exponent(part: str, column: str, predicted: float, tolerance: float =
 
     def check(evidence: Evidence) -> Finding:
         record = evidence.study(part)
-        slopes = {}
+        fitted = {}
         for when, pick in (("first", 0), ("last", -1)):
             points = []
             for result in record.results:
@@ -260,12 +270,14 @@ def column_exponent(part: str, column: str, predicted: float, tolerance: float =
                 if values and result.status == "finished":
                     points.append((result.point.width, values[pick]))
             if len({width for width, _ in points}) > 1:
-                slopes[when] = fit_exponent([width for width, _ in points], [value for _, value in points]).slope
+                fitted[when] = fit_exponent([width for width, _ in points], [value for _, value in points])
+        slopes = {when: exponent.slope for when, exponent in fitted.items()}
         if not slopes:
             return Finding(UNTOLD, f"{column}: not read at two widths")
         right = [abs(slope - predicted) <= tolerance for slope in slopes.values()]
         exponents = ", ".join(f"{slope:+.2f} at the {when} epoch" for when, slope in slopes.items())
         verdict = HOLDS if all(right) else IN_PART if any(right) else FAILS
-        return Finding(verdict, f"{column}: exponent {exponents} (theory {predicted:+g})")
+        effect = worst_exponent({when: (exponent, predicted) for when, exponent in fitted.items()})
+        return Finding(verdict, f"{column}: exponent {exponents} (theory {predicted:+g})", effect=effect)
 
     return check

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from mukron.paper import earlier
 from mukron.paper.claims import BestOf, ClaimCheck, beats, differ, noise_of, power_text, revised, scheme_of, value_of
+from mukron.paper.effects import PER_DOUBLING, effect_of
 from mukron.paper.evidence import Evidence
 from mukron.paper.recipe import FAILS, HOLDS, IN_PART, UNTOLD, Finding
 from mukron.study.certificate import MOVES, TRANSFERS, Judgement
@@ -163,7 +164,9 @@ def _by_optima(part: str, scheme: str | None, axis: str, verdict: Callable[[Opti
         optima = find_optima(record, scheme_of(record, scheme), axis)
         if optima is None:
             return Finding(UNTOLD, f"{part}: too little was run to tell")
-        return Finding(verdict(optima), optima.describe(part))
+        drift = optima.judgement.drift
+        effect = None if drift is None else effect_of(drift.value, drift.low, drift.high, PER_DOUBLING)
+        return Finding(verdict(optima), optima.describe(part), effect=effect)
 
     return check
 
@@ -265,7 +268,8 @@ def outperforms(better: str, worse: str, axis: str = "lr") -> ClaimCheck:
         record = evidence.study(behind or worse)
         if behind is None or not may_lie_beyond(record, record.schemes[0], record.widths[-1], axis):
             return replace(finding, measured=gap + finding.measured)
-        return Finding(UNTOLD, f"{gap}{finding.measured}; the best of {behind} may lie beyond its grid")
+        measured = f"{gap}{finding.measured}; the best of {behind} may lie beyond its grid"
+        return Finding(UNTOLD, measured, effect=finding.effect)
 
     return check
 

@@ -12,6 +12,7 @@ from typing import Any
 from mukron import figures
 from mukron.diagnose.check import Check
 from mukron.paper.disclosures import disclosures
+from mukron.paper.effects import Effect
 from mukron.paper.errors import ReproductionError
 from mukron.paper.evidence import Evidence
 from mukron.paper.kernel import regress
@@ -39,6 +40,7 @@ class Judged:
         ours: Whether the claim is not the paper's but our own.
         earlier: The verdict by an earlier rule, where that gave another one.
         rule: What the earlier rule was and what replaced it.
+        effect: How large what the claim is about is; None where that is no single number.
     """
 
     claim: str
@@ -49,6 +51,17 @@ class Judged:
     ours: bool = False
     earlier: str = ""
     rule: str = ""
+    effect: Effect | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the fields as data for JSON."""
+        return {**asdict(self), "effect": None if self.effect is None else self.effect.to_dict()}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Judged:
+        """Reads what ``to_dict`` returned; results of earlier versions have no effect."""
+        effect = data.get("effect")
+        return cls(**{**data, "effect": None if effect is None else Effect.from_dict(effect)})
 
 
 @dataclass(frozen=True)
@@ -82,7 +95,8 @@ class Outcome:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the fields as data for JSON."""
-        return stamp(OUTCOME_KIND, OUTCOME_VERSION, asdict(self))
+        claims = [judged.to_dict() for judged in self.claims]
+        return stamp(OUTCOME_KIND, OUTCOME_VERSION, {**asdict(self), "claims": claims})
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> Outcome:
@@ -107,7 +121,7 @@ class Outcome:
             fields = {name: content[name] for name in ("name", "scale", "less", "verdict", "made")}
             return cls(
                 **fields,
-                claims=tuple(Judged(**claim) for claim in content["claims"]),
+                claims=tuple(Judged.from_dict(claim) for claim in content["claims"]),
                 choices=tuple(content["choices"]),
                 minutes=float(content.get("minutes", 0.0)),  # results of earlier versions have none
             )
@@ -138,7 +152,6 @@ def judge_claims(
     claims = tuple(_judged(claim, finding) for claim, finding in zip(experiment.claims, findings, strict=True))
     of_the_paper = [finding for claim, finding in zip(experiment.claims, findings, strict=True) if not claim.ours]
     choices = (*experiment.choices, *disclosures(experiment.parts))
-    seconds = sum(run.seconds for part in evidence.values() if isinstance(part, StudyRecord) for run in part.results)
     return Outcome(
         name,
         scale,
@@ -147,8 +160,26 @@ def judge_claims(
         claims,
         choices,
         dict(made),
-        minutes=round(seconds / 60, 1),
+        minutes=round(seconds_of(evidence) / 60, 1),
     )
+
+
+def seconds_of(evidence: Evidence) -> float:
+    """Returns the time that runs and checks took; checks of earlier versions did not record it.
+
+    Args:
+        evidence: The results of all parts.
+
+    Returns:
+        The seconds.
+
+    Example:
+        >>> seconds_of(Evidence())
+        0.0
+    """
+    runs = sum(run.seconds for part in evidence.values() if isinstance(part, StudyRecord) for run in part.results)
+    checks = [part.record.about for part in evidence.values() if isinstance(part, Check)]
+    return float(runs + sum(about.get("seconds", 0.0) for about in checks))
 
 
 def _judged(claim: Claim, finding: Finding) -> Judged:
@@ -161,6 +192,7 @@ def _judged(claim: Claim, finding: Finding) -> Judged:
         ours=claim.ours,
         earlier=finding.earlier,
         rule=finding.rule,
+        effect=finding.effect,
     )
 
 

@@ -26,6 +26,7 @@ PANEL_INCHES = {1: 4.2, 2: 4.2, 3: 3.2, 4: 3.0}  # width of a panel by the numbe
 NARROW_PANEL_INCHES = 2.6  # width of a panel if there are more columns
 TITLE_LETTERS_PER_INCH = 10.5
 X_AXIS_INCHES = 0.42  # height of an x axis below its panel
+LEVEL: dict[str, Any] = {"color": "#D55E00", "linestyle": "-.", "linewidth": 1.2}  # a horizontal line
 
 
 @dataclass(frozen=True)
@@ -99,12 +100,27 @@ def axis_groups(share: bool, count: int) -> list[slice]:
     return [slice(count)] if share else [slice(number, number + 1) for number in range(count)]
 
 
-def fill_metric(axes_row: Any, records: Sequence[StudyRecord], content: Sequence[Sequence[Line]]) -> None:
-    """Draws lines into panels with one y axis, that of the metric, and crosses for diverged runs at its worst end."""
+def fill_metric(
+    axes_row: Any,
+    records: Sequence[StudyRecord],
+    content: Sequence[Sequence[Line]],
+    cut: bool = False,
+    levels: Sequence[float] = (),
+) -> None:
+    """Draws lines into panels with one y axis, that of the metric, and crosses for diverged runs at its worst end.
+
+    With ``cut``, runs that almost diverged are beyond the axis, and arrows say where. ``levels`` are drawn across all
+    panels.
+    """
     record = _shared_metric(records)
     _plot(axes_row, content)
     values = [value for lines in content for line in lines for seeds in line.values for value in seeds]
-    metric_axis(axes_row[None], record, values)
+    metric_axis(axes_row[None], record, [*values, *levels], cut)
+    for ax, lines in zip(axes_row, content, strict=True):
+        for level in levels:
+            ax.axhline(level, **LEVEL)
+        if cut:
+            _mark_beyond(ax, lines)
     if not values:
         axes_row[0].set_yticks([])
     crosses = [[(x, line.number, line.style["color"]) for line in lines for x in line.unfinished] for lines in content]
@@ -113,6 +129,16 @@ def fill_metric(axes_row: Any, records: Sequence[StudyRecord], content: Sequence
         from matplotlib.ticker import PercentFormatter
 
         axes_row[0].yaxis.set_major_formatter(PercentFormatter(1.0))
+
+
+def _mark_beyond(ax: Axes, lines: Sequence[Line]) -> None:
+    """Draws an arrow at the edge of the panel for every mean that lies beyond it."""
+    low, high = ax.get_ylim()
+    for line in lines:
+        for x, seeds in zip(line.x, line.values, strict=True):
+            if seeds and not low <= fmean(seeds) <= high:
+                edge, marker = (low, "v") if fmean(seeds) < low else (high, "^")
+                ax.plot([x], [edge], marker=marker, color=line.style["color"], markersize=5, clip_on=False, zorder=4)
 
 
 def fill_sizes(axes_row: Any, content: Sequence[Sequence[Line]], label: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import warnings
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
@@ -168,7 +169,7 @@ class AssignedCheck(AssignedWhole):
     part: Checking
 
     def _make(self, tick: Tick) -> None:
-        part = self.part
+        part, began = self.part, time.perf_counter()
         result = check_run(
             part.config,
             widths=part.widths,
@@ -178,7 +179,8 @@ class AssignedCheck(AssignedWhole):
             progress=lambda *_: tick(),
         )
         last = [row for row in result.record.rows if row.step == result.record.steps]
-        kept = replace(result, record=replace(result.record, rows=tuple(last)))
+        about = {**result.record.about, "seconds": round(time.perf_counter() - began, 1)}
+        kept = replace(result, record=replace(result.record, rows=tuple(last), about=about))
         write_json(self.folder / CHECK_FILE, kept.to_dict())
         self._mark_complete()
 

@@ -16,6 +16,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mukron.diagnose.check import Check
+from mukron.paper.effects import Effect
 from mukron.paper.errors import ReproductionError
 from mukron.paper.evidence import Evidence
 from mukron.study.design import Design
@@ -137,6 +138,7 @@ class Finding:
         measured: What was measured, in words and numbers.
         earlier: The verdict by an earlier rule, where the rule was replaced and gave another one; else empty.
         rule: What the earlier rule was and what replaced it; empty where ``earlier`` is.
+        effect: How large what the claim is about is, with an interval; None where that is no single number.
 
     Example:
         >>> Finding("holds", "best at 2^-3 at every width").verdict
@@ -147,6 +149,7 @@ class Finding:
     measured: str
     earlier: str = ""
     rule: str = ""
+    effect: Effect | None = None
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from typing import Any
 from mukron.diagnose.check import Check
 from mukron.paper.errors import ReproductionError
 from mukron.paper.evidence import Evidence
-from mukron.paper.outcome import RESULT_FILE, Outcome, judge_claims, keep, provenance_here
+from mukron.paper.outcome import RESULT_FILE, Outcome, judge_claims, keep, provenance_here, seconds_of
 from mukron.paper.parts import Assigned, AssignedCheck, AssignedRegression, AssignedStudy
 from mukron.paper.recipe import RECIPES, Checking, Experiment, Less, Part, Regression, Scale, key_of
 from mukron.study.transfer import LOG
@@ -274,14 +274,13 @@ def _made(parts: Sequence[Assigned], device: str) -> dict[str, str]:
 def _runs(evidence: Evidence) -> str:
     """Return the number of runs by status, and their total time, as text."""
     count: Counter[str] = Counter()
-    seconds = 0.0
     for part_result in evidence.values():
         if isinstance(part_result, Check):
             count["steps of a check"] += len({(row.width, row.seed) for row in part_result.record.rows})
             continue
         for result in part_result.results:
             count[result.status] += 1
-            seconds += result.seconds
+    seconds = seconds_of(evidence)
     text = ", ".join(f"{number} {status}" for status, number in count.items()) or "none: theory alone"
     return text + (f"; {seconds:.0f} s of training" if seconds else "")
 

@@ -31,6 +31,7 @@ from mukron.paper.settings import (
 from mukron.paper.widths import wider_is_better, wider_is_better_there, wider_is_worse, wider_is_worse_there
 
 CHOICES = (MOMENTUM, GRID, SEEDS, BASE, FLOOR)
+PANELS_IN_A_ROW = 2
 SEVERAL = 2  # seeds at paper scale; of ResNet-18, whose runs are long, one
 
 
@@ -64,7 +65,8 @@ def grid(scale: Scale, rows: Sequence[Row]) -> tuple[dict[str, Part], list[list[
     parts: dict[str, Part] = {}
     panels = []
     for name, network, columns, fields in rows:
-        panels.append([Panel(f"{name}: {column.title}", f"{name}, {column.title}") for column in columns])
+        row = [Panel(f"{name}: {column.title}", f"{name}, {column.title}") for column in columns]
+        panels += [row[start : start + PANELS_IN_A_ROW] for start in range(0, len(row), PANELS_IN_A_ROW)]
         for column in columns:
             parts[f"{name}, {column.title}"] = part(scale, network, column, **fields)
     return parts, panels

@@ -8,7 +8,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from mukron.paper import drawing
-from mukron.paper.claims import BestOf, ClaimCheck, Value, beats, differ, revised
+from mukron.paper.claims import BestOf, ClaimCheck, Value, beats, differ, difference, revised
 from mukron.paper.drawing import Panel, WidthLine, WidthPanel
 from mukron.paper.evidence import Evidence
 from mukron.paper.imagenet import IMAGENET, IMAGENET_EPOCHS, imagenet
@@ -132,13 +132,12 @@ def mup_wins(sp: str, mup: str, epochs: int) -> ClaimCheck:
             width: (BestOf(mup, width).value(evidence), BestOf(sp, width).value(evidence))
             for width in records[1].widths
         }
-        measured = f"{_differences(values)}; {widest.measured}"
-        obstacles = [*_two_rules(*records)]
+        measured, effect, obstacles = f"{_differences(values)}; {widest.measured}", widest.effect, _two_rules(*records)
         if min(record.config.epochs for record in records) < LEAST_SHARE * epochs:
             obstacles.append(f"{records[1].config.epochs} of the paper's {epochs} epochs were run")
         if obstacles:
-            return Finding(UNTOLD, f"{'; '.join(obstacles)}; {measured}")
-        return Finding(widest.verdict, measured)
+            return Finding(UNTOLD, f"{'; '.join(obstacles)}; {measured}", effect=effect)
+        return Finding(widest.verdict, measured, effect=effect)
 
     return revised(check, beats(BestOf(mup), BestOf(sp)), MUP_WINS_RULE)
 
@@ -172,11 +171,12 @@ def mup_wins_early(sp: str, mup: str, epochs: int) -> ClaimCheck:
             width: (_at_epoch(records[1], width, max(early)), _at_epoch(records[0], width, max(early)))
             for width in records[1].widths
         }
-        order = differ(*values[records[1].widths[-1]])
+        widest = values[records[1].widths[-1]]
+        order, effect = differ(*widest), difference(*widest)
         measured = f"after {max(early)} epochs, {_differences(values)}"
         if obstacles := _two_rules(*records):
-            return Finding(UNTOLD, f"{'; '.join(obstacles)}; {measured}")
-        return Finding({"above": HOLDS, "alike": UNTOLD, "below": FAILS}[order], measured)
+            return Finding(UNTOLD, f"{'; '.join(obstacles)}; {measured}", effect=effect)
+        return Finding({"above": HOLDS, "alike": UNTOLD, "below": FAILS}[order], measured, effect=effect)
 
     return check
 

@@ -15,6 +15,7 @@ from mukron.paper.claims import (
     beats,
     best_value,
     differ,
+    difference,
     formatted,
     power_text,
     revised,
@@ -89,15 +90,17 @@ def _wider(title: str, values: Mapping[float, Value], metric: str, strictly: boo
         f"{formatted(value.mean, metric)} at {width:g}" for width, value in values.items()
     )
     signed = [-value if lowest_is_best(metric) else value for value in values.values()]
+    all_values = list(values.values())
+    effect = difference(all_values[-1], all_values[0]) if len(values) > 1 else None
     if len(signed) < 2 or math.isnan(signed[0].mean):
         return Finding(UNTOLD, measured)
     rises = differ(signed[-1], signed[0])
     falls = any(differ(wide, narrow) == "below" for n, wide in enumerate(signed) for narrow in signed[:n])
     if rises == "below" or (falls and not strictly):
-        return Finding(FAILS, measured)
+        return Finding(FAILS, measured, effect=effect)
     if rises == "above":
-        return Finding(IN_PART if falls else HOLDS, measured)
-    return Finding(UNTOLD if strictly else HOLDS, measured)
+        return Finding(IN_PART if falls else HOLDS, measured, effect=effect)
+    return Finding(UNTOLD if strictly else HOLDS, measured, effect=effect)
 
 
 def wider_throughout(part: str, metric: str, scheme: str | None = None) -> ClaimCheck:
@@ -218,6 +221,6 @@ def wider_is_worse_there(part: str, scheme: str | None = None) -> ClaimCheck:
             f"{part}, learning rate {power_text(narrow_best.lr)}: {shown[0]} at {narrow:g}, {shown[1]} at {wide:g}"
         )
         order = differ(-b, -a) if lowest_is_best(record.metric) else differ(b, a)
-        return Finding({"below": HOLDS, "above": FAILS, "alike": UNTOLD}[order], measured)
+        return Finding({"below": HOLDS, "above": FAILS, "alike": UNTOLD}[order], measured, effect=difference(a, b))
 
     return check

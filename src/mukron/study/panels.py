@@ -40,10 +40,11 @@ def scheme_panels(record: StudyRecord, size: tuple[float, float] | None = None) 
     return figure, axes
 
 
-def metric_axis(axes: Any, record: StudyRecord, values: Iterable[float]) -> None:
+def metric_axis(axes: Any, record: StudyRecord, values: Iterable[float], cut: bool = True) -> None:
     """Scale the y axis: logarithmic for losses, linear for other metrics.
 
-    The range is limited by quartiles: runs that almost diverged are cut off, so that they do not compress the others.
+    cut: limit the range by quartiles. Runs that almost diverged are cut off then, so that they do not compress the
+    others.
     """
     finite = sorted(value for value in values if math.isfinite(value))
     for row in axes:
@@ -53,10 +54,10 @@ def metric_axis(axes: Any, record: StudyRecord, values: Iterable[float]) -> None
     low, high = finite[0], finite[-1]
     if lowest_is_best(record.metric):
         upper_quartile = finite[3 * len(finite) // 4]
-        numbers_axis(axes[0, 0], low, min(high, 10 * upper_quartile) if upper_quartile > 0 else high)
+        numbers_axis(axes[0, 0], low, min(high, 10 * upper_quartile) if cut and upper_quartile > 0 else high)
     else:
         lower_quartile = finite[len(finite) // 4]
-        low = max(low, high - 2 * (high - lower_quartile) or low)
+        low = max(low, high - 2 * (high - lower_quartile) or low) if cut else low
         margin = 0.05 * ((high - low) or 1.0)
         axes[0, 0].set_ylim(low - margin, high + margin)
 

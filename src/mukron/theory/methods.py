@@ -147,15 +147,17 @@ class Method:
         return sum((e * statistic.size(role, s) for statistic, e in self.factors), start=Power())
 
 
-def kronecker(e_A: Number, e_B: Number) -> Method:
+def kronecker(e_A: Number = Fraction(1, 2), e_B: Number = Fraction(1, 2)) -> Method:
     """Return the method that divides by A^e_A on the input side and by B^e_B on the output side.
+
+    K-FAC is (1, 1), FOOF (1, 0), its mirror (0, 1). With (1/2, 1/2) steps do not depend on the size of the gradient.
 
     Args:
         e_A: The exponent of A = E[h h^T].
         e_B: The exponent of B = E[delta delta^T].
 
     Returns:
-        The method, with the name ``"kronecker:E_A,E_B"``.
+        The method, with the name ``"kronecker:E_A,E_B"``, and ``"kronecker"`` for (1/2, 1/2).
 
     Example:
         >>> from mukron.theory import kronecker
@@ -163,7 +165,8 @@ def kronecker(e_A: Number, e_B: Number) -> Method:
         'kronecker:1,1/2'
     """
     factors = ((A, Fraction(e_A)), (B, Fraction(e_B)))
-    name = f"kronecker:{Fraction(e_A)},{Fraction(e_B)}"
+    usual = Fraction(e_A) == Fraction(e_B) == Fraction(1, 2)
+    name = "kronecker" if usual else f"kronecker:{Fraction(e_A)},{Fraction(e_B)}"
     title = f"Kronecker ({Fraction(e_A)}, {Fraction(e_B)})"
     return Method(name, title, tuple((statistic, e) for statistic, e in factors if e))
 
@@ -291,6 +294,7 @@ METHODS: dict[str, Method] = {
         Method("kfac", "K-FAC", ((A, ONE), (B, ONE))),
         Method("foof", "FOOF", ((A, ONE),)),
         Method("foof-mirror", "FOOF's mirror", ((B, ONE),)),
+        kronecker(),
         shampoo(),
         soap(),
         Method("muon", "Muon", ((S, ONE / 2),), matrices_only=True, gradients_alone=True),

@@ -18,7 +18,7 @@ from torch import Generator, Tensor, nn
 from torch.optim import Optimizer
 
 from mukron.curvature import Accumulator, Empirical, Fisher, drawn_targets, keeps_halves
-from mukron.damping import EachOwn, Rule, Sides
+from mukron.damping import Rule, Sides
 from mukron.data import Dataset
 from mukron.layers import WEIGHT
 from mukron.linalg import (
@@ -40,6 +40,7 @@ from mukron.params import Parametrization
 from mukron.train.build import network_of, optimizer_of
 from mukron.train.config import RunConfig
 from mukron.train.losses import Loss, loss_of
+from mukron.train.stacked.rules import EachOwn
 
 POWERS = {"A": Fraction(1), "B": Fraction(1)}
 
