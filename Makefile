@@ -6,7 +6,7 @@ METHOD ?= kfac
 
 CLIENTS ?= .venv-clients
 
-.PHONY: demo test matrix check format clean clients clients-environment
+.PHONY: demo test matrix soak check format clean clients clients-environment
 
 # Tune narrow, train wide: does the best learning rate stay where it is? About two minutes on two cores. Steps are the
 # paper's plain ones, without a bound.
@@ -21,6 +21,11 @@ test: $(BIN)/.ready
 # The rest of the matrix of ranks, which make test leaves out.
 matrix: $(BIN)/.ready
 	$(BIN)/pytest -m matrix --numprocesses auto --maxprocesses 2 --dist worksteal
+
+# Faults, at length: many changes of every kind of file. It prints how many were read, refused, or worse.
+SOAK ?= 10000
+soak: $(BIN)/.ready
+	MUKRON_SOAK=$(SOAK) $(BIN)/pytest tests/faults -rP --numprocesses auto --maxprocesses 8 --dist worksteal
 
 # With the packages of others; docs/works-with.md must say what these tests find.
 clients: $(CLIENTS)/.ready

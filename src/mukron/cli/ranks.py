@@ -16,7 +16,7 @@ RanksModelOption = Annotated[
     str | None, typer.Option(help=f"With --ranks: a built-in network, with --width: {BUILT_IN}.")
 ]
 RanksFactoryOption = Annotated[
-    str | None, typer.Option(help="With --ranks: your own network, MODULE:FUNCTION, called with --width.")
+    str | None, typer.Option(help="Your own network, MODULE:FUNCTION: the study's; with --ranks, called with --width.")
 ]
 RanksShapesOption = Annotated[
     str | None, typer.Option(help="With --ranks: a network of known shapes: llama-7b, llama-13b, llama-70b.")

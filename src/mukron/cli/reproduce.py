@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mukron.cli.common import errors, show
+from mukron.cli.common import check_outputs, errors, show
 from mukron.cli.numbers import read_numbers
 from mukron.cli.progress import BAR, COUNT, TIME_LEFT, shown_bar
 from mukron.table import Table
@@ -69,6 +69,7 @@ def reproduce(
             return
         if all_ == bool(names):
             raise ValueError("name recipes, or say --all; mukron reproduce --list names them")
+        check_outputs(folders=(folder,))
         chosen = tuple(RECIPES) if all_ else tuple(dict.fromkeys(names or ()))
         less = Less(epochs, None if widths is None else tuple(read_numbers(widths, "--widths")), seeds)
         request = Request(chosen, Scale(scale), str(folder), less, device, None if data_dir is None else str(data_dir))

@@ -8,6 +8,7 @@ was stopped. What is concluded lives in FOLDER/NAME.
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -308,9 +309,9 @@ class RecipeForeman(Foreman):
         return ReproductionError(text)
 
 
-def main(file: str) -> int:
+def main() -> int:
     """Run a worker process and return its exit code."""
-    return serve(file, _work_on_task)
+    return serve(sys.stdin, _work_on_task)
 
 
 def _work_on_task(task: WorkerTask, stopped: Stopped, tick: Tick) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from mukron.layers import Fans, Shape
+from mukron.layers import Shape
 from mukron.params.building import (
     Factory,
     at_depth,
@@ -28,11 +28,13 @@ from mukron.params.depth import BlockStack, find_stacks, matches
 from mukron.params.errors import ParametrizationError
 from mukron.params.initial import LAWS, PROBE_TOLERANCE, Law, Spread, law_of_change, measure, scale_change
 from mukron.params.inventory import Found, inventory, on_meta
+from mukron.params.parameter_plan import check_sizes
 from mukron.params.resolve import Growth, Sizes, Unresolved, check_names, resolve_all
 from mukron.params.sharded import whole
 from mukron.params.shown import ShownShapes
 from mukron.params.storage import Data, check_stamp, damaged, read_json, stamp, write_json
 from mukron.theory import Role
+from mukron.typed import fields_of, read_as
 
 KIND, VERSION = "base_shapes", 3  # 2: with the laws of the initializers; 3: with the blocks that depth adds
 PROBE_DRAWS, NUMBERS_TO_PROBE = 3, 8_000_000  # draws at two widths from the same random numbers
@@ -147,22 +149,13 @@ class BaseShapes(ShownShapes):
         """
         content = check_stamp(data, KIND, VERSION, source)
         with damaged(source):
-            parameters = {
-                name: BaseParameter(
-                    base=_sizes_from_dict(entry["base"]),
-                    wider=entry["wider"] and _sizes_from_dict(entry["wider"]),
-                    role=entry["role"] and Role(entry["role"]),
-                    spread=Spread(entry["std"], entry["numbers"], entry["center"], entry["kurtosis"]),
-                    law=entry["law"] and _law_from_dict(entry["law"], content["parameters"]),
-                    depth_exponent=entry["depth_exponent"] and Fraction(entry["depth_exponent"]),
-                )
-                for name, entry in content["parameters"].items()
-            }
-            stacks = tuple(
-                BlockStack(stack["container"], tuple(stack["blocks"]), tuple(stack["others"]))
-                for stack in content["stacks"]
-            )
-            return cls(parameters, content["width"], content["depth"], stacks)
+            entries = fields_of(content["parameters"], "parameters")
+            parameters = {name: _parameter_from_dict(entry, f'parameter "{name}"') for name, entry in entries.items()}
+            for name, entry in parameters.items():
+                _check_law(entry.law, parameters, f'parameter "{name}"')
+            stacks = read_as(tuple[BlockStack, ...], content["stacks"], "stacks")
+            width = read_as(float | None, content["width"], "width")
+            return cls(parameters, width, read_as(int | None, content["depth"], "depth"), stacks)
 
 
 def base_shapes(
@@ -360,17 +353,23 @@ def _sizes_to_dict(sizes: Sizes) -> Data:
     return {"shape": list(sizes.shape), "uses": {name: use and list(use) for name, use in sizes.uses.items()}}
 
 
-def _sizes_from_dict(data: Mapping[str, Any]) -> Sizes:
-    shape: Shape = tuple(data["shape"])
-    return Sizes(shape, {name: use and Fans(*use) for name, use in data["uses"].items()})
+def _parameter_from_dict(entry: Any, place: str) -> BaseParameter:
+    content = dict(fields_of(entry, place, "std", "numbers", "center", "kurtosis"))
+    spread = {name: content.pop(name) for name in ("std", "numbers", "center", "kurtosis")}
+    parameter: BaseParameter = read_as(BaseParameter, {**content, "spread": spread}, place)
+    for sizes in filter(None, (parameter.base, parameter.wider)):
+        check_sizes(sizes.shape, place)
+        if not sizes.uses:
+            raise ValueError(f"{place}: there are no uses")
+    return parameter
 
 
 def _law_to_dict(law: Law) -> Data:
     return {"exponent": str(law.exponent), "parameter": law.parameter, "side": law.side}
 
 
-def _law_from_dict(data: Mapping[str, Any], parameters: Mapping[str, Any]) -> Law:
-    law = Law(Fraction(data["exponent"]), data["parameter"], data["side"])
+def _check_law(law: Law | None, parameters: Mapping[str, Any], place: str) -> None:
+    if law is None:
+        return
     if law.side not in ("r_in", "r_out") or (law.exponent != 0 and law.parameter not in parameters):
-        raise ValueError(f"no such law: {dict(data)}")
-    return law
+        raise ValueError(f"{place}: there is no such law as {_law_to_dict(law)}")

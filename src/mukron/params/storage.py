@@ -34,32 +34,39 @@ def check_stamp(data: object, kind: str, version: int, source: str, oldest: int 
 
 @contextmanager
 def damaged(source: str) -> Iterator[None]:
-    """Data of the right kind that cannot be read is told so."""
+    """Data of the right kind that cannot be read is told so. ``mukron.typed`` says what is wrong where."""
     try:
         yield
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        what = str(error) if isinstance(error, ParametrizationError) else f"{type(error).__name__} {error}"
+    except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        what = str(error) if isinstance(error, ValueError) else f"{type(error).__name__} {error}"
         raise ParametrizationError(f"{source}: damaged, {what}; make it again") from error
 
 
 def write_json(path: str | os.PathLike[str], data: Data) -> None:
     """All or nothing: a file that is there is whole."""
+    write_text(path, json.dumps(data, indent=1) + "\n")
+
+
+def write_text(path: str | os.PathLike[str], text: str) -> None:
+    """All or nothing: a file that is there is whole."""
     path = Path(path)
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-        try:
-            json.dump(data, file, indent=1)
-            file.write("\n")
-        except BaseException:
-            os.unlink(file.name)
-            raise
-    os.chmod(file.name, 0o666 & ~_umask())
-    os.replace(file.name, path)
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with open(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.chmod(name, 0o666 & ~_umask())
+        os.replace(name, path)
+    except BaseException as error:
+        os.unlink(name)
+        if isinstance(error, OSError):
+            raise OSError(error.errno, error.strerror, str(path)) from error  # a full disk does not say of what
+        raise
 
 
 def read_json(path: str | os.PathLike[str]) -> object:
     try:
-        return json.loads(Path(path).read_text())
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        return json.loads(Path(path).read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:  # Python refuses deep nests, and numbers of thousands of digits
         raise ParametrizationError(f"{path}: not a JSON file ({error}); was it written by mukron's save()?") from error
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from mukron.optim.spec import spec_of
 from mukron.params import plain_width
+from mukron.readers import check_type
 from mukron.study.errors import StudyError
 from mukron.study.points import Point, read_scheme
 from mukron.study.search import PRUNERS, SAMPLERS, propose
@@ -102,6 +103,7 @@ class Design:
         metric: str = "train_loss",
     ) -> None:
         config = RunConfig() if config is None else config
+        check_type("config", config, RunConfig)
         dampings = _read_schemes(schemes, config.method)
         values = {
             "config": config,
@@ -297,15 +299,16 @@ class Design:
         return {**axes, "config": self.config.to_dict(), "search": search, "metric": self.metric}
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Design:
+    def from_dict(cls, data: Mapping[str, Any], *, trust: bool = False) -> Design:
         """Read what ``to_dict`` returned.
 
         Args:
             data: What ``to_dict`` returned.
+            trust: Whether "module:function" in the data may be imported, as in ``RunConfig.from_dict``.
         """
         axes = {name: tuple(data[name]) for name in ("widths", "schemes", "lr", "damping", "seeds")}
         search = None if data["search"] is None else Search(**data["search"])
-        return cls(RunConfig.from_dict(data["config"]), search=search, metric=data["metric"], **axes)
+        return cls(RunConfig.from_dict(data["config"], trust=trust), search=search, metric=data["metric"], **axes)
 
 
 def _deaths(entries: Sequence[Entry], since: int) -> Counter[Point]:
@@ -341,6 +344,10 @@ def _read_schemes(schemes: str | Sequence[str] | None, method: str) -> dict[str,
     """Schemes in their canonical spelling, with their damping numbers."""
     if schemes is None:
         schemes = usual_schemes(method)
+    if not isinstance(schemes, str) and not (
+        isinstance(schemes, Sequence) and all(isinstance(scheme, str) for scheme in schemes)
+    ):
+        raise StudyError(f"schemes: expected names, as in mup or sp/heuristic:1e-3, got {schemes!r:.80}")
     dampings = dict(read_scheme(scheme, method) for scheme in ((schemes,) if isinstance(schemes, str) else schemes))
     if not dampings:
         raise StudyError("schemes: expected at least one, as in mup or sp/heuristic:1e-3")

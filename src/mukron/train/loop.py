@@ -23,6 +23,7 @@ from torch import Tensor
 from mukron.bars import progress_of_function
 from mukron.data import Dataset, augmentation
 from mukron.optim.guards import PATIENCE
+from mukron.readers import check_type, check_whole
 from mukron.train.build import batch_of, dataset_of, device_of, warn_of_cut_batch
 from mukron.train.checkpoints import LoopState, checkpoint_of, restore, same_checkpoint
 from mukron.train.config import RunConfig
@@ -98,6 +99,11 @@ def train(
         >>> run.status, len(run.epochs)
         ('finished', 2)
     """
+    check_type("config", config, RunConfig)
+    if dataset is not None:
+        check_type("dataset", dataset, Dataset)
+    config.trusted(False)
+    check_whole("checkpoint_every", checkpoint_every)
     if checkpoint_every < 1:
         raise RunError(f"checkpoint_every counts epochs: at least 1, got {checkpoint_every}")
     files, trackers = None if folder is None else RunFolder(folder), read_trackers(tracker)

@@ -22,9 +22,9 @@ import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -35,6 +35,7 @@ from mukron.train.errors import RunError, writing
 from mukron.train.folder_lock import locked_folder
 from mukron.train.schedules import Schedule
 from mukron.train.shown import ShownRun
+from mukron.typed import read_as
 
 RUN_KIND, RUN_VERSION = "run", 1
 CHECKPOINT_KIND, CHECKPOINT_VERSION = "checkpoint", 1
@@ -44,6 +45,15 @@ FINISHED, DIVERGED, INTERRUPTED = "finished", "diverged", "interrupted"
 LOW_IS_BEST = ("loss", "bits_per_byte")  # endings of metrics
 RESTART_HINT = "begin it anew with --restart (resume=False)"
 EpochRow = dict[str, Any]  # the numbers of an epoch by name; None stands for one that is not finite
+
+
+class Ending(NamedTuple):
+    """How a run ended, as its files say it."""
+
+    status: str
+    reason: str
+    seconds: float = 0.0
+    sample: str = ""
 
 
 @dataclass(frozen=True, repr=False)
@@ -132,8 +142,9 @@ class Run(ShownRun):
         content = check_stamp(data, RUN_KIND, RUN_VERSION, source)
         config = RunConfig.from_dict(content.get("config"), source)
         with damaged(source):
-            ending = {name: content[name] for name in ("status", "epochs", "reason", "seconds")}
-            return cls(config, **ending, sample=content.get("sample", ""))
+            rows = check_rows(content["epochs"], "epochs")
+            ending: Ending = read_as(Ending, {name: content[name] for name in Ending._fields if name in content}, "run")
+            return cls(config, ending.status, rows, ending.reason, ending.seconds, sample=ending.sample)
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> Run:
@@ -201,6 +212,7 @@ class RunFolder:
             raise RunError(f"{self.config}: missing, beside files of a run; {RESTART_HINT}, or choose another folder")
         run = self.run()
         _refuse_another(self.path, run.config, config)
+        run = replace(run, config=run.config.trusted())  # its functions are those of ``config``
         over = run.status == DIVERGED or (run.status == FINISHED and run.final["epoch"] == config.epochs)
         return run if over else None
 
@@ -210,22 +222,26 @@ class RunFolder:
             raise RunError(f"{self.path}: there is no run (no config.json)")
         with _readable(self.config):
             config = RunConfig.load(self.config)
-        status, reason, seconds, last, sample = INTERRUPTED, "it ended without a word", 0.0, None, ""
+        ending, last = Ending(INTERRUPTED, "it ended without a word"), None
         if self.result.exists():
             with _readable(self.result):
-                ending = check_stamp(read_json(self.result), RUN_KIND, RUN_VERSION, str(self.result))
-                status, reason, seconds = ending["status"], ending["reason"], ending["seconds"]
-                last, sample = ending["final"].get("epoch", 0), ending.get("sample", "")
+                content = check_stamp(read_json(self.result), RUN_KIND, RUN_VERSION, str(self.result))
+                ending = read_as(Ending, {name: content[name] for name in Ending._fields if name in content}, "run")
+                final = read_as(dict[str, float | None], content["final"], "final")
+                last = read_as(int, final.get("epoch", 0), "final.epoch")
         with _readable(self.metrics):  # complete lines only: a run may be killed while it writes one
-            text = self.metrics.read_text() if self.metrics.exists() else ""
-            rows = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+            text = self.metrics.read_text(encoding="utf-8") if self.metrics.exists() else ""
+            lines = text[: text.rfind("\n") + 1].splitlines()
+            rows = check_rows([json.loads(line) for line in lines], "line", first=1)
             epoch = rows[-1]["epoch"] if rows else 0
-            seconds = seconds or (rows[-1]["seconds"] if rows else 0.0)
+            if epoch != len(rows):
+                raise ValueError(f"{len(rows)} lines end with epoch {epoch}")
+            seconds = ending.seconds or read_as(float, rows[-1]["seconds"] if rows else 0.0, "seconds")
         if last not in (None, epoch):
             raise RunError(
                 f"{self.metrics}: damaged, it ends with epoch {epoch} and result.json with {last}; {RESTART_HINT}"
             )
-        return Run(config, status, rows, reason, seconds, stored=True, sample=sample)
+        return Run(config, ending.status, rows, ending.reason, seconds, stored=True, sample=ending.sample)
 
     def begin(self, config: RunConfig, rows: Sequence[EpochRow], forget: bool = False) -> None:
         """Writes the configuration, and the metrics up to the checkpoint that the run continues from.
@@ -299,14 +315,39 @@ class RunFolder:
             write_json(self.result, run.result())
 
 
+def check_rows(data: object, place: str, first: int = 0) -> list[EpochRow]:
+    """Read the rows of epochs: numbers by name, with rising epochs.
+
+    Args:
+        data: A list of rows.
+        place: The name of the list, for errors.
+        first: The number of the first row in errors.
+
+    Returns:
+        The rows.
+
+    Raises:
+        ValueError: A row is something else.
+    """
+    rows: list[EpochRow] = []
+    for number, row in enumerate(read_as(list[Any], data, place), first):
+        numbers = read_as(dict[str, float | None], row, f"{place} {number}")
+        epoch, before = read_as(int, numbers.get("epoch"), f"{place} {number}: epoch"), rows[-1]["epoch"] if rows else 0
+        if epoch <= before:
+            raise ValueError(f"{place} {number}: expected an epoch after {before}, found {epoch}")
+        rows.append(numbers)
+    return rows
+
+
 @contextmanager
 def _readable(path: Path) -> Iterator[None]:
     """Reports a file that cannot be read as ``RunError`` with its name."""
     try:
         yield
-    except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
+    except (OSError, KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         message = str(error).removeprefix(f"{path}: ")
-        raise RunError(f"{path}: damaged, {type(error).__name__} {message}; {RESTART_HINT}") from error
+        kind = "" if isinstance(error, ValueError) else f"{type(error).__name__} "
+        raise RunError(f"{path}: damaged, {kind}{message}; {RESTART_HINT}") from error
 
 
 def _refuse_another(path: Path, stored: RunConfig, config: RunConfig) -> None:
@@ -339,7 +380,7 @@ def finite(row: Mapping[str, Any]) -> EpochRow:
         >>> finite({"epoch": 1, "train_loss": torch.tensor(0.5), "test_loss": math.inf})
         {'epoch': 1, 'train_loss': 0.5, 'test_loss': None}
     """
-    plain = {name: value if isinstance(value, int) else float(value) for name, value in row.items()}
+    plain = {name: int(value) if isinstance(value, int) else float(value) for name, value in row.items()}
     return {name: value if math.isfinite(value) else None for name, value in plain.items()}
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 @contextmanager
-def locked(path: Path, *, wait: bool = True) -> Iterator[bool]:
+def locked(path: Path, *, wait: bool = True, shared: bool = False) -> Iterator[bool]:
     """Hold the lock on a path. It goes with its process, however that ends.
 
     Where the system has no such locks (it is not a Unix), nothing is locked, and one process must do.
@@ -17,6 +17,7 @@ def locked(path: Path, *, wait: bool = True) -> Iterator[bool]:
     Args:
         path: A folder, or a file, which is created if it does not exist.
         wait: Whether to wait for a process that holds the lock.
+        shared: Whether others may hold the lock too, if they share it as well.
 
     Yields:
         Whether the lock is held: False if another process has it and ``wait`` is False.
@@ -34,7 +35,7 @@ def locked(path: Path, *, wait: bool = True) -> Iterator[bool]:
     handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR | os.O_CREAT, 0o666)
     try:
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
             held = True
         except BlockingIOError:
             held = False

@@ -1,0 +1,246 @@
+"""Every loader of a file on changed files: it reads them or says what is wrong, and what it has read can be used.
+
+Wrong is any exception but ValueError (of which mukron's errors are) and OSError, and any change that takes longer than
+``PATIENCE``. MUKRON_SOAK=N tries N changes a kind instead of ``CHANGES``, as ``make soak`` does, and prints a table.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from mutations import changes
+
+import mukron
+from mukron.bench.communication.result import CommunicationResult
+from mukron.bench.gpt.result import GPTResult
+from mukron.bench.result import BenchResult
+from mukron.bench.stability.result import StabilityResult
+from mukron.diagnose import Check
+from mukron.diagnose.landing import Landing
+from mukron.models import MLP
+from mukron.paper.outcome import Outcome, csv_rows, load_evidence
+from mukron.params import BaseShapes, Parametrization
+from mukron.params.mup_file import read_base_sizes
+from mukron.report import tables
+from mukron.study import Design, StudyRecord, TransferStudy
+from mukron.study.functions import best_run
+from mukron.train import Run, RunConfig, train
+from mukron.train.records import RunFolder
+
+DOCS = Path(__file__).parents[2] / "docs"
+CHANGES = 40  # of a kind; in CI
+PATIENCE = 20  # seconds for one change
+
+CONFIG = RunConfig(
+    **{"method": "shampoo:1/4", "width": 16, "base_width": 8, "epochs": 2, "samples": 32, "scheme": "uniform:1/4"},
+    **{"output_exponent": "1/2", "decay": "1/width", "embedding_lr": "1/2", "schedule": "step:1", "record": ("rates",)},
+    **{"damping": "rescaled:0.5", "method_options": {"memory": "ema:0.9"}, "model_options": {"depth": 2}},
+)
+
+
+def use_config(path: Path) -> None:
+    config = RunConfig.load(path)
+    assert RunConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+    assert config.spec.keywords(config) is not None
+    hash(config)
+
+
+def use_run(folder: Path) -> None:
+    run = Run.load(folder)
+    assert Run.from_dict(json.loads(json.dumps(run.to_dict()))) == run
+    show(run)
+    assert run.result()
+    RunFolder(folder).ended(CONFIG)
+
+
+def use_checkpoint(path: Path) -> None:
+    RunFolder(path.parent).saved()
+
+
+def use_study(path: Path) -> None:
+    record = StudyRecord.load(path)
+    assert StudyRecord.from_dict(json.loads(json.dumps(record.to_dict()))).to_dict() == record.to_dict()
+    show(record)
+    if record.certificate is not None:
+        show(record.certificate)
+        assert record.certificate.exit_code in (0, 1, 4)
+    for axis in record.over:
+        assert tables.config_table(record, False) is not None, axis
+    best_run(record, None, None)
+
+
+def use_shapes(path: Path) -> None:
+    shapes = BaseShapes.load(path)
+    assert BaseShapes.from_dict(json.loads(json.dumps(shapes.to_dict()))) == shapes
+    mukron.parametrize(MLP(24), shapes)
+
+
+def use_plan(path: Path) -> None:
+    plan = Parametrization.load(path)
+    assert Parametrization.from_dict(json.loads(json.dumps(plan.to_dict()))) == plan
+    for method in ("kfac", "adamw", "shampoo", "muon"):
+        plan.scales(method)
+        str(plan.explain(method))
+    model = MLP(16)
+    bound = plan.bind(model)
+    bound.param_groups("adamw", 0.1)
+
+
+def use_check(path: Path) -> None:
+    show(Check.load(path))
+
+
+def use_evidence(path: Path) -> None:
+    csv_rows(load_evidence(path.parent))
+
+
+def use_bench(path: Path) -> None:
+    result = BenchResult.load(path)
+    str(result.table())
+    str(result.parts_table())
+    str(result.name)
+
+
+def use_stability(path: Path) -> None:
+    result = StabilityResult.load(path)
+    str(result.table())
+    str(result.name)
+
+
+def use_gpt(path: Path) -> None:
+    result = GPTResult.load(path)
+    str(result.table())
+
+
+def use_counts(path: Path) -> None:
+    [str(table) for table in CommunicationResult.load(path).tables()]
+
+
+def show(result: object) -> None:
+    str(result)
+    result._repr_html_()  # type: ignore[attr-defined]
+
+
+KINDS: dict[str, tuple[str, Callable[[Path], None]]] = {  # the file, and what reads it
+    "a run's config": ("run/config.json", use_config),
+    "a run's result": ("run/result.json", lambda path: use_run(path.parent)),
+    "a run's metrics": ("run/metrics.jsonl", lambda path: use_run(path.parent)),
+    "a checkpoint": ("run/checkpoint.pt", use_checkpoint),
+    "a study": ("study/study.json", use_study),
+    "base shapes": ("shapes.json", use_shapes),
+    "a plan of parameters": ("plan.json", use_plan),
+    "base shapes of mup": ("sizes.bsh", lambda path: read_base_sizes(path) and None),
+    "a check": ("check/check.json", use_check),
+    "a check of the kernel": ("nngp/nngp.json", lambda path: show(Landing.load(path))),
+    "a reproduction's outcome": ("recipe/result.json", lambda path: str(Outcome.load(path.parent).to_dict()) and None),
+    "a reproduction's evidence": ("recipe/evidence.json", use_evidence),
+    "times": ("times.json", use_bench),
+    "stability": ("stability.json", use_stability),
+    "runs of a GPT": ("gpt.json", use_gpt),
+    "counted bytes": ("counts.json", use_counts),
+}
+STORED = {  # in docs
+    "check/check.json": "figures/check-kfac/check.json",
+    "nngp/nngp.json": "figures/check-nngp/nngp.json",
+    "recipe/result.json": "reproduction/zero-transfer/result.json",
+    "recipe/evidence.json": "reproduction/zero-transfer/evidence.json",
+    "times.json": "figures/bench/kfac-step-cpu.json",
+    "stability.json": "figures/stability/stability-cpu.json",
+    "gpt.json": "figures/gpt-damping/gpt-cuda.json",
+    "counts.json": "figures/communication/communication.json",
+}
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """A folder with a whole file of each kind."""
+    folder = tmp_path_factory.mktemp("files")
+    train(CONFIG, folder / "run", progress=False)
+    design = Design(
+        RunConfig(method="sgd", base_width=8, epochs=1, samples=32),
+        widths=(8, 16),
+        lr=(0.1, 0.2),
+        seeds=2,
+        schemes="mup",
+    )
+    TransferStudy(design, folder=folder / "study").run(progress=False)
+    shapes = mukron.base_shapes(MLP, width=8)
+    shapes.save(folder / "shapes.json")
+    mukron.parametrize(MLP(16), shapes).save(folder / "plan.json")
+    (folder / "sizes.bsh").write_text("fc1.weight:\n- null\n- 784\nfc1.bias: [null]\n")
+    for name, stored in STORED.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes((DOCS / stored).read_bytes())
+    return folder
+
+
+@contextmanager
+def watched():
+    """A hang is an error."""
+
+    def end(number, frame):
+        raise TimeoutError(f"not done after {PATIENCE} s")
+
+    before = signal.signal(signal.SIGALRM, end)
+    signal.alarm(PATIENCE)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def outcome(use: Callable[[Path], None], path: Path) -> tuple[str, str]:
+    try:
+        with watched(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            use(path)
+    except TimeoutError:
+        return "hang", traceback.format_exc()
+    except (ValueError, OSError) as error:
+        return ("refused", "") if len(str(error)) < 3000 else ("traceback", f"an error of {len(str(error))} characters")
+    except Exception:
+        return "traceback", traceback.format_exc()
+    return "read", ""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_changed_file_is_read_or_refused(kind, files, monkeypatch):
+    name, use = KINDS[kind]
+    path, number = files / name, int(os.environ.get("MUKRON_SOAK", CHANGES))
+    whole = path.read_bytes()
+    assert outcome(use, path)[0] == "read"
+    found: Counter[str] = Counter()
+    wrong = {}
+    try:
+        for seed in range(number):
+            path.write_bytes(changed(whole, path, seed))
+            what, said = outcome(use, path)
+            found[what] += 1
+            if said:
+                wrong[f"seed {seed}: {said.strip().splitlines()[-1]:.200}"] = said
+    finally:
+        path.write_bytes(whole)
+    print(f"| {kind} | {number} | {found['read']} | {found['refused']} | {found['traceback']} | {found['hang']} |")
+    assert not wrong, "\n".join([*wrong, *list(wrong.values())[:3]])
+
+
+def changed(whole: bytes, path: Path, seed: int) -> bytes:
+    return changes(whole, 3 * seed if path.suffix in (".pt", ".bsh") else seed)
+
+
+def test_loading_changes_no_random_numbers(files):
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    outcome(use_study, files / "study" / "study.json")
+    assert torch.equal(before, torch.get_rng_state())
