@@ -1,13 +1,11 @@
-"""Models and schedulers of timm: Shampoo in muP, and timm's own AdamW with the groups of the same plan."""
+"""Models and schedulers of timm: Shampoo in muP, and AdamW with the same plan."""
 
 import torch
 from timm.models import VisionTransformer
-from timm.optim import create_optimizer_v2
 from timm.scheduler import CosineLRScheduler
 from torch.nn.functional import cross_entropy
 
 import mukron
-from mukron.integrations import for_timm
 
 
 def network(width):
@@ -26,9 +24,9 @@ for name in ("Shampoo", "AdamW"):
     if name == "Shampoo":
         optimizer = mukron.Shampoo(model, plan, lr=0.05)
     else:
-        groups = for_timm(plan, "adamw", lr=2e-3, weight_decay=0.05)
-        optimizer = create_optimizer_v2(model, "adamw", lr=2e-3, param_group_fn=groups)
-    schedule = CosineLRScheduler(optimizer, t_initial=20, t_in_epochs=False)
+        optimizer = plan.optimizer(torch.optim.AdamW, lr=2e-3, weight_decay=0.05)  # or a class of timm.optim
+    rates = {"warmup_t": 4, "warmup_lr_init": 5e-4, "lr_min": 1e-4}  # at the base width
+    schedule = CosineLRScheduler(optimizer, t_initial=20, t_in_epochs=False, **rates)
     for step in range(20):
         optimizer.zero_grad()
         loss = cross_entropy(model(x), y)

@@ -93,11 +93,26 @@ def test_what_cannot_be_built_says_what_to_do(plan):
             build_optimizer(torch.optim.Muon, model, p, 0.1)
 
 
-def test_timm_gets_groups_of_the_model_that_it_trains(plan):
+@pytest.mark.parametrize("lr", [0.1, 0.0])
+def test_timm_gets_groups_of_the_model_that_it_trains(plan, lr):
+    """With what timm's schedulers read, whether or not there is one."""
     p, model = plan
-    groups = for_timm(p, "adamw", lr=0.1, weight_decay=0.2)(model)
+    groups = for_timm(p, "adamw", lr=lr, weight_decay=0.2)(model)
     assert {id(q) for group in groups for q in group["params"]} == {id(q) for q in model.parameters()}
-    assert groups == p.param_groups("adamw", lr=0.1, weight_decay=0.2)
+    of_timm = [(group.pop("initial_lr"), group.pop("lr_scale")) for group in groups]
+    assert groups == p.param_groups("adamw", lr=lr, weight_decay=0.2)
+    assert len({scale for _, scale in of_timm}) > 1
+    for (base, scale), group in zip(of_timm, groups, strict=True):
+        assert base == lr
+        assert base * scale == pytest.approx(group["lr"])
+
+
+@pytest.mark.parametrize("kind", [mukron.KFAC, mukron.FOOF])
+def test_the_trainer_is_refused_what_it_cannot_clip(kind):
+    with pytest.raises(ValueError, match=r"fused=True of \w+ does not work in the Trainer.* Leave out fused=True"):
+        for_trainer(kind, lr=0.1, fused=True)
+    for_trainer(kind, lr=0.1, fused=False)
+    for_trainer(torch.optim.AdamW, lr=0.1, fused=True)  # torch's own is another matter
 
 
 def test_lightning_gets_an_optimizer_and_its_schedule(plan):

@@ -158,6 +158,8 @@ def path_of(function: object, setting: str) -> str:
         f"{setting}={function!r:.80}: {why}, and it is stored by its name, for other processes and for later ones that "
         'continue. Define it in a module and give it from there, or as "MODULE:FUNCTION"'
     )
+
+
 def current_folder_after_python(path: Sequence[str]) -> list[str]:
     """Order places of modules so that none of the current folder can stand in for one of Python's own.
 

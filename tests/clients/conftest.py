@@ -16,6 +16,9 @@ import pytest
 def pytest_addoption(parser):
     parser.addoption("--write-table", action="store_true", help="write the outcomes into docs/works-with.md")
     parser.addoption("--check-table", action="store_true", help="fail if docs/works-with.md says something else")
+    parser.addoption(
+        "--no-skips", action="store_true", help="fail if a test or a file was skipped: all packages are there"
+    )
 
 
 def pytest_configure(config):
@@ -38,16 +41,21 @@ def pytest_runtest_logreport(report):
     if report.when == "call" or report.outcome != "passed":
         for name, cell in report.user_properties:
             if name == "cell":
-                outcomes.note(tuple(cell), report.outcome)
+                outcomes.note(tuple(cell), "failed" if hasattr(report, "wasxfail") else report.outcome)
 
 
 def pytest_sessionfinish(session):
     option = session.config.getoption
-    if hasattr(session.config, "workerinput") or not (option("--write-table", False) or option("--check-table", False)):
+    if hasattr(session.config, "workerinput"):
         return
-    if option("--write-table"):
+    if option("--no-skips", False):
+        terminal = session.config.pluginmanager.get_plugin("terminalreporter")
+        for report in terminal.stats.get("skipped", []):
+            print(f"\n{report.nodeid or 'a file'} was skipped, and --no-skips was given: {report.longrepr}")
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+    if option("--write-table", False):
         outcomes.PAGE.write_text(outcomes.page())
-    elif outcomes.PAGE.read_text() != outcomes.page():
+    elif option("--check-table", False) and outcomes.PAGE.read_text() != outcomes.page():
         print(f"\n{outcomes.PAGE} is not what these tests found: pytest tests/clients --write-table")
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 

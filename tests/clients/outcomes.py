@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from pathlib import Path
 
@@ -41,3 +42,9 @@ def page() -> str:
     before, _, rest = PAGE.read_text().partition(BEGIN)
     _, _, after = rest.partition(END)
     return f"{before}{BEGIN}\n\n{tables()}\n{END}{after}"
+
+
+def snippet(text: str) -> str:
+    """The one block of code on the page that has this text."""
+    (found,) = (code for code in re.findall(r"^```py\n(.*?)^```$", PAGE.read_text(), re.M | re.S) if text in code)
+    return found

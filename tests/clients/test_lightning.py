@@ -7,6 +7,7 @@ from typing import Any
 import operators  # noqa: F401
 import pytest
 import torch
+from outcomes import snippet
 from tiny import METHODS, planned
 from torch import nn
 from torch.nn import functional as F
@@ -87,6 +88,31 @@ def test_clipped_steps_are_those_of_a_loop(method):
         optimizer.step()
         schedule.step()
     assert_alike(module, other, rtol=1e-4, atol=1e-5)
+
+
+def test_the_pages_override_clips_in_units_of_the_plan():
+    """It is the method that docs/works-with.md shows."""
+    scope = {}
+    exec(snippet("def configure_gradient_clipping"), scope)
+
+    class Clipping(Module):
+        configure_gradient_clipping = scope["configure_gradient_clipping"]
+
+        def training_step(self, batch, number):
+            return 100 * super().training_step(batch, number)
+
+        def configure_optimizers(self):
+            return self.plan.optimizer(torch.optim.SGD, 0.1)
+
+    module, other = Clipping("AdamW"), Clipping("AdamW")
+    quiet = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing"), False)
+    trainer = lightning.Trainer(max_epochs=1, accelerator="cpu", **quiet)
+    trainer.fit(module, DataLoader(TensorDataset(X, Y), batch_size=32))
+    optimizer = other.configure_optimizers()
+    other.training_step((X, Y), 0).backward()
+    assert other.plan.clip_grad_norm_(1.0) > 2
+    optimizer.step()
+    assert_alike(module, other, rtol=1e-5, atol=1e-7)
 
 
 @cells("accumulation")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import operators  # noqa: F401
 import pytest
 import torch
 from torch.nn import functional as F

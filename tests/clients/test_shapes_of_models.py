@@ -1,4 +1,7 @@
-"""Models of transformers and timm, from configurations, pass ``base_shapes`` and ``parametrize`` without roles."""
+"""Models of transformers and timm, from configurations, pass ``base_shapes`` and ``parametrize`` without roles.
+
+Whether muP then holds is a matter of their forward passes, too: test_coordinates.py.
+"""
 
 from __future__ import annotations
 

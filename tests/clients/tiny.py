@@ -55,9 +55,47 @@ def encoder(width: int) -> dict[str, Any]:
     return {**sizes, **dropout, "num_attention_heads": width // HEAD, "num_labels": CLASSES}
 
 
+def masked_bert(width: int = WIDTH) -> nn.Module:
+    from transformers import BertConfig, BertForMaskedLM
+
+    model = BertForMaskedLM(BertConfig(**encoder(width), vocab_size=TOKENS, max_position_embeddings=LENGTH))
+    head = model.get_submodule("cls.predictions.decoder")  # its weight is tied
+    head.register_forward_pre_hook(lambda module, x: (x[0] * BASE_WIDTH / width,))
+    return model
+
+
+def gemma(width: int = WIDTH, hook: bool = True) -> nn.Module:
+    from transformers import GemmaConfig, GemmaForCausalLM
+
+    sizes = {"hidden_size": width, "intermediate_size": 2 * width, "num_hidden_layers": 1, "tie_word_embeddings": False}
+    heads = {"num_attention_heads": width // HEAD, "num_key_value_heads": width // (2 * HEAD), "head_dim": HEAD}
+    texts = {"vocab_size": TOKENS, "max_position_embeddings": LENGTH, "bos_token_id": 0, "eos_token_id": 0}
+    model = GemmaForCausalLM(GemmaConfig(**sizes, **heads, **texts))
+    if hook:  # it multiplies its embeddings by width**0.5
+        embedding = model.get_submodule("model.embed_tokens")
+        embedding.register_forward_hook(lambda module, x, output: output * (BASE_WIDTH / width) ** 0.5)
+    return model
+
+
+def t5(width: int = WIDTH, power: float = 0.5) -> nn.Module:
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    sizes = {"d_model": width, "d_kv": HEAD, "d_ff": 4 * width, "num_layers": 1, "num_heads": width // HEAD}
+    config = T5Config(**sizes, vocab_size=TOKENS, decoder_start_token_id=0, dropout_rate=0.0)
+    model = T5ForConditionalGeneration(config)
+    # its head is tied, and it multiplies what goes into it by width**-0.5
+    model.lm_head.register_forward_pre_hook(lambda module, x: (x[0] * (BASE_WIDTH / width) ** power,))
+    return model
+
+
 HF_MODELS = {"GPT-2": gpt2, "BERT": bert, "Llama": llama, "ViT": vit}
-LANGUAGE = ("GPT-2", "Llama")
-ROLES = {gpt2: {"transformer.wte.weight": "input"}}
+HOOKED_MODELS = {"BERT for masked words": masked_bert, "Gemma": gemma, "T5": t5}
+LANGUAGE = ("GPT-2", "Llama", *HOOKED_MODELS)
+ROLES = {
+    gpt2: {"transformer.wte.weight": "input"},
+    masked_bert: {"bert.embeddings.word_embeddings.weight": "input"},
+    t5: {"shared.weight": "input"},
+}
 
 
 def samples(name: str, count: int = 16) -> list[dict[str, Tensor]]:
@@ -150,3 +188,8 @@ def planned(factory: Any, width: int = WIDTH, seed: int = 0) -> tuple[nn.Module,
 def options_of(method: str, name: str) -> dict[str, Any]:
     """Arguments beside the learning rate: K-FAC must know where the classes are in an output with positions."""
     return {"class_dim": -1} if method == "K-FAC" and name in LANGUAGE else {}
+
+
+def exactly(method: str) -> dict[str, Any]:
+    """Arguments for a comparison of two orders of sums: Muon orthogonalizes in bfloat16 unless it is told otherwise."""
+    return {"precision": "float32"} if method == "Muon" else {}

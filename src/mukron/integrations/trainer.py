@@ -8,6 +8,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from mukron.integrations.building import build_optimizer
+from mukron.optim.optimizer import SecondOrder
 from mukron.params import Parametrization
 
 
@@ -49,6 +50,9 @@ def for_trainer(
     Returns:
         A factory and its arguments.
 
+    Raises:
+        ValueError: ``fused=True`` with an optimizer of mukron, whose gradients the Trainer changes.
+
     Example:
         >>> import mukron
         >>> from mukron.integrations import for_trainer
@@ -56,4 +60,10 @@ def for_trainer(
         >>> options["lr"]
         0.05
     """
+    if options.get("fused") and isinstance(kind, type) and issubclass(kind, SecondOrder):
+        raise ValueError(
+            f"fused=True of {kind.__name__} does not work in the Trainer, which multiplies all gradients by a factor "
+            "at every step, with max_grad_norm=0 too (by 1 then); gradients that fused=True does not form would be "
+            "left out of that. Leave out fused=True: it changes what a step costs, not the step"
+        )
     return OptimizerFactory, {"kind": kind, "parametrization": parametrization, "lr": lr, **options}

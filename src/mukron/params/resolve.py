@@ -249,7 +249,9 @@ def _disagreement(name: str, growths: Mapping[str, Growth]) -> str:
     )
     return (
         f'{found}Declare it an input, base_shapes(..., roles={{"{name}": "input"}}), and divide the logits by width / '
-        f"base width: in the forward pass, or by a hook in the function that builds the model, {hooks}"
+        "base width, unless the forward pass already scales them by the width (where it multiplies them by "
+        "width**-0.5, as T5's does, write (base_width / width)**0.5 for base_width / width): in the forward pass, or "
+        f"by a hook in the function that builds the model, {hooks}"
     )
 
 
