@@ -27,6 +27,7 @@ def test_the_files_say_the_same(finished):
     folder, run = finished
     assert RunConfig.load(folder / "config.json") == run.config
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [row.pop("digest") for row in rows]
     assert rows == list(run.epochs)
     with (folder / "metrics.csv").open() as file:
         table = list(csv.DictReader(file))
@@ -174,7 +175,7 @@ def test_a_damaged_checkpoint_is_told(tmp_path):
     for damaged in (whole[: len(whole) // 2], b"", b"not a checkpoint"):
         checkpoint.write_bytes(damaged)
         with pytest.raises(
-            RunError, match=r"checkpoint\.pt: damaged, .*delete it to train this run from its beginning"
+            RunError, match=r"checkpoint\.pt: damaged, .*delete checkpoint.pt to train this run from its beginning"
         ):
             train(CONFIG, tmp_path, dataset=DIGITS)
     checkpoint.write_bytes(whole)

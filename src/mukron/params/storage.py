@@ -1,18 +1,20 @@
-"""Plain data as JSON files with a kind and a format version."""
+"""Files: plain data as JSON with a kind, a format version and a digest; all are whole, or not there."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
-import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import secrets
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from mukron.params.errors import ParametrizationError
 
 Data = dict[str, Any]
+DIGEST = "digest"  # a field of data that can be verified
 
 
 def stamp(kind: str, version: int, content: Mapping[str, Any]) -> Data:
@@ -42,35 +44,85 @@ def damaged(source: str) -> Iterator[None]:
         raise ParametrizationError(f"{source}: damaged, {what}; make it again") from error
 
 
-def write_json(path: str | os.PathLike[str], data: Data) -> None:
-    """All or nothing: a file that is there is whole."""
-    write_text(path, json.dumps(data, indent=1) + "\n")
+def sealed(content: Mapping[str, Any]) -> Data:
+    """The data with a digest of itself. Damage changes one of the two; an attacker can write both."""
+    return {**content, DIGEST: _digest(content)}
 
 
-def write_text(path: str | os.PathLike[str], text: str) -> None:
-    """All or nothing: a file that is there is whole."""
+def unsealed(data: object, source: str) -> Any:
+    """The data without its digest, which must be right. Data without one (of earlier versions, by hand) is taken."""
+    if not isinstance(data, dict) or DIGEST not in data:
+        return data
+    content = {name: value for name, value in data.items() if name != DIGEST}
+    if data[DIGEST] != _digest(content):
+        raise ParametrizationError(
+            f"{source}: damaged, or edited: its content and its digest do not agree; make it again, or take out "
+            f'"{DIGEST}" if you changed it on purpose'
+        )
+    return content
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
+
+
+def write_json(path: str | os.PathLike[str], data: Data, *, seal: bool = True) -> None:
+    """All or nothing: a file that is there is whole. Files that people edit are not sealed."""
+    write_text(path, json.dumps(sealed(data) if seal else data, indent=1) + "\n")
+
+
+def write_text(path: str | os.PathLike[str], text: str, *, sole: bool = False) -> None:
+    """All or nothing: a file that is there is whole. ``sole`` is that of ``write_whole``."""
+    write_whole(path, lambda file: file.write(text.encode()), sole=sole)
+
+
+def write_whole(
+    path: str | os.PathLike[str],
+    write: Callable[[IO[bytes]], object],
+    *,
+    sole: bool = False,
+    before: Path | None = None,
+) -> None:
+    """Write a file that lasts: it is on the disk before it takes its name, so that a file of that name is whole.
+
+    Args:
+        path: The file.
+        write: Writes the content.
+        sole: Whether no other process writes this file now. What a killed one has left is then overwritten.
+        before: The name that the file of now is given; without it, the file is replaced.
+    """
     path = Path(path)
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    part = path.with_name(f".{path.name}.part" if sole else f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
     try:
-        with open(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.chmod(name, 0o666 & ~_umask())
-        os.replace(name, path)
+        with part.open("wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        if before is not None and path.exists():
+            os.replace(path, before)
+        os.replace(part, path)
     except BaseException as error:
-        os.unlink(name)
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
         if isinstance(error, OSError):
             raise OSError(error.errno, error.strerror, str(path)) from error  # a full disk does not say of what
         raise
+    with suppress(OSError):  # not every file system can
+        _sync(path.parent)
+
+
+def _sync(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def read_json(path: str | os.PathLike[str]) -> object:
+    """The data of a file, whose digest is verified if it has one."""
     try:
-        return json.loads(Path(path).read_text(encoding="utf-8"))
+        data = json.loads(Path(path).read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:  # Python refuses deep nests, and numbers of thousands of digits
         raise ParametrizationError(f"{path}: not a JSON file ({error}); was it written by mukron's save()?") from error
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+    return unsealed(data, str(path))

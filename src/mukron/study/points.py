@@ -15,7 +15,8 @@ from mukron.damping import Rule
 from mukron.study.errors import StudyError
 from mukron.theory import get_scheme
 from mukron.train import RunConfig
-from mukron.train.records import DIVERGED, FINISHED, LOW_IS_BEST, EpochRow, check_rows
+from mukron.train.records import DIVERGED, FINISHED, LOW_IS_BEST
+from mukron.train.rows import EpochRow, check_rows
 from mukron.typed import fields_of, read_as
 
 PRUNED = "pruned"  # the status of a run that was given up

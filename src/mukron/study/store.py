@@ -30,7 +30,8 @@ from mukron.study.errors import StudyError
 from mukron.study.points import POINT_FIELDS, Point, Result, lowest_is_best
 from mukron.study.presence import Presence
 from mukron.train import RunConfig
-from mukron.train.records import FINISHED, EpochRow
+from mukron.train.records import FINISHED
+from mukron.train.rows import EpochRow
 from mukron.workers.locks import locked
 
 P = ParamSpec("P")

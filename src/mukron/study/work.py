@@ -21,7 +21,8 @@ from mukron.study.points import PRUNED, Point
 from mukron.study.search import pruner
 from mukron.study.store import ENDED, RUNNING, ClaimedPoint, Entry, Store
 from mukron.train import Progress, Run, StackProgress, dataset_of, stack_size, train, train_stack
-from mukron.train.records import INTERRUPTED, EpochRow
+from mukron.train.records import INTERRUPTED
+from mukron.train.rows import EpochRow
 from mukron.train.trackers import Trackers, read_trackers
 from mukron.train.tracking import tracked
 from mukron.workers.foreman import Foreman

@@ -247,7 +247,7 @@ class RunConfig:
         Args:
             path: The path of the JSON file.
         """
-        write_json(path, self.to_dict())
+        write_json(path, self.to_dict(), seal=False)  # it may be edited
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> RunConfig:

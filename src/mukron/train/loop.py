@@ -37,7 +37,8 @@ from mukron.train.outputs import hits
 from mukron.train.probes import PROBES, Probe, Spectra
 from mukron.train.processes import Processes, check_batch, joined_processes
 from mukron.train.randomness import AUGMENTATION, own_random_numbers, seed_for
-from mukron.train.records import DIVERGED, FINISHED, INTERRUPTED, EpochRow, Run, RunFolder, finite
+from mukron.train.records import DIVERGED, FINISHED, INTERRUPTED, Run, RunFolder
+from mukron.train.rows import EpochRow, finite
 from mukron.train.samples import written_sample
 from mukron.train.schedules import Schedule
 from mukron.train.sharding import build_in, joined
