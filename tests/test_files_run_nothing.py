@@ -195,7 +195,7 @@ CODE_FROM_DATA = {  # what could run something that was read, and the only place
     ),
     "import_function": (
         *("train/factories.py", "train/build.py", "train/losses.py", "train/trackers.py"),
-        *("study/functions.py", "study/script.py", "cli/train.py", "cli/check.py", "cli/explain.py", "cli/ranks.py"),
+        *("study/functions.py", "study/script.py", "study/ranks.py", "cli/train.py", "cli/check.py", "cli/explain.py"),
     ),
     "loads": ("curvature/ranks.py",),  # of pickle: between the processes of one run
     "Unpickler": (),

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-OPTIONS = {"model": "--factory", "data": "--data", "loss": "--loss"}  # by setting: how a command names its function
+NAMED_BY = {"model": "--factory", "data": "--data", "loss": "--loss"}  # by setting: how a command names its function
 
 
 class FileFunction(str):
@@ -54,7 +54,7 @@ class UntrustedError(ValueError):
 
     def for_command_line(self) -> str:
         """What to do, as options of a command."""
-        named = " ".join(f"{OPTIONS.get(setting, setting)} {path}" for setting, path in self.functions.items())
+        named = " ".join(f"{NAMED_BY.get(setting, setting)} {path}" for setting, path in self.functions.items())
         return f"{self._found()}: it runs if you name it too ({named}), or with --trust"
 
     def _found(self) -> str:

@@ -28,7 +28,7 @@ EXACT = re.compile(
     r"[-+]?([0-9]{1,30}/[0-9]{1,30}|([0-9]{1,30}(?:\.[0-9]{0,30})?|\.[0-9]{1,30})([eE][-+]?[0-9]{1,2})?)"
 )
 ZERO_DENOMINATOR = re.compile("/0+$")
-LARGEST = 10**160  # numerators and denominators of exact numbers are below: more than what EXACT lets through
+LARGEST_EXACT = 10**160  # numerators and denominators of exact numbers are below: more than what EXACT lets through
 SHOWN_CHARACTERS = 100  # characters of a value in an error
 
 
@@ -120,69 +120,6 @@ def number(least: float = 0.0, below: float = math.inf, above: float | None = No
         return number + 0.0  # there is one zero
 
     return read
-
-
-def check_number(name: str, value: Any) -> None:
-    """Refuse an argument that is no finite number; True and False are none.
-
-    Args:
-        name: The argument.
-        value: What was given for it.
-
-    Example:
-        >>> check_number("lr", 0.1)
-    """
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise TypeError(f"{name} must be a number, got {value!r:.80}")
-    if not math.isfinite(value):
-        raise ValueError(f"{name} must be finite, got {value}")
-
-
-def check_whole(name: str, value: Any) -> None:
-    """Refuse an argument that is no whole number.
-
-    Args:
-        name: The argument.
-        value: What was given for it.
-
-    Example:
-        >>> check_whole("factor_every", 10)
-    """
-    if isinstance(value, bool) or not isinstance(value, Integral):
-        raise TypeError(f"{name} must be a whole number, got {value!r:.80}")
-
-
-def check_type(name: str, value: Any, kind: type | tuple[type, ...], wanted: str = "") -> None:
-    """Refuse an argument of another type.
-
-    Args:
-        name: The argument.
-        value: What was given for it.
-        kind: The type that it must have, or several.
-        wanted: What it must be, in words; the type's name by default.
-
-    Example:
-        >>> check_type("design", "study", dict)
-        Traceback (most recent call last):
-        TypeError: design must be a dict, got 'study'
-    """
-    if not isinstance(value, kind):
-        named = " or ".join(each.__name__ for each in (kind if isinstance(kind, tuple) else (kind,)))
-        raise TypeError(f"{name} must be {wanted or f'a {named}'}, got {value!r:.80}")
-
-
-def check_flag(name: str, value: Any) -> None:
-    """Refuse an argument that is neither True nor False.
-
-    Args:
-        name: The argument.
-        value: What was given for it.
-
-    Example:
-        >>> check_flag("nesterov", False)
-    """
-    if not isinstance(value, bool):
-        raise TypeError(f"{name} must be True or False, got {value!r:.80}")
 
 
 def one_of(known: Collection[str]) -> Reader:
@@ -332,7 +269,7 @@ def exact_number(value: Any) -> Fraction:
     elif isinstance(value, (str, float)):
         match = EXACT.fullmatch(str(value).strip())
         number = Fraction(match[0]) if match and not ZERO_DENOMINATOR.search(match[0]) else None
-    if number is None or max(abs(number.numerator), number.denominator) >= LARGEST:
+    if number is None or max(abs(number.numerator), number.denominator) >= LARGEST_EXACT:
         raise ValueError(f"expected a short number, as in 1/2 or 0.25, got {shown(value)}")
     return number
 

@@ -116,7 +116,7 @@ def _maybe_infinite(value: Any, place: str) -> float:
 
 
 _float = _plain(_is_finite, "a finite number")
-PLAIN: dict[Any, Read] = {
+PLAIN_READERS: dict[Any, Read] = {
     Any: lambda value, place: value,
     None: _plain(lambda value: value is None, "null"),
     NoneType: _plain(lambda value: value is None, "null"),
@@ -132,8 +132,8 @@ PLAIN: dict[Any, Read] = {
 
 @cache
 def _reader(kind: Any) -> Read:
-    if kind in PLAIN:
-        return PLAIN[kind]
+    if kind in PLAIN_READERS:
+        return PLAIN_READERS[kind]
     if kind is Fraction:
         return _converted(exact_number)
     origin, parts = get_origin(kind) or kind, get_args(kind)

@@ -57,6 +57,16 @@ def changed_json(content: Any, rng: random.Random) -> str:
     return json.dumps(content)
 
 
+def changed_json_text(text: str, rng: random.Random) -> str:
+    """The text of any JSON value of which one place was changed.
+
+    Args:
+        text: The text.
+        rng: Chooses place and change.
+    """
+    return changed_json([json.loads(text)], rng)[1:-1]
+
+
 def changed_bytes(content: bytes, rng: random.Random) -> bytes:
     """Bytes that were flipped, cut, cleared, repeated or inserted in one place.
 
@@ -94,7 +104,7 @@ def changes(content: bytes, seed: int) -> bytes:
     lines = content.decode().splitlines()
     if len(lines) > 1 and lines[0].endswith("}"):  # JSON lines
         number = rng.randrange(len(lines))
-        lines[number] = changed_json([json.loads(lines[number])], rng)[1:-1]
+        lines[number] = changed_json_text(lines[number], rng)
         return "\n".join([*lines, ""]).encode(errors="surrogatepass")
     return changed_json(json.loads(content), rng).encode(errors="surrogatepass")
 

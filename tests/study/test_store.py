@@ -55,7 +55,12 @@ def test_a_point_is_claimed_once_and_ends_with_its_numbers(store):
     store.end(claims[1], "diverged", [], "step 1: too large", 0.5)
     store.give_up(claims[2], INTERRUPTED)
     first, second, third, *_ = store.entries()
-    assert (first.state, first.result.status, first.result.rows, first.result.seconds) == (ENDED, "finished", ROWS, 1.5)
+    assert (first.state, first.result.status, [*first.result.rows], first.result.seconds) == (
+        ENDED,
+        "finished",
+        ROWS,
+        1.5,
+    )
     assert (second.state, second.result.status, second.result.reason) == (ENDED, "diverged", "step 1: too large")
     assert (third.state, third.reason) == (LOST, INTERRUPTED)
     assert store.claim(first_free).point == POINTS[2]  # free again, and the only one

@@ -23,7 +23,7 @@ from rich.table import Table as RichTable
 from typer.core import TyperCommand, TyperGroup
 
 from mukron.cli.numbers import is_power, read_number
-from mukron.imports import OPTIONS, UntrustedError
+from mukron.imports import NAMED_BY, UntrustedError
 from mukron.readers import shown as shortened
 from mukron.table import EVERY_COLUMN, Table
 from mukron.workers.exits import BROKEN, STOPPED, WRONG_REQUEST
@@ -31,7 +31,7 @@ from mukron.workers.exits import BROKEN, STOPPED, WRONG_REQUEST
 if TYPE_CHECKING:
     from mukron.train import RunConfig
 
-NO_MEMORY = re.compile("OutOfMemory|can't allocate memory|DefaultCPUAllocator", re.IGNORECASE)  # as torch says it
+MEMORY_ERROR = re.compile("OutOfMemory|can't allocate memory|DefaultCPUAllocator", re.IGNORECASE)  # as torch says it
 TRACEBACK = "--traceback"
 traceback_wanted = ContextVar("traceback_wanted", default=False)
 METHODS_PLACEHOLDER = "{methods}"  # in help texts: what a run's method may be
@@ -166,7 +166,7 @@ def errors(*, continues: bool = False, shown: bool = True) -> Iterator[None]:
         raise typer.Exit(WRONG_REQUEST) from None
     except Exception as error:  # in the user's code or in ours; exit codes 1 and 2 have other meanings
         first = str(error).strip().partition("\n")[0]
-        if isinstance(error, MemoryError) or NO_MEMORY.search(f"{type(error).__name__} {first}"):
+        if isinstance(error, MemoryError) or MEMORY_ERROR.search(f"{type(error).__name__} {first}"):
             _print_unexpected(f"out of memory ({first[:200]}); give a smaller batch or width", place=False)
         else:
             _print_unexpected(f"{type(error).__name__}: {first}" if first else type(error).__name__)
@@ -289,7 +289,7 @@ def trust_named(config: RunConfig, named: Mapping[str, str | None]) -> RunConfig
     chosen = {name: value for name, value in named.items() if value is not None}
     for name, value in chosen.items():
         if value != getattr(config, name):
-            raise ValueError(f"{OPTIONS[name]} {value}: the file has {name}={getattr(config, name)!r}")
+            raise ValueError(f"{NAMED_BY[name]} {value}: the file has {name}={getattr(config, name)!r}")
     return config.replace(**chosen)
 
 

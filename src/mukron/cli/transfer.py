@@ -16,7 +16,7 @@ from mukron.cli.common import BUILT_IN, METHODS_PLACEHOLDER, check_outputs, erro
 from mukron.cli.numbers import read_numbers
 from mukron.cli.progress import BAR, COUNT, SECONDS_BETWEEN_LINES, clock, shown_bar
 from mukron.cli.train import TrackerOption, TrustOption, declared_roles, run_config_from_options
-from mukron.imports import OPTIONS
+from mukron.imports import NAMED_BY
 from mukron.workers.exits import STOPPED
 from mukron.workers.progress import Throttle
 
@@ -233,7 +233,7 @@ def tune(
         _warn_of_edges(study, record)
         _finish(record, study.folder, report)
         where = "" if out == Path("tuned") else f" --from {out}"
-        own = "".join(f" {flag} {path}" for name, flag in OPTIONS.items() if ":" in (path := getattr(described, name)))
+        own = "".join(f" {flag} {path}" for name, flag in NAMED_BY.items() if ":" in (path := getattr(described, name)))
         _print_note(f"next: mukron plan{where} --width {64 * width:g}{own}")
 
 

@@ -290,11 +290,10 @@ class Parametrization(ForTraining, ShownPlan):
             entries = fields_of(content["parameters"], "parameters")
             parameters = {name: parameter_from_dict(entry, f'parameter "{name}"') for name, entry in entries.items()}
             exponent = content["output_exponent"]
-            if exponent not in (None, ZERO):
-                exponent = exact_number(exponent)
+            exponent = exponent if exponent in (None, ZERO) else exact_number(exponent)
             decay, embedding_lr = (exact_number(content.get(name, 0)) for name in ("decay", "embedding_lr"))
-            width = read_as(float | None, content["base_width"], "base_width")
-            return cls(get_scheme(content["scheme"]), parameters, exponent, width, decay, embedding_lr)
+            scheme, width = get_scheme(content["scheme"]), read_as(float | None, content["base_width"], "base_width")
+            return cls(scheme, parameters, exponent, width, decay, embedding_lr)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_model": None, "_scaled": None}  # plain data travels; the model goes its own way

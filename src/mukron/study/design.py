@@ -11,9 +11,9 @@ from functools import cache
 from numbers import Integral, Real
 from typing import Any
 
+from mukron.arguments import check_type
 from mukron.optim.spec import spec_of
 from mukron.params import plain_width
-from mukron.readers import check_type
 from mukron.study.errors import StudyError
 from mukron.study.points import Point, read_scheme
 from mukron.study.search import PRUNERS, SAMPLERS, propose
@@ -102,11 +102,9 @@ class Design:
         search: Search | None = None,
         metric: str = "train_loss",
     ) -> None:
-        config = RunConfig() if config is None else config
-        check_type("config", config, RunConfig)
+        values: dict[str, Any] = {"config": (config := _checked(config))}
         dampings = _read_schemes(schemes, config.method)
-        values = {
-            "config": config,
+        values |= {
             "widths": tuple(sorted({plain_width(width) for width in _numbers("widths", widths)})),
             "schemes": tuple(dampings),
             "lr": tuple(sorted(set(_numbers("lr", lr)))),
@@ -304,11 +302,16 @@ class Design:
 
         Args:
             data: What ``to_dict`` returned.
-            trust: Whether "module:function" in the data may be imported, as in ``RunConfig.from_dict``.
+            trust: As in ``RunConfig.from_dict``.
         """
         axes = {name: tuple(data[name]) for name in ("widths", "schemes", "lr", "damping", "seeds")}
         search = None if data["search"] is None else Search(**data["search"])
         return cls(RunConfig.from_dict(data["config"], trust=trust), search=search, metric=data["metric"], **axes)
+
+
+def _checked(config: RunConfig | None) -> RunConfig:
+    check_type("config", config, (RunConfig, type(None)), "a RunConfig")
+    return RunConfig() if config is None else config
 
 
 def _deaths(entries: Sequence[Entry], since: int) -> Counter[Point]:

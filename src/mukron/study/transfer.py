@@ -8,10 +8,10 @@ from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
 
+from mukron.arguments import check_type
 from mukron.bars import progress_of_function
 from mukron.data import Dataset
 from mukron.imports import path_of
-from mukron.readers import check_type
 from mukron.study.certificate import Certificate, certify
 from mukron.study.database import sqlite_at, without_password
 from mukron.study.design import Design

@@ -15,7 +15,7 @@ import torch
 
 from mukron import readers as read
 from mukron.damping import Heuristic, Rule
-from mukron.imports import OPTIONS, FileFunction, UntrustedError
+from mukron.imports import NAMED_BY, FileFunction, UntrustedError
 from mukron.models import get_model
 from mukron.optim.docs import MOVED
 from mukron.optim.spec import MethodSpec, spec_of
@@ -182,7 +182,7 @@ class RunConfig:
         Raises:
             UntrustedError: A file names functions, and ``trust`` is False.
         """
-        functions = {name: path for name in OPTIONS if isinstance(path := getattr(self, name), FileFunction)}
+        functions = {name: path for name in NAMED_BY if isinstance(path := getattr(self, name), FileFunction)}
         if functions and not trust:
             raise UntrustedError(functions)
         return self.replace(**{name: str(path) for name, path in functions.items()})
@@ -235,7 +235,7 @@ class RunConfig:
             )
         fields = {name: value for name, value in data.items() if name not in ("format", "version")}
         _check_names(fields, source)
-        for name in OPTIONS if not trust else ():
+        for name in NAMED_BY if not trust else ():
             path = fields.get(name)
             if isinstance(path, str) and ":" in path and not isinstance(path, FileFunction):
                 fields[name] = FileFunction(path, source)
