@@ -22,10 +22,13 @@ test: $(BIN)/.ready
 matrix: $(BIN)/.ready
 	$(BIN)/pytest -m matrix --numprocesses auto --maxprocesses 2 --dist worksteal
 
-# Faults, at length: many changes of every kind of file. It prints how many were read, refused, or worse.
+# Faults, at length: thousands of changes of every kind of file, kills, pauses. It writes the table of docs/reliability.md.
 SOAK ?= 10000
+COUNTS := soak-counts
 soak: $(BIN)/.ready
-	MUKRON_SOAK=$(SOAK) $(BIN)/pytest tests/faults -rP --numprocesses auto --maxprocesses 8 --dist worksteal
+	rm -rf $(COUNTS)
+	MUKRON_SOAK=$(SOAK) MUKRON_SOAK_TABLE=$(CURDIR)/$(COUNTS) $(BIN)/pytest tests/faults --numprocesses auto --maxprocesses 8 --dist worksteal
+	$(BIN)/python tests/faults/soak.py $(COUNTS) docs/reliability.md
 
 # With the packages of others; docs/works-with.md must say what these tests find.
 TRACKERS = tests/train/test_trackers.py
@@ -44,7 +47,7 @@ format: $(BIN)/.ready
 	$(BIN)/ruff format
 
 clean:
-	rm -rf $(VENV) $(CLIENTS) demo
+	rm -rf $(VENV) $(CLIENTS) demo $(COUNTS)
 
 $(BIN)/.ready: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 10) or sys.exit("mukron needs Python 3.10 or later, found " + sys.version.split()[0] + "; name another one: make PYTHON=python3.12 ...")'

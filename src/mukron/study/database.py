@@ -10,6 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from mukron.study.errors import StudyError
+from mukron.workers.locks import HeldLockError
+
+NOT_DAMAGED = re.compile("is locked|is full|readonly|unable to open|disk I/O")  # SQLite's words of other troubles
 
 
 class UnreachableError(StudyError):
@@ -81,7 +84,17 @@ def open_rdb(url: str, beat: int, grace: int) -> Any:
         rdb = optuna.storages.RDBStorage(url, engine_kwargs=engine, heartbeat_interval=beat, grace_period=grace)
     if kind == "sqlite":
         _quick_commits(rdb.engine)
+        _check_pages(rdb.engine)
     return rdb
+
+
+def _check_pages(engine: Any) -> None:
+    from sqlalchemy import text
+
+    with engine.connect() as connection:
+        found = connection.execute(text("PRAGMA quick_check(1)")).scalar()
+    if found != "ok":
+        raise ValueError(found)
 
 
 def _quick_commits(engine: Any) -> None:
@@ -97,17 +110,50 @@ def _quick_commits(engine: Any) -> None:
 
 
 @contextmanager
-def storage_errors(url: str) -> Iterator[None]:
-    """Turn errors of the storage into messages of one line that name it."""
+def readable(url: str) -> Iterator[None]:
+    """Report what a storage holds and cannot be read, whatever Optuna and SQLAlchemy make of it, in one line.
+
+    For code that reads and does nothing else: any exception is taken for damage.
+    """
+    with storage_errors(url):
+        try:
+            yield
+        except Exception as error:
+            if isinstance(error, (StudyError, ImportError, OSError, HeldLockError, *_errors_of_storages())):
+                raise
+            raise _damaged(url, f"{type(error).__name__} {error}".partition("\n")[0][:300]) from error
+
+
+def _errors_of_storages() -> tuple[type[Exception], ...]:
     from sqlalchemy.exc import SQLAlchemyError
 
-    optuna, address = optuna_package(), without_password(url)
+    return SQLAlchemyError, optuna_package().exceptions.StorageInternalError
+
+
+def _damaged(url: str, what: str) -> StudyError:
+    if url.startswith("sqlite"):
+        way_out = "move it away, with the files study.db-*: the same command then trains the study anew"
+    else:
+        way_out = "choose another --name: the same command then trains the study anew"
+    return StudyError(
+        f"storage {without_password(url)}: damaged, or edited: {what}. Bring back a copy of it, or {way_out}"
+    )
+
+
+@contextmanager
+def storage_errors(url: str) -> Iterator[None]:
+    """Turn errors of the storage into messages of one line that name it."""
+    address = without_password(url)
     try:
         yield
-    except (SQLAlchemyError, optuna.exceptions.StorageInternalError) as error:
+    except _errors_of_storages() as error:
         cause = error.__cause__ or error
-        message = str(getattr(cause, "orig", None) or cause).strip().partition("\n")[0]
-        raise UnreachableError(f"storage {address}: {without_password(message)}") from error
+        message = without_password(str(getattr(cause, "orig", None) or cause).strip().partition("\n")[0])
+        if url.startswith("sqlite") and not NOT_DAMAGED.search(message):
+            raise _damaged(url, message) from error
+        raise UnreachableError(f"storage {address}: {message}") from error
+    except HeldLockError as error:
+        raise StudyError(str(error)) from error
     except ImportError as error:
         raise StudyError(f"storage {address}: {error}; pip install 'mukron[postgresql]' brings it") from error
     except OSError as error:

@@ -25,14 +25,16 @@ from functools import cached_property, wraps
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from mukron.study.database import UnreachableError, checked_address, open_rdb, optuna_package, storage_errors
+from mukron.params.storage import sealed, unsealed
+from mukron.study.database import UnreachableError, checked_address, open_rdb, optuna_package, readable, storage_errors
 from mukron.study.errors import StudyError
 from mukron.study.points import POINT_FIELDS, Point, Result, lowest_is_best
 from mukron.study.presence import Presence
 from mukron.train import RunConfig
 from mukron.train.records import FINISHED
 from mukron.train.rows import EpochRow
-from mukron.workers.locks import locked
+from mukron.typed import read_as
+from mukron.workers.locks import locked, wait_for
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -41,6 +43,7 @@ BEAT, GRACE = 15, 60  # seconds between two heartbeats of a trial; seconds witho
 RUNNING, ENDED, LOST = "running", "ended", "lost"
 NOT_COMPARED = (*POINT_FIELDS, "device")  # fields that may differ between runs of one study; workers choose the device
 WORKER_DIED = "its worker died"
+QUESTION = "mukron"  # the attribute that holds what a study trains
 TOOK = "seconds"  # the attribute that holds how long a trial took
 
 
@@ -94,15 +97,15 @@ class Store:
         self.url, self.name, self.beat, self.grace = checked_address(url), name, beat, grace
         self.presence = Presence(self.url, name)
         weakref.finalize(self, self.presence.leave)
-        with storage_errors(self.url):
-            with self.exclusive():  # one process creates the tables
+        self._ended: dict[int, Entry] = {}
+        with storage_errors(self.url), self.exclusive():  # one process creates the tables
+            with readable(self.url):
                 self._rdb = open_rdb(self.url, beat, grace)
                 weakref.finalize(self, self._rdb.engine.dispose)  # closes connections
                 self._open(config, metric)
-                self.presence.enter()
-            self._storage = self.study._storage  # caches trials that have ended, as ``_rdb`` does not
-            self._id = self._rdb.get_study_id_from_name(name)
-        self._ended: dict[int, Entry] = {}
+                self._storage = self.study._storage  # caches trials that have ended, as ``_rdb`` does not
+                self._id = self._rdb.get_study_id_from_name(name)
+            self.presence.enter()
 
     def _open(self, config: RunConfig, metric: str) -> None:
         """Store the config and metric, or compare them with the stored ones.
@@ -114,7 +117,7 @@ class Store:
         direction = "minimize" if lowest_is_best(metric) else "maximize"
         wanted = {"study_name": self.name, "storage": self._rdb, "direction": direction, "load_if_exists": True}
         self.study = optuna.create_study(**wanted)
-        stored = self.study.user_attrs.get("mukron")
+        stored = self._question()
         different = {} if stored is None else self._differences(stored["config"], config)
         if stored is not None and (different or stored["metric"] != metric):
             trained = (states.COMPLETE, states.PRUNED, states.RUNNING)
@@ -125,9 +128,16 @@ class Store:
             listed = ", ".join(f"{field} {old!r} there and {new!r} here" for field, (old, new) in different.items())
             raise StudyError(f"{self._place} trains something else: {listed}. Choose another folder (folder=, --out)")
         if stored is None:
+            if any("point" in trial.user_attrs for trial in self.study.get_trials(deepcopy=False)):
+                raise ValueError("there are trials, but not what they train")
             stored = {"config": config.to_dict(), "metric": metric}
-            self.study.set_user_attr("mukron", stored)
-        self._stored, self.metric = self.study.user_attrs["mukron"], stored["metric"]
+            self.study.set_user_attr(QUESTION, sealed(stored))
+        if self.study.direction.name.lower() != wanted["direction"]:
+            raise ValueError(f"it is to {self.study.direction.name.lower()} {metric}")
+        self._stored, self.metric = self._question(), stored["metric"]
+
+    def _question(self) -> Any:
+        return unsealed(self.study.user_attrs.get(QUESTION), "the study's config")
 
     @property
     def _place(self) -> str:
@@ -145,7 +155,7 @@ class Store:
     def _check_that_it_is_there(self) -> None:
         """Refuse to go on if another command has replaced this study, which trained nothing, by its own."""
         try:
-            stored = self.study.user_attrs.get("mukron")
+            stored = self._question()
         except KeyError:  # no study has this number any more
             stored = None
         if stored != self._stored:
@@ -162,7 +172,8 @@ class Store:
             return
         with self._locks.begin() as connection:
             connection.execute(text("SET LOCAL idle_in_transaction_session_timeout = '60s'"))  # if a machine dies
-            connection.execute(text("SELECT pg_advisory_xact_lock(hashtext(:name))"), {"name": f"mukron {self.name}"})
+            ask, name = text("SELECT pg_try_advisory_xact_lock(hashtext(:name))"), {"name": f"mukron {self.name}"}
+            wait_for(lambda: bool(connection.execute(ask, name).scalar()), f"study {self.name!r}")
             yield
 
     @cached_property
@@ -176,7 +187,9 @@ class Store:
     @_patient
     def entries(self) -> list[Entry]:
         """All trials, in the order in which they began."""
-        return [entry for trial in self.study.get_trials(deepcopy=False) if (entry := self._entry(trial)) is not None]
+        with readable(self.url):
+            trials = self.study.get_trials(deepcopy=False)
+            return [entry for trial in trials if (entry := self._entry(trial)) is not None]
 
     def _entry(self, trial: Any) -> Entry | None:
         if trial.number in self._ended:
@@ -184,13 +197,14 @@ class Store:
         attributes = trial.user_attrs
         if "point" not in attributes:  # a trial that another program added to the study
             return None
-        point = Point(**attributes["point"])
-        together = attributes.get("together", 1)
+        place = f"trial {trial.number}"
+        point: Point = read_as(Point, unsealed(attributes["point"], place), place)
+        together = read_as(int, attributes.get("together", 1), f"{place}: together")
         if not trial.state.is_finished():
             return Entry(trial.number, point, RUNNING, together=together)
         seconds = attributes.get(TOOK, 0.0) / together  # Optuna's are differences of local times, which may be negative
         if "result" in attributes and trial.state.name != "FAIL":
-            result = Result.from_dict({**attributes["point"], **attributes["result"]})
+            result = Result.from_dict({**asdict(point), **unsealed(attributes["result"], place)})
             entry = Entry(trial.number, point, ENDED, result, seconds=seconds, together=together)
         else:
             reason = attributes.get("reason", WORKER_DIED)
@@ -221,7 +235,7 @@ class Store:
 
     def _claim(self, point: Point, together: int) -> ClaimedPoint:
         optuna = optuna_package()
-        attributes = {"scheme": point.scheme, "point": asdict(point), "worker": f"{_host()}:{os.getpid()}"}
+        attributes = {"scheme": point.scheme, "point": sealed(asdict(point)), "worker": f"{_host()}:{os.getpid()}"}
         template = optuna.trial.create_trial(
             state=optuna.trial.TrialState.WAITING,
             params=(params := _params(point)),
@@ -278,12 +292,12 @@ class Store:
     def end(self, claim: ClaimedPoint, status: str, rows: Sequence[EpochRow], reason: str, seconds: float) -> None:
         """Store a run's result. A run that diverged has no value and is marked as pruned in Optuna."""
         states = optuna_package().trial.TrialState
-        result = {"status": status, "reason": reason, "seconds": seconds, "rows": [dict(row) for row in rows]}
+        content = {"status": status, "reason": reason, "seconds": seconds, "rows": [dict(row) for row in rows]}
         value = rows[-1].get(self.metric) if rows and status == FINISHED else None
         if status == FINISHED and value is None:
             known = ", ".join(name for name in (rows[-1] if rows else {}) if name not in ("epoch", "step", "seconds"))
             raise StudyError(f"metric {self.metric!r}: runs of this study do not have it; they have {known}")
-        self._close(claim, states.COMPLETE if status == FINISHED else states.PRUNED, value, "result", result)
+        self._close(claim, states.COMPLETE if status == FINISHED else states.PRUNED, value, "result", sealed(content))
 
     def give_up(self, claim: ClaimedPoint, reason: str) -> None:
         """Fail the trial, so that its point can be claimed again."""
