@@ -19,7 +19,7 @@ def test_a_changed_file_is_refused_and_the_way_out_is_named(tmp_path):
     mukron.base_shapes(MLP, width=8).save(path)
     text = path.read_text()
     path.write_text(text.replace("784", "785", 1))
-    with pytest.raises(ParametrizationError, match=r'shapes\.json: damaged, or edited.*take out "digest" if you'):
+    with pytest.raises(ParametrizationError, match=r'shapes\.json: damaged, or edited.*take out "seal" if you'):
         mukron.BaseShapes.load(path)
 
 

@@ -127,7 +127,7 @@ def test_no_changed_number_of_a_record_is_read(name, whole, tmp_path):
     assert changed > 20
 
 
-def test_records_without_digests_are_read(whole, tmp_path):
+def test_records_without_seals_are_read(whole, tmp_path):
     """Those of earlier versions, and those that were changed on purpose."""
     folder = shutil.copytree(whole[0], tmp_path / "run")
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -135,7 +135,7 @@ def test_records_without_digests_are_read(whole, tmp_path):
         "".join(json.dumps({"epoch": row["epoch"], "seconds": 1}) + "\n" for row in rows)
     )
     config = json.loads((folder / "config.json").read_text())
-    del config["digest"]
+    del config["seal"]
     (folder / "config.json").write_text(json.dumps({**config, "lr": 0.5}))
     run = Run.load(folder)
     assert run.config.lr == 0.5

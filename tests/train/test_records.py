@@ -27,7 +27,7 @@ def test_the_files_say_the_same(finished):
     folder, run = finished
     assert RunConfig.load(folder / "config.json") == run.config
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    assert [row.pop("digest") for row in rows]
+    assert [row.pop("seal") for row in rows]
     assert rows == list(run.epochs)
     with (folder / "metrics.csv").open() as file:
         table = list(csv.DictReader(file))

@@ -1,4 +1,4 @@
-"""Files: plain data as JSON with a kind, a format version and a digest; all are whole, or not there."""
+"""Files: plain data as JSON with a kind, a format version and a seal; all are whole, or not there."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import IO, Any
 from mukron.params.errors import ParametrizationError
 
 Data = dict[str, Any]
-DIGEST = "digest"  # a field of data that can be verified
+SEAL = "seal"  # a field of data that can be verified: a digest of the others
 
 
 def stamp(kind: str, version: int, content: Mapping[str, Any]) -> Data:
@@ -46,18 +46,18 @@ def damaged(source: str) -> Iterator[None]:
 
 def sealed(content: Mapping[str, Any]) -> Data:
     """The data with a digest of itself. Damage changes one of the two; an attacker can write both."""
-    return {**content, DIGEST: _digest(content)}
+    return {**content, SEAL: _digest(content)}
 
 
 def unsealed(data: object, source: str) -> Any:
-    """The data without its digest, which must be right. Data without one (of earlier versions, by hand) is taken."""
-    if not isinstance(data, dict) or DIGEST not in data:
+    """The data without its seal, which must be right. Data without one (of earlier versions, by hand) is taken."""
+    if not isinstance(data, dict) or SEAL not in data:
         return data
-    content = {name: value for name, value in data.items() if name != DIGEST}
-    if data[DIGEST] != _digest(content):
+    content = {name: value for name, value in data.items() if name != SEAL}
+    if data[SEAL] != _digest(content):
         raise ParametrizationError(
-            f"{source}: damaged, or edited: its content and its digest do not agree; make it again, or take out "
-            f'"{DIGEST}" if you changed it on purpose'
+            f"{source}: damaged, or edited: its content and its seal do not agree; make it again, or take out "
+            f'"{SEAL}" if you changed it on purpose'
         )
     return content
 
@@ -120,7 +120,7 @@ def _sync(folder: Path) -> None:
 
 
 def read_json(path: str | os.PathLike[str]) -> object:
-    """The data of a file, whose digest is verified if it has one."""
+    """The data of a file, whose seal is verified if it has one."""
     try:
         data = json.loads(Path(path).read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:  # Python refuses deep nests, and numbers of thousands of digits

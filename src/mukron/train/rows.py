@@ -57,7 +57,7 @@ def finite(row: Mapping[str, Any]) -> EpochRow:
 
 
 def line_of(row: EpochRow) -> str:
-    """A line of metrics.jsonl, with the digest of its numbers.
+    """A line of metrics.jsonl, with a seal of its numbers.
 
     Args:
         row: The numbers of an epoch.
