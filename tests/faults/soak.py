@@ -17,7 +17,7 @@ from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
 
-PATIENCE = 60  # seconds for one fault
+PATIENCE = 600  # seconds for one fault, also on a machine with much else to do
 SAME, REFUSED, SILENT, TRACEBACK, HANG = "read as it was", "refused", "wrong in silence", "traceback", "hang"
 OUTCOMES = (SAME, REFUSED, SILENT, TRACEBACK, HANG)
 WRONG = (SILENT, TRACEBACK, HANG)

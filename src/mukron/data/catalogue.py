@@ -80,8 +80,8 @@ FASHION_MNIST = Source(
     ),
     downloads=_downloads(
         (
-            "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",
             "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion",
+            "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",
         ),
         (
             "train-images-idx3-ubyte.gz",
