@@ -20,6 +20,7 @@ import soak
 import mukron
 from mukron.study import StudyRecord
 from mukron.train import Run
+from mukron.workers.locks import locked
 
 CODE = """
 import resource, signal, sys
@@ -170,8 +171,7 @@ def test_a_worker_that_comes_too_late(fault, truth, tmp_path):
         def use(processes):
             processes.append(start("study", folder))
             assert processes[0].stdout.readline() == "begins\n"
-            _until(lambda: _running(folder))
-            processes[0].send_signal(signal.SIGSTOP)
+            _until(lambda: _stopped_in_a_trial(processes[0], folder))
             if "pause" in fault:
                 time.sleep(3)  # longer than the study's grace
             else:
@@ -186,6 +186,29 @@ def test_a_worker_that_comes_too_late(fault, truth, tmp_path):
         return tried(use)
 
     soak.check(fault, soak.number(1, share=0.002), come_late)
+
+
+def _stopped_in_a_trial(process, folder):
+    """Stop a worker while it trains. One that is stopped with a lock in its hands makes others wait, and say so."""
+    if not _running(folder):
+        return False
+    process.send_signal(signal.SIGSTOP)
+    with locked(folder / "study.db.lock", wait=False) as free:
+        if free and _running(folder) and _writable(folder):
+            return True
+    process.send_signal(signal.SIGCONT)
+    return False
+
+
+def _writable(folder):
+    database = sqlite3.connect(folder / "study.db", timeout=0)
+    try:
+        database.execute("BEGIN IMMEDIATE")
+    except sqlite3.OperationalError:
+        return False
+    finally:
+        database.close()
+    return True
 
 
 def _running(folder):

@@ -135,7 +135,7 @@ def check(
             if result.damping or name not in ("damping", "spectra"):  # absent for first-order methods
                 show(getattr(result, TABLES[name])())
         if json_file is not None:
-            write_json(json_file, result.of_verdicts().to_dict())
+            write_json(json_file, result.of_verdicts().to_dict(), seal=False)
         if out is not None:
             _print_files(result.save(out), out)
     raise typer.Exit(result.exit_code)

@@ -124,7 +124,7 @@ def plan(
         if planned.by_layer is not None:
             show(planned.by_layer)
         if json_file is not None:
-            write_json(json_file, planned.to_dict())
+            write_json(json_file, planned.to_dict(), seal=False)
         if code is None:
             print(planned.code())
         else:

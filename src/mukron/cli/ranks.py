@@ -81,7 +81,7 @@ def plan_ranks(ranks: int, settings: list[str], sample: str | None, json_file: P
     for table in prediction_tables(plan):
         show(table)
     if json_file is not None:
-        write_json(json_file, stamp("ranks", 1, plan.to_dict()))
+        write_json(json_file, stamp("ranks", 1, plan.to_dict()), seal=False)
 
 
 def _read_settings(settings: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -69,10 +69,11 @@ def reproduce(
             return
         if all_ == bool(names):
             raise ValueError("name recipes, or say --all; mukron reproduce --list names them")
-        check_outputs(folders=(folder,))
         chosen = tuple(RECIPES) if all_ else tuple(dict.fromkeys(names or ()))
         less = Less(epochs, None if widths is None else tuple(read_numbers(widths, "--widths")), seeds)
         request = Request(chosen, Scale(scale), str(folder), less, device, None if data_dir is None else str(data_dir))
+        request.experiments()  # which refuses what cannot be
+        check_outputs(folders=(folder,))
         with _progress_and_outcomes() as (progress, concluded):
             results = run(request, workers=workers, progress=progress, concluded=concluded)
         print(write_page(folder))

@@ -159,7 +159,7 @@ def transfer(
             raise ValueError("only runs of one width have ended, so there is nothing to compare")
         show(certificate.table())
         if json_file is not None:
-            write_json(json_file, certificate.to_dict())
+            write_json(json_file, certificate.to_dict(), seal=False)
         _finish(record, study.folder, report)
     raise typer.Exit(certificate.exit_code)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from fractions import Fraction
 from numbers import Real
@@ -298,10 +298,10 @@ def _laws(
     with own_random_streams(), torch.device("cpu"):
         for size, networks in draws.items():
             networks.extend(draw_from(seed, factory, size) for seed in range(PROBE_DRAWS))
-    laws = {}
+    laws, sources = {}, _Sources(growths)
     for name in varied:
         change = scale_change(*([network[name].parameter for network in networks] for networks in draws.values()))
-        law = None if change is None else law_of_change(change, _sources(name, growths))
+        law = None if change is None else law_of_change(change, sources.of(name))
         if law is not None:
             laws[name] = law
     return laws
@@ -336,17 +336,31 @@ def _shapes(found: Mapping[str, Found]) -> dict[str, Shape]:
     return {name: entry.shape for name, entry in found.items()}
 
 
-def _sources(name: str, growths: Mapping[str, Growth]) -> list[tuple[str, str, Fraction]]:
-    """What an initializer may follow: first the fan-in of its own layer, then its fan-out, then any other layer's."""
-    module = name.rpartition(".")[0]
-    own = [name, *(other for other in growths if other.rpartition(".")[0] == module and other != name)]
-    others = [other for other in growths if other not in own]
-    return [
-        (parameter, side, growths[parameter].r_in if side == "r_in" else growths[parameter].r_out)
-        for parameters in (own, others)
-        for side in ("r_in", "r_out")
-        for parameter in parameters
-    ]
+class _Sources:
+    """What an initializer may follow: first the fan-in of its own layer, then its fan-out, then any other layer's.
+
+    Of all layers, the first with a growth stands for the others that grow alike: a network has thousands of layers, and
+    few growths.
+    """
+
+    def __init__(self, growths: Mapping[str, Growth]) -> None:
+        self._growths = growths
+        self._layers: dict[str, list[str]] = {}
+        for name in growths:
+            self._layers.setdefault(name.rpartition(".")[0], []).append(name)
+        distinct: dict[tuple[str, Fraction], tuple[str, str, Fraction]] = {}
+        for source in self._each(growths):
+            distinct.setdefault(source[1:], source)
+        self._distinct = list(distinct.values())
+
+    def _each(self, names: Iterable[str]) -> Iterator[tuple[str, str, Fraction]]:
+        names = list(names)
+        yield from ((name, "r_in", self._growths[name].r_in) for name in names)
+        yield from ((name, "r_out", self._growths[name].r_out) for name in names)
+
+    def of(self, name: str) -> list[tuple[str, str, Fraction]]:
+        layer = self._layers[name.rpartition(".")[0]]
+        return [*self._each([name, *(other for other in layer if other != name)]), *self._distinct]
 
 
 def _sizes_to_dict(sizes: Sizes) -> Data:

@@ -23,6 +23,7 @@ def stamp(kind: str, version: int, content: Mapping[str, Any]) -> Data:
 
 def check_stamp(data: object, kind: str, version: int, source: str, oldest: int | None = None) -> Data:
     """The data itself, if it is of this kind and of a version that this code reads: this one, or from the oldest on."""
+    data = unsealed(data, source)
     if not isinstance(data, dict) or data.get("format") != f"mukron.{kind}":
         found = data.get("format") if isinstance(data, dict) else type(data).__name__
         raise ParametrizationError(f"{source}: expected format 'mukron.{kind}', found {found!r}")

@@ -32,7 +32,10 @@ def check_rows(data: object, place: str, first: int = 0) -> list[EpochRow]:
     rows: list[EpochRow] = []
     for number, row in enumerate(read_as(list[Any], data, place), first):
         numbers = read_as(dict[str, float | None], row, f"{place} {number}")
-        epoch, before = read_as(int, numbers.get("epoch"), f"{place} {number}: epoch"), rows[-1]["epoch"] if rows else 0
+        epoch, before = (
+            read_as(int, numbers.get("epoch"), f"{place} {number}: epoch"),
+            rows[-1]["epoch"] if rows else -1,
+        )
         if epoch <= before:
             raise ValueError(f"{place} {number}: expected an epoch after {before}, found {epoch}")
         rows.append(numbers)
@@ -49,6 +52,8 @@ def finite(row: Mapping[str, Any]) -> EpochRow:
         The same, with None for what is not finite.
 
     Example:
+        >>> import math
+        >>> import torch
         >>> finite({"epoch": 1, "train_loss": torch.tensor(0.5), "test_loss": math.inf})
         {'epoch': 1, 'train_loss': 0.5, 'test_loss': None}
     """
