@@ -90,7 +90,7 @@ def write_whole(
         path: The file.
         write: Writes the content.
         sole: Whether no other process writes this file now. What a killed one has left is then overwritten.
-        before: The name that the file of now is given; without it, the file is replaced.
+        before: A second name for the file of now, which is replaced without it.
     """
     path = Path(path)
     part = path.with_name(f".{path.name}.part" if sole else f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
@@ -100,7 +100,7 @@ def write_whole(
             file.flush()
             os.fsync(file.fileno())
         if before is not None and path.exists():
-            os.replace(path, before)
+            _keep(path, before)
         os.replace(part, path)
     except BaseException as error:
         with suppress(OSError):
@@ -110,6 +110,18 @@ def write_whole(
         raise
     with suppress(OSError):  # not every file system can
         _sync(path.parent)
+
+
+def _keep(path: Path, before: Path) -> None:
+    """Give a file a second name: at no moment is it without the first."""
+    link = before.with_name(f".{before.name}.part")
+    link.unlink(missing_ok=True)
+    try:
+        os.link(path, link)
+    except OSError:  # a file system without links
+        os.replace(path, before)
+    else:
+        os.replace(link, before)
 
 
 def _sync(folder: Path) -> None:
