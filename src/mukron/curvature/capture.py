@@ -18,6 +18,7 @@ that waits in the graph may own the place it waits at, or anything nearer to the
 from __future__ import annotations
 
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -102,6 +103,7 @@ class Capture:
         self.waiting = False  # a pass of this step has not been differentiated, from its output on
         self.class_dim = options.class_dim  # where the classes are in an output with positions, once that is known
         self._running: dict[str, LayerPass] | None = None  # inside the model's forward pass
+        self._uses: Counter[tuple[str, int | None]] = Counter()  # so far in this pass, by layer and part
         self._fused: set[str] = set()  # layers of that pass whose weight takes no part in autograd's graph
         self._watches: list[Watch] = []  # over modules of that pass, the innermost last
         self._generator_before: Tensor | None = None  # its state before the draws of the coming step
@@ -152,6 +154,7 @@ class Capture:
         wanted = self.due or self.options.fused or self.double
         listens = wanted and not self.paused and self.model.training and torch.is_grad_enabled() and not in_transform()
         self._running = {} if listens else None
+        self._uses.clear()
         while self._fused:  # left behind by a forward pass that was interrupted
             getattr(self.modules[self._fused.pop()], "weight").requires_grad_(True)  # noqa: B009
         end_watches(self._watches)  # likewise
@@ -216,12 +219,13 @@ class Capture:
     def _note(self, key: str, this: LayerPass, x: Tensor, output: Tensor) -> None:
         """x, output: as the layer got and returned them."""
         assert self._running is not None
-        uses = sum(use.name == this.name and use.part == this.part for use in self._running.values())
+        uses = self._uses[this.name, this.part]
         key = f"{key} ({uses + 1})" if uses else key  # the positions of all uses of a weight count alike
         if x.numel():  # without samples (an expert that got none) it is as if the layer had not run
             note_output(this, output)
             this.version, this.made = x._version, x.grad_fn is not None
             self._running[key] = this
+            self._uses[this.name, this.part] += 1
 
     def after_forward(self, key: str, inputs: Any, output: Any) -> None:
         running, self._running = self._running, None  # layers that backward passes recompute are not measured

@@ -7,7 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import cache
+from functools import cache, cached_property
 from numbers import Integral, Real
 from typing import Any
 
@@ -164,10 +164,11 @@ class Design:
         Args:
             entries: The stored trials.
         """
-        settings = self._grid() if self.search is None else self._tried(entries)
-        for seed, (scheme, width) in itertools.product(self.seeds, self.slices):
-            for lr, damping in settings.get((scheme, width), ()):
-                yield Point(scheme, width, lr, damping, seed)
+        return iter(self._of_grid) if self.search is None else _ordered(self, self._tried(entries))
+
+    @cached_property
+    def _of_grid(self) -> tuple[Point, ...]:
+        return tuple(_ordered(self, self._grid()))
 
     def next(self, entries: Sequence[Entry], since: int = 0) -> Point | None:
         """Return the first point without a trial; None if there is none for now.
@@ -301,12 +302,18 @@ class Design:
         """Read what ``to_dict`` returned.
 
         Args:
-            data: What ``to_dict`` returned.
+            data: The plain data.
             trust: As in ``RunConfig.from_dict``.
         """
         axes = {name: tuple(data[name]) for name in ("widths", "schemes", "lr", "damping", "seeds")}
         search = None if data["search"] is None else Search(**data["search"])
         return cls(RunConfig.from_dict(data["config"], trust=trust), search=search, metric=data["metric"], **axes)
+
+
+def _ordered(design: Design, settings: Mapping[Slice, Sequence[Setting]]) -> Iterator[Point]:
+    for seed, (scheme, width) in itertools.product(design.seeds, design.slices):
+        for lr, damping in settings.get((scheme, width), ()):
+            yield Point(scheme, width, lr, damping, seed)
 
 
 def _checked(config: RunConfig | None) -> RunConfig:

@@ -223,7 +223,7 @@ class StudyRecord(Shown):
 def _check_schemes(results: Sequence[Result], config: RunConfig) -> None:
     """Every scheme is one that the config can be run in, with a damping if it has a rule."""
     for point in {(result.point.scheme, result.point.damping is None): result.point for result in results}.values():
-        if ("/" in point.scheme) == (point.damping is None):
+        if "/" in point.scheme and point.damping is None:
             raise ValueError(f"result: scheme {point.scheme!r} and damping {point.damping} do not fit")
         point.config(config)
 

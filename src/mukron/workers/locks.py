@@ -26,6 +26,10 @@ def wait_for(taken: Callable[[], bool], lock: str) -> None:
 
     Raises:
         HeldLockError: It was held by others for ``GIVEN_UP_AFTER`` seconds.
+
+    Example:
+        >>> attempts = iter([False, True])
+        >>> wait_for(lambda: next(attempts), "study.db.lock")
     """
     began, pause, said = time.monotonic(), 0.001, False
     while not taken():
