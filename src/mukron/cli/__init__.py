@@ -21,7 +21,7 @@ from mukron.workers.launch import local_rank, refuse_torchrun
 app = typer.Typer(
     cls=Root,
     no_args_is_help=True,
-    add_completion=False,
+    add_completion=True,  # mukron --install-completion
     pretty_exceptions_enable=False,
     help="Tune a network while it is narrow, train it while it is wide, with second-order optimizers.",
 )

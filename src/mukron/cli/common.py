@@ -24,6 +24,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from mukron.cli.numbers import is_power, read_number
 from mukron.imports import NAMED_BY, UntrustedError
+from mukron.printable import printable
 from mukron.readers import shown as shortened
 from mukron.table import EVERY_COLUMN, Table
 from mukron.workers.exits import BROKEN, STOPPED, WRONG_REQUEST
@@ -183,7 +184,9 @@ def _print_unexpected(text: str, place: bool = True) -> None:
 
 
 def _print_error(text: str) -> None:
-    Console(stderr=True, soft_wrap=True).print(f"[bold red]error:[/] {escape(text)}", highlight=False, emoji=False)
+    Console(stderr=True, soft_wrap=True).print(
+        f"[bold red]error:[/] {escape(printable(text))}", highlight=False, emoji=False
+    )
 
 
 def show(table: Table) -> None:
@@ -207,13 +210,15 @@ def show(table: Table) -> None:
         return
     table = table.narrowed(console.width)
     tight = {"box": box.SIMPLE_HEAD, "padding": (0, 1, 0, 0), "pad_edge": False}
-    drawn = RichTable(title=table.title, title_justify="left", **tight)  # type: ignore[arg-type]
+    drawn = RichTable(title=escape(printable(table.title)), title_justify="left", **tight)  # type: ignore[arg-type]
     for number, column in enumerate(table.columns):
-        drawn.add_column(column, overflow="fold", no_wrap=number < 2)  # names and roles are not wrapped
+        drawn.add_column(
+            escape(printable(column)), overflow="fold", no_wrap=number < 2
+        )  # names and roles are not wrapped
     for row in table.rows:
-        drawn.add_row(*map(escape, row))
+        drawn.add_row(*(escape(printable(cell)) for cell in row))
     console.print(drawn, highlight=False)
-    notes = [note.replace(EVERY_COLUMN, "A file or a pipe gets every column.") for note in table.notes]
+    notes = [printable(note).replace(EVERY_COLUMN, "A file or a pipe gets every column.") for note in table.notes]
     console.print(*notes, sep="\n", highlight=False, markup=False)
 
 
@@ -239,7 +244,7 @@ def say(line: str) -> None:
     Args:
         line: The line.
     """
-    Console(stderr=True, soft_wrap=True).print(line, highlight=False, markup=False)
+    Console(stderr=True, soft_wrap=True).print(printable(line), highlight=False, markup=False)
 
 
 def check_outputs(*, files: Sequence[Path | None] = (), folders: Sequence[Path | None] = ()) -> None:
@@ -354,12 +359,8 @@ def print_text(text: str) -> None:
         >>> print_text("one" + chr(27) + "two")
         one\\x1btwo
     """
-    shown = "".join(
-        character if character.isprintable() or character in "\n\t" else character.encode("unicode_escape").decode()
-        for character in text
-    )
     encoding = sys.stdout.encoding or "utf-8"
-    print(shown.encode(encoding, errors="replace").decode(encoding))
+    print(printable(text).encode(encoding, errors="replace").decode(encoding))
 
 
 def bench_command(context: typer.Context) -> str:

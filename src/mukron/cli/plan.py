@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from mukron.cli.common import check_outputs, errors, show, trust_named
+from mukron.cli.common import check_outputs, errors, print_text, show, trust_named
 from mukron.cli.ranks import (
     RanksBandwidthOption,
     RanksBatchOption,
@@ -118,7 +118,7 @@ def plan(
         tuned = trust_named(tuned, {"model": factory, "data": data, "loss": loss}).trusted(trust)
         with _spinner(f"measuring a step at width {width:g} (skip with --no-measure)", measure):
             planned = commands.plan(width, tuned, device=device, data_dir=data_dir, steps=3 if measure else 0)
-        print("\n".join([*lines, _describe_settings(tuned), ""]))
+        print_text("\n".join([*lines, _describe_settings(tuned), ""]))
         show(planned.layers(whole=whole))
         show(planned.cost())
         if planned.by_layer is not None:
@@ -126,7 +126,7 @@ def plan(
         if json_file is not None:
             write_json(json_file, planned.to_dict(), seal=False)
         if code is None:
-            print(planned.code())
+            print_text(planned.code())
         else:
             write_text(code, planned.code())
             Console(stderr=True).print(f"wrote {code}", highlight=False, markup=False, soft_wrap=True)

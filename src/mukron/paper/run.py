@@ -21,6 +21,7 @@ from mukron.paper.evidence import Evidence
 from mukron.paper.outcome import RESULT_FILE, Outcome, judge_claims, keep, provenance_here
 from mukron.paper.parts import Assigned, AssignedCheck, AssignedRegression, AssignedStudy
 from mukron.paper.recipe import RECIPES, Checking, Experiment, Less, Part, Regression, Scale, key_of
+from mukron.readers import nearest
 from mukron.study.transfer import LOG
 from mukron.workers.exits import STOPPED
 from mukron.workers.foreman import Foreman
@@ -60,7 +61,9 @@ class Request:
     def experiments(self) -> dict[str, Experiment]:
         """Return the parts of every recipe; refuse unknown recipes and results of another size."""
         if unknown := [name for name in self.names if name not in RECIPES]:
-            raise ReproductionError(f"no recipe is called {', '.join(unknown)}; mukron reproduce --list names them all")
+            raise ReproductionError(
+                f"no recipe is called {', '.join(unknown)}{nearest(unknown[0], RECIPES)}; mukron reproduce --list names them all"
+            )
         experiments = {name: RECIPES[name].experiment(self.scale, self.less, self.device) for name in self.names}
         for name in self.names:
             self._refuse_another(name)

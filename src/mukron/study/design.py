@@ -189,8 +189,7 @@ class Design:
             entries: The stored trials.
             since: Number of the first trial whose worker's death counts.
         """
-        first = self.next(entries, since)
-        if first is None:
+        if (first := self.next(entries, since)) is None:
             return []
         fresh = [] if self.search is not None else list(self._waiting(entries, since, 1))
         same_width = [point for point in fresh if point.width == first.width]
