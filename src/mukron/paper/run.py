@@ -61,8 +61,9 @@ class Request:
     def experiments(self) -> dict[str, Experiment]:
         """Return the parts of every recipe; refuse unknown recipes and results of another size."""
         if unknown := [name for name in self.names if name not in RECIPES]:
+            hint = nearest(unknown[0], RECIPES)
             raise ReproductionError(
-                f"no recipe is called {', '.join(unknown)}{nearest(unknown[0], RECIPES)}; mukron reproduce --list names them all"
+                f"no recipe is called {', '.join(unknown)}{hint}; mukron reproduce --list names them all"
             )
         experiments = {name: RECIPES[name].experiment(self.scale, self.less, self.device) for name in self.names}
         for name in self.names:
