@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache, cached_property
 from numbers import Integral, Real
+from types import NoneType
 from typing import Any
 
 from mukron.arguments import check_type
@@ -111,7 +112,7 @@ class Design:
             "damping": tuple(sorted(set(_numbers("damping", damping)))),
             "seeds": _read_seeds(seeds),
             "search": search,
-            "metric": metric,
+            "metric": _text("metric", metric),
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)
@@ -315,6 +316,11 @@ def _ordered(design: Design, settings: Mapping[Slice, Sequence[Setting]]) -> Ite
             yield Point(scheme, width, lr, damping, seed)
 
 
+def _text(name: str, value: str) -> str:
+    check_type(name, value, str, "a name")
+    return value
+
+
 def _checked(config: RunConfig | None) -> RunConfig:
     check_type("config", config, (RunConfig, type(None)), "a RunConfig")
     return RunConfig() if config is None else config
@@ -372,7 +378,7 @@ def _read_seeds(seeds: int | Sequence[int]) -> tuple[int, ...]:
 
 
 def _numbers(name: str, values: float | Sequence[float]) -> list[float]:
-    several: Sequence[float] = (values,) if isinstance(values, Real) else values  # type: ignore[assignment]
+    several: Sequence[float] = (values,) if isinstance(values, (Real, NoneType)) else values  # type: ignore[assignment]
     if not len(several) or not all(isinstance(value, Real) and 0 < value < math.inf for value in several):
         raise StudyError(f"{name}: expected numbers above 0, got {values!r}")
     return [_plain(value) for value in several]

@@ -44,7 +44,7 @@ RUNNING, ENDED, LOST = "running", "ended", "lost"
 NOT_COMPARED = (*POINT_FIELDS, "device")  # fields that may differ between runs of one study; workers choose the device
 WORKER_DIED = "its worker died"
 QUESTION = "mukron"  # the attribute that holds what a study trains
-TOOK = "seconds"  # the attribute that holds how long a trial took
+TOOK = "seconds"  # the attribute that holds how long a trial took; Optuna takes differences of local times
 
 
 @dataclass(frozen=True)
@@ -202,7 +202,7 @@ class Store:
         together = read_as(int, attributes.get("together", 1), f"{place}: together")
         if not trial.state.is_finished():
             return Entry(trial.number, point, RUNNING, together=together)
-        seconds = attributes.get(TOOK, 0.0) / together  # Optuna's are differences of local times, which may be negative
+        seconds = max(0.0, read_as(float, attributes.get(TOOK, 0.0), f"{place}: {TOOK}")) / max(1, together)
         if "result" in attributes and trial.state.name != "FAIL":
             result = Result.from_dict({**asdict(point), **unsealed(attributes["result"], place)})
             entry = Entry(trial.number, point, ENDED, result, seconds=seconds, together=together)

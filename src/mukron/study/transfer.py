@@ -81,8 +81,10 @@ class TransferStudy:
         grace: int | None = None,
     ) -> None:
         check_type("design", design, Design)
-        if storage is not None:
-            check_type("storage", storage, str)
+        for argument, value in (("storage", storage), ("name", name)):
+            check_type(argument, value, (str, type(None)), "a text")
+        for argument, seconds in (("beat", beat), ("grace", grace)):
+            check_type(argument, seconds, (int, type(None)), "a whole number")
         design.config.trusted(False)
         self.design = design
         self.folder = Path(folder)
