@@ -14,6 +14,7 @@ from typing import IO, Any
 from mukron.params.errors import ParametrizationError
 
 Data = dict[str, Any]
+LONGEST_REASON = 1000  # characters of what is wrong with a file, which may hold a text of any length
 SEAL = "seal"  # a field of data that can be verified: a digest of the others
 
 
@@ -42,6 +43,7 @@ def damaged(source: str) -> Iterator[None]:
         yield
     except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         what = str(error) if isinstance(error, ValueError) else f"{type(error).__name__} {error}"
+        what = what if len(what) <= LONGEST_REASON else f"{what[:LONGEST_REASON]}..."
         raise ParametrizationError(f"{source}: damaged, {what}; make it again") from error
 
 

@@ -79,6 +79,8 @@ class CommunicationResult:
         fields = {name: value for name, value in data.items() if name not in ("format", "version")}
         with damaged(str(path)):
             result: CommunicationResult = read_as(cls, fields, "result")
+            if any(step.predicted <= 0 for step in result.steps):
+                raise ValueError("steps: expected predictions above 0")
             return result
 
     def save(self, folder: Path) -> Path:

@@ -29,6 +29,7 @@ from mukron.bench.stability.runs import (
 from mukron.bench.stability.search import best_power, lowest_power
 from mukron.optim.spec import SPECS, spec_of
 from mukron.params.storage import read_json, write_json
+from mukron.readers import shown
 from mukron.table import Table
 from mukron.typed import fields_of, read_as
 
@@ -201,13 +202,19 @@ class StabilityResult:
             for number, entry in enumerate(read_as(list[Any], data["runs"], "runs")):
                 run = dict(fields_of(entry, f"runs[{number}]", *measured))
                 outcome = StabilityOutcome.from_dict({name: run.pop(name) for name in measured})
-                result.runs[read_as(StabilityRun, run, f"runs[{number}]")] = outcome
+                known = read_as(StabilityRun, run, f"runs[{number}]")
+                if known.problem not in STABILITY_PROBLEMS:
+                    raise ValueError(f"runs[{number}]: unknown problem {shown(known.problem)}")
+                result.runs[known] = outcome
             for number, entry in enumerate(read_as(list[Any], data["fitted"], "fitted")):
                 fit = dict(fields_of(entry, f"fitted[{number}]", "outcome"))
                 outcome_of_fit = FittedOutcome.from_dict(fit.pop("outcome"))
-                result.fitted[read_as(FittedRun, fit, f"fitted[{number}]")] = outcome_of_fit
+                fitted = read_as(FittedRun, fit, f"fitted[{number}]")
+                if fitted.problem not in FITTED_PROBLEMS:
+                    raise ValueError(f"fitted[{number}]: unknown problem {shown(fitted.problem)}")
+                result.fitted[fitted] = outcome_of_fit
         except (OSError, ValueError) as error:
-            raise ValueError(f"{path}: no result of mukron bench stability could be read ({error})") from None
+            raise ValueError(f"{path}: no result of mukron bench stability could be read ({error!s:.1000})") from None
         return result
 
     def drop_outdated(self, method: str, settings: str) -> int:
