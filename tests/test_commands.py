@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -85,6 +86,13 @@ def test_wrong_requests(arguments, said, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match=said):
         mukron.transfer(**{"widths": (8, 16), "base_width": 8, **SMALL, **arguments})
+
+
+@pytest.mark.parametrize("width", ["16", 0, -8, (8, 16)])
+def test_a_width_that_is_none_is_called_by_its_name(width, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(StudyError, match=re.escape(f"width={width!r}: expected a number above 0")):
+        mukron.tune(width, trials=1, **SMALL)
 
 
 def test_plans_of_nothing(tmp_path):

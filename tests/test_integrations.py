@@ -125,6 +125,9 @@ def test_lightning_gets_an_optimizer_and_its_schedule(plan):
     assert built["lr_scheduler"]["interval"] == "epoch"
     assert built["lr_scheduler"]["scheduler"].optimizer is built["optimizer"]
     assert set(for_lightning(model, mukron.Muon, p)) == {"optimizer"}
+    assert "monitor" not in built["lr_scheduler"]
+    built = for_lightning(model, mukron.Muon, p, schedule=schedule, monitor="loss")
+    assert (built["lr_scheduler"]["monitor"], built["lr_scheduler"]["interval"]) == ("loss", "step")
 
     class Module(nn.Module):
         def configure_optimizers(self):

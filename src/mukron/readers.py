@@ -201,24 +201,6 @@ def options(values: Any) -> Mapping[str, Any]:
     return read
 
 
-def counts(values: Any) -> dict[str, int]:
-    """Read whole numbers above 0 by name.
-
-    Args:
-        values: A mapping.
-
-    Returns:
-        The numbers by name.
-
-    Example:
-        >>> counts({"qkv": 3})
-        {'qkv': 3}
-    """
-    if not isinstance(values, Mapping):
-        raise TypeError('expected numbers by name, as in {"qkv": 3}')
-    return {str(name): whole(1)(number) for name, number in values.items()}
-
-
 def frozen(value: Any) -> Any:
     """JSON data that nobody can change.
 

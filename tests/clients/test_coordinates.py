@@ -6,6 +6,7 @@ from functools import partial
 
 import pytest
 import torch
+from outcomes import snippet
 from tiny import (
     BASE_WIDTH,
     HF_MODELS,
@@ -23,6 +24,7 @@ from tiny import (
 )
 from torch.nn import functional as F
 
+import mukron
 from mukron.diagnose import coordinate_check
 from mukron.integrations import build_optimizer
 
@@ -124,6 +126,16 @@ SKIPPED = pytest.mark.xfail(reason="the second step is skipped: eigh of finite, 
 def test_models_of_timm(name, method):
     pytest.importorskip("timm")
     check(TIMM_MODELS[name], method, pictures(), F.cross_entropy, **BLOCKS.get(method, {}))
+
+
+def test_the_call_of_the_page():
+    """It is the one that docs/works-with.md shows, with a network and data."""
+    pytest.importorskip("transformers")
+    inputs, targets = batch_of("Llama")
+    scope = {"network": HF_MODELS["Llama"], "tokens": inputs["input_ids"], "targets": targets, "F": F, "mukron": mukron}
+    exec(snippet("coordinate_check(\n").replace("check.assert_ok()", ""), scope)
+    assert scope["check"].record.widths == (128, 256, 512)
+    assert scope["check"].ok or scope["check"].unclear
 
 
 def test_the_standard_parametrization_does_not_pass():

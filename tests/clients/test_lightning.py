@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import operators  # noqa: F401
@@ -43,8 +44,10 @@ class Module(lightning.LightningModule):
         return for_lightning(self.network, kind, self.plan, lr, schedule=schedule)
 
 
-def trained(method: str, *, batch: int = 32, resume: str | None = None, **options: Any) -> tuple[Module, Any]:
-    module = Module(method)
+def trained(
+    method: str, *, batch: int = 32, resume: str | None = None, kind: type[Module] = Module, **options: Any
+) -> tuple[Module, Any]:
+    module = kind(method)
     quiet = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary"), False)
     usual = {"max_epochs": 6, "accelerator": "cpu", "enable_checkpointing": False}
     trainer = lightning.Trainer(**quiet, **{**usual, **options})
@@ -67,6 +70,24 @@ def cells(column: str) -> Any:
 def test_trains_in_float32(method):
     module, _ = trained(method)
     assert module.losses[-1] < module.losses[0]
+
+
+@cells("float32, a schedule")
+def test_a_scheduler_follows_what_is_logged(method):
+    class Watched(Module):
+        def training_step(self, batch, number):
+            loss = super().training_step(batch, number)
+            self.log("loss", 1.0)  # which does not fall
+            return loss
+
+        def configure_optimizers(self):
+            kind, lr = METHODS[method]
+            plateau = partial(torch.optim.lr_scheduler.ReduceLROnPlateau, patience=0, factor=0.5, min_lr=lr / 4)
+            return for_lightning(self.network, kind, self.plan, lr, schedule=plateau, interval="epoch", monitor="loss")
+
+    _, trainer = trained(method, kind=Watched, max_epochs=5)
+    groups = trainer.optimizers[0].param_groups
+    assert {group["lr"] for group in groups} == {METHODS[method][1] / 4}
 
 
 @cells("bf16-mixed")

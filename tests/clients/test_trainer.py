@@ -37,14 +37,23 @@ def arguments(**options: Any) -> Any:
     return transformers.TrainingArguments(**{**usual, **quiet, **options})
 
 
-def trainer(name: str, method: str, plan: bool = True, options: dict[str, Any] | None = None, **settings: Any) -> Any:
+def trainer(
+    name: str, method: str, options: dict[str, Any] | None = None, dtype: Any = torch.float32, **settings: Any
+) -> Any:
     """The options are those of the optimizer, the settings those of the Trainer."""
     model, parametrization = planned(HF_MODELS[name])
+    model.to(dtype)
+    data = [
+        {key: value.to(dtype) if value.is_floating_point() else value for key, value in one.items()}
+        for one in samples(name)
+    ]
+    if name == "BERT":
+        model.accepts_loss_kwargs = False  # as docs/works-with.md says: its loss is a mean over the samples it is given
     kind, lr = METHODS[method]
     more = {**options_of(method, name), **(options or {})}
-    built = for_trainer(kind, parametrization if plan else None, lr, **more)
+    built = for_trainer(kind, parametrization, lr, **more)
     return transformers.Trainer(
-        model=model, args=arguments(**settings), train_dataset=samples(name), optimizer_cls_and_kwargs=built
+        model=model, args=arguments(**settings), train_dataset=data, optimizer_cls_and_kwargs=built
     )
 
 
@@ -84,6 +93,15 @@ def feature(row: str, methods: Any = METHODS) -> Any:
     return pytest.mark.parametrize("method", marked)
 
 
+of_all_models = pytest.mark.parametrize("name", HF_MODELS)
+MATRICES = {
+    "GPT-2": "transformer.h.0.mlp.c_fc.weight",
+    "BERT": "bert.encoder.layer.0.intermediate.dense.weight",
+    "Llama": "model.layers.0.mlp.up_proj.weight",
+    "ViT": "vit.layers.0.mlp.fc1.weight",
+}
+
+
 @pytest.mark.parametrize(("name", "method"), cells("transformers' Trainer in float32"))
 def test_trains_in_float32(name, method):
     found = losses(trained(name, method, max_steps=6, per_device_train_batch_size=16))
@@ -119,39 +137,65 @@ def test_takes_the_steps_of_a_plain_loop():
         torch.testing.assert_close(ours, theirs.detach(), rtol=1e-5, atol=1e-6)
 
 
+@of_all_models
 @feature("gradient accumulation")
-def test_accumulated_batches_are_one(method):
+def test_accumulated_batches_are_one(name, method):
+    """In float64: gradients of BERT that are nearly zero are amplified by most methods, their rounding too."""
     # SOAP's later steps depend on the choice of a basis where the first gradient was zero, which rounding decides
     usual = {"max_grad_norm": 0.0, "options": exactly(method), "max_steps": 1 if method == "SOAP" else 3}
-    whole = trained("GPT-2", method, **usual)
-    parts = trained("GPT-2", method, **usual, per_device_train_batch_size=4, gradient_accumulation_steps=2)
-    assert_alike(parts, whole, rtol=1e-3, atol=5e-4)
+    usual["dtype"] = torch.float64
+    whole = trained(name, method, **usual)
+    parts = trained(name, method, **usual, per_device_train_batch_size=4, gradient_accumulation_steps=2)
+    assert_alike(parts, whole, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize(("name", "times"), [("BERT", 2), ("GPT-2", 1), ("Llama", 1), ("ViT", 1)])
+def test_the_loss_of_accumulated_batches_without_the_pages_line(name, times):
+    """The Trainer takes the loss of BERT for one that it has divided by the samples of the step.
+
+    When this fails, transformers is mended: take the line for BERT in ``trainer``, this test and the note in
+    docs/works-with.md away.
+    """
+    found = []
+    for batch in (8, 4):
+        model, plan = planned(HF_MODELS[name])
+        done = transformers.Trainer(
+            model=model,
+            args=arguments(max_steps=1, per_device_train_batch_size=batch, gradient_accumulation_steps=8 // batch),
+            train_dataset=samples(name),
+            optimizer_cls_and_kwargs=for_trainer(torch.optim.SGD, plan, 0.1),
+        )
+        done.train()
+        found += losses(done)
+    assert found[1] == pytest.approx(times * found[0], rel=1e-4)
+
+
+@of_all_models
 @feature("gradient checkpointing")
-def test_checkpointed_activations_change_nothing(method):
-    plain, checkpointed = trained("Llama", method), trained("Llama", method, gradient_checkpointing=True)
+def test_checkpointed_activations_change_nothing(name, method):
+    plain, checkpointed = trained(name, method), trained(name, method, gradient_checkpointing=True)
     assert checkpointed.model.is_gradient_checkpointing
     assert_alike(checkpointed, plain, rtol=1e-5, atol=1e-6)
 
 
+@of_all_models
 @feature("clipping (max_grad_norm)")
-def test_clipping_shortens_the_step(method):
+def test_clipping_shortens_the_step(name, method):
     """A rule that follows the gradient's length is shortened; the others take the step that they took."""
-    start = planned(HF_MODELS["BERT"])[0]
+    start = planned(HF_MODELS[name])[0]
     options = {"K-FAC": {"trust": None, "lr": 1e-2}, "Muon": {"momentum": 0.0}}.get(method, {})
     lr = options.pop("lr", METHODS[method][1])
     lengths = []
     for norm in (1e9, 1e-3 if method == "K-FAC" else 0.03):  # gradients of AdamW and SOAP stay above their eps
-        model, plan = planned(HF_MODELS["BERT"])
+        model, plan = planned(HF_MODELS[name])
         done = transformers.Trainer(
             model=model,
             args=arguments(max_steps=1, max_grad_norm=norm),
-            train_dataset=samples("BERT"),
-            optimizer_cls_and_kwargs=for_trainer(METHODS[method][0], plan, lr, **options),
+            train_dataset=samples(name),
+            optimizer_cls_and_kwargs=for_trainer(METHODS[method][0], plan, lr, **options_of(method, name), **options),
         )
         done.train()
-        key = "bert.encoder.layer.0.intermediate.dense.weight"
+        key = MATRICES[name]
         lengths.append(float((done.model.get_parameter(key) - start.get_parameter(key)).detach().norm()))
     assert lengths[1] < 0.01 * lengths[0] if method == "K-FAC" else lengths[1] == pytest.approx(lengths[0], rel=0.05)
 
@@ -207,6 +251,17 @@ class _Rates(transformers.TrainerCallback):
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, optimizer: Any = None, **_: Any) -> None:
         self.rates.append([group["lr"] for group in optimizer.param_groups])
+
+
+@pytest.mark.parametrize("name", [name for name in HF_MODELS if name != "BERT"])
+@feature("schedulers")
+def test_a_schedule_reaches_every_model(name, method):
+    """The last of three steps of a linear schedule has a third of the first one's rate."""
+    done = trainer(name, method, lr_scheduler_type="linear")
+    rates = []
+    done.add_callback(_Rates(rates))
+    done.train()
+    assert rates[2] == pytest.approx([rate / 3 for rate in rates[0]], rel=1e-4)
 
 
 SAVING = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2, "lr_scheduler_type": "linear"}
@@ -285,18 +340,20 @@ def test_fused_kfac_is_refused_at_once():
         done.train()
 
 
-@pytest.mark.cell(FEATURES, "LoRA (peft)", "K-FAC")
-def test_trains_the_adapters_of_peft():
+@feature("LoRA (peft)")
+def test_trains_the_adapters_of_peft(method):
     peft = pytest.importorskip("peft")
     torch.manual_seed(0)
     config = peft.LoraConfig(r=4, target_modules=["query", "value"], modules_to_save=["classifier"])
     model = peft.get_peft_model(HF_MODELS["BERT"](), config)
     before = copy.deepcopy(model.state_dict())
+    kind, lr = METHODS[method]
+    build = (kind, None, lr)
     done = transformers.Trainer(
         model=model,
         args=arguments(max_steps=6, bf16=True),
         train_dataset=samples("BERT"),
-        optimizer_cls_and_kwargs=for_trainer(mukron.KFAC, lr=0.05),
+        optimizer_cls_and_kwargs=for_trainer(*build),
     )
     done.train()
     moved = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}

@@ -13,8 +13,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import mukron
-from mukron.diagnose import Check, coordinate_check
-from mukron.models import MLP
+from mukron.diagnose import Check, coordinate_check, depth_check
+from mukron.models import MLP, ResidualMLP
 from networks import GPT, GPT_ROLES, LENGTH, VOCABULARY
 
 WIDTHS = (128, 256, 512)
@@ -165,6 +165,61 @@ def test_wrong_requests(changes, message):
     wanted = {"base_width": 32, "widths": (64, 128), "seeds": 1, "steps": 1, **changes}
     with pytest.raises(ValueError, match=message):
         coordinate_check(mlp, sgd(0.1), data(), **wanted)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "said"),
+    [
+        (lambda model, plan: plan.param_groups("sgd", lr=0.1), "it made a list"),
+        (lambda model, plan: None, "it made a NoneType"),
+        (torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1), "it is a SGD"),
+    ],
+)
+def test_what_makes_no_optimizer_is_told(optimizer, said):
+    shown = r"torch\.optim\.SGD\(plan\.param_groups\(\"sgd\", lr=0\.1\)\); " + said
+    with pytest.raises(TypeError, match=shown):
+        coordinate_check(mlp, optimizer, data(), base_width=32, widths=(64, 128))
+    with pytest.raises(TypeError, match=shown):
+        depth_check(
+            lambda width, depth: ResidualMLP(width, depth=depth, base_depth=2, inputs=16, classes=4),
+            *(optimizer, data()),
+            base_width=16,
+            base_depth=2,
+        )
+
+
+class Output(dict):
+    @property
+    def logits(self):
+        return self["logits"]
+
+
+class Returned(nn.Module):
+    """A network that returns what those of transformers do."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.network = mlp(width)
+
+    def forward(self, pixels):
+        return Output(logits=self.network(pixels))
+
+
+def test_networks_that_return_no_tensor_need_a_loss():
+    x, y = data()
+    usual = {"base_width": 32, "widths": (64, 128), "seeds": 1, "steps": 1}
+    with pytest.raises(TypeError, match=r"returned a Output.* loss=lambda returned, targets: F\.cross"):
+        coordinate_check(Returned, sgd(0.01), ({"pixels": x}, y), **usual)
+    found = coordinate_check(
+        Returned, sgd(0.01), ({"pixels": x}, y), **usual, loss=lambda returned, y: F.cross_entropy(returned.logits, y)
+    )
+    assert found.record.rows
+
+
+@pytest.mark.parametrize("batch", [{"pixels": data()[0], "labels": data()[1]}, data()[0], (data()[0],)])
+def test_a_batch_is_a_pair(batch):
+    with pytest.raises(TypeError, match=r"batch is a pair, \(inputs, targets\).* got a (dict|Tensor|tuple)"):
+        coordinate_check(mlp, sgd(0.01), batch, base_width=32, widths=(64, 128))
 
 
 def test_what_does_not_train_is_said_and_does_not_fail():

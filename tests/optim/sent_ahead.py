@@ -6,6 +6,7 @@ import copy
 import gc
 import os
 import sys
+import time
 import warnings
 from functools import partial
 
@@ -300,3 +301,30 @@ def groups_and_lanes(rank, folder):
     gc.collect()
     assert before is None or threads() <= before + 6  # those of the last one that was given up
     del others
+
+
+def the_end_of_python(rank, folder):
+    """Lanes of optimizers that a program still holds end their threads before Python does; one that waits is left."""
+    from mukron.curvature.ahead import Lane
+
+    def lane_of(run):
+        return run.optimizer.together.ahead.lane
+
+    runs = [Run("mlp", METHODS["kfac, empirical"], OWN, communication="rows") for _ in range(2)]
+    for step in range(6):
+        for run in runs:
+            run.optimizer.zero_grad()
+            if step < 5 or (run is runs[1] and rank == 0):  # at last one rank alone begins something
+                run.loss(step).backward()
+            if step < 5:
+                run.optimizer.step()
+    before = threads() if sys.platform == "linux" else None
+    ended, open_lane = lane_of(runs[0]), lane_of(runs[1])
+    Lane.close_all()
+    assert not hasattr(ended, "group")
+    assert hasattr(open_lane, "group") == (rank == 0)
+    assert before is None or threads() < before
+    if rank == 0:
+        (folder / "looked").touch()
+    while not (folder / "looked").exists():  # what rank 0 waits for fails once the other has ended
+        time.sleep(0.01)

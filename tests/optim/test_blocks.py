@@ -177,6 +177,63 @@ def test_a_split_by_heads_has_the_steps_of_heads_that_are_layers(method, cut, tr
     torch.testing.assert_close(whole.out.weight, apart.out.weight, rtol=1e-7, atol=1e-7)
 
 
+class Heads(nn.Module):
+    """Words to classes by attention with heads of 8, whose number grows with the width."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.words, self.qkv = nn.Embedding(12, width), nn.Linear(width, 3 * width)
+        self.out, self.head = nn.Linear(width, width), nn.Linear(width, 12)
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        q, k, v = (x.unflatten(-1, (-1, 8)).transpose(1, 2) for x in self.qkv(self.words(words)).chunk(3, -1))
+        return self.head(self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)))
+
+
+@pytest.mark.parametrize("cut", [{}, {"block": 16}], ids=str)
+@pytest.mark.parametrize("method", PARTS)
+def test_heads_whose_number_grows_follow_the_law_of_blocks(method, cut):
+    """And with their number, which differs from width to width, they do not."""
+    if method == "muon" and cut:
+        pytest.skip("Muon has no blocks")
+    words = torch.randint(12, (6, 7), generator=torch.Generator().manual_seed(7))
+    changes: dict[str, list[tuple[int, float]]] = {"rows": [], "number": []}
+    for width, seed in itertools.product((32, 64, 128, 256), (0, 1)):
+        for kind, split in (("rows", "rows:8"), ("number", 3 * width // 8)):
+            torch.manual_seed(seed)
+            model = Heads(width)
+            plan = mukron.parametrize(model, mukron.base_shapes(Heads, 32))
+            options = {} if method == "muon" else {"trust": None, **cut}
+            optimizer = PARTS[method](model, plan, lr=0.001, split={"qkv": split}, **options)
+            with torch.no_grad():
+                x = model.words(words)
+                before = model.qkv(x)
+            F.cross_entropy(model(words).flatten(0, 1), words.flatten()).backward()
+            optimizer.step()
+            with torch.no_grad():
+                changes[kind].append((width, (model.qkv(x) - before).square().mean().sqrt().item()))
+            if kind == "rows":
+                more_inputs = width / 32 if cut else 1.0
+                assert optimizer.rate("qkv.weight") == pytest.approx(0.001 * (width / 32 * more_inputs) ** -0.5)
+    slopes = {kind: fit_exponent(*zip(*pairs, strict=True)).slope for kind, pairs in changes.items()}
+    assert abs(slopes["rows"]) < 0.12, slopes
+    assert slopes["number"] > 0.4, slopes
+
+
+def test_parts_that_the_base_width_does_not_have_are_refused():
+    def make(width: int) -> nn.Module:
+        return nn.Sequential(nn.Linear(8, width), nn.Linear(width, 3 * width), nn.Linear(3 * width, 4))
+
+    plan = mukron.parametrize(model := make(32), mukron.base_shapes(make, 4))
+    with pytest.raises(ValueError, match=r'12 outputs at the base width, .* no 24 equal parts\. .*each has: "rows:4"'):
+        mukron.Muon(model, plan, split={"1": 24})
+    with pytest.raises(ValueError, match=r"12 outputs at the base width, which are no 32 equal parts\. .*rows:3"):
+        mukron.Muon(model, plan, split={"1": 32})
+    with pytest.raises(ValueError, match="12 outputs at the base width, which are no parts of 8 rows"):
+        mukron.Muon(model, plan, split={"1": "rows:8"})
+    assert mukron.Muon(model, plan, split={"1": "rows:4"}).layers["1"].layer.groups == 24
+
+
 def test_the_bound_is_on_the_whole_matrix():
     """Blocks of one direction add up: each within a bound of its own, they would exceed it together."""
     torch.manual_seed(0)
@@ -259,6 +316,9 @@ def test_blocks_skip_and_resume(method):
         ({"split": {"0": 5}}, ValueError, '"0" has 14 outputs, which are no 5 equal parts'),
         ({"split": {"qkv": 3}}, ValueError, 'no layer that is preconditioned is called "qkv"'),
         ({"split": {"0": 0}}, ValueError, "must be at least 1"),
+        ({"split": {"0": "rows:0"}}, ValueError, "the rows of a part as \"rows:64\"; got 'rows:0'"),
+        ({"split": {"0": "heads"}}, ValueError, "the rows of a part"),
+        ({"split": {"0": "rows:5"}}, ValueError, '"0" has 14 outputs, which are no parts of 5 rows'),
         ({"split": 3}, TypeError, "split takes numbers by layer"),
         ({"block": 4, "fused": True}, ValueError, "cannot be cut"),
     ],
@@ -271,9 +331,12 @@ def test_misuse(options, error, message):
 def test_blocks_are_part_of_a_run():
     from mukron.train import RunConfig
 
-    run = RunConfig(method="shampoo", method_options={"block": 256, "split": {"qkv": 3}})
-    assert run.spec.keywords(run) == {"momentum": 0.9, "block": 256, "split": {"qkv": 3}}
-    assert RunConfig.from_dict(run.to_dict()) == run
+    for part in (3, "rows:64"):
+        run = RunConfig(method="shampoo", method_options={"block": 256, "split": {"qkv": part}})
+        assert run.spec.keywords(run) == {"momentum": 0.9, "block": 256, "split": {"qkv": part}}
+        assert RunConfig.from_dict(run.to_dict()) == run
+    with pytest.raises(ValueError, match="the rows of a part"):
+        RunConfig(method="shampoo", method_options={"split": {"qkv": "64"}})
 
 
 def test_what_a_split_is_of():

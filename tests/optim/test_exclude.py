@@ -119,6 +119,15 @@ def test_what_names_nothing_is_refused(method, exclude, message):
 def test_what_is_neither_a_name_nor_a_type(exclude):
     with pytest.raises(TypeError, match=r"exclude takes names of layers, patterns and types of modules"):
         mukron.KFAC(Net(), lr=0.01, exclude=exclude)
+    with pytest.raises(TypeError, match=r"exclude takes names of layers, patterns and types of modules"):
+        mukron.parametrize(Net(), mukron.base_shapes(Net, width=4)).explain("kfac", exclude=exclude)
+
+
+def test_one_name_is_no_collection_of_its_letters():
+    plan = mukron.parametrize(model := Net(), mukron.base_shapes(Net, width=4))
+    for given in (lambda: plan.explain("kfac", exclude="layer.*"), lambda: mukron.KFAC(model, plan, exclude="layer.*")):
+        with pytest.raises(ValueError, match=re.escape('exclude takes several names: exclude=("layer.*",)')):
+            given()
 
 
 def test_a_type_of_the_model_itself_leaves_all_of_it():

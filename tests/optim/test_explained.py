@@ -53,6 +53,16 @@ def test_explain_says_from_how_many_rows_on_ranks_decide(method, scheme, told):
     assert sum("rows (samples x positions x remembered batches) than the layer has inputs" in x for x in notes) == told
 
 
+@pytest.mark.parametrize(
+    ("method", "scheme", "told"),
+    [*((method, "mup", 1) for method in ("shampoo", "soap", "muon")), ("kfac", "mup", 0), ("shampoo", "sp", 0)],
+)
+def test_explain_says_that_it_is_of_whole_matrices(method, scheme, told):
+    """Where a matrix can be cut into blocks, whose number has a law."""
+    notes = parametrize(Words(32), base_shapes(Words, width=8), scheme).explain(method).notes
+    assert sum("Multipliers are those of whole matrices" in note for note in notes) == told
+
+
 @pytest.mark.parametrize("trust", TRUSTS)
 @pytest.mark.parametrize("method", [*METHODS, "soap"])
 def test_explain_shows_each_eps_that_the_optimizer_has(method, trust):

@@ -127,6 +127,7 @@ def test_padding_that_differs_from_batch_to_batch(memory, fisher):
     assert_close(change(batches, fisher=fisher, memory=memory), change(whole, fisher=fisher, memory=memory))
 
 
+@pytest.mark.filterwarnings("ignore:the model's output has .* rows")  # with exact Fisher, which has a test of its own
 @pytest.mark.parametrize("options", [{}, {"form": "matrix"}, {"fused": True}], ids=["auto", "matrix", "fused"])
 @pytest.mark.parametrize("length", [5, 1])
 @pytest.mark.parametrize("fisher", ["exact", "empirical"])
@@ -138,6 +139,7 @@ def test_flattened_logits(fisher, length, options):
     assert_close(ours, change([cut(padded, length)], model=model, fisher=fisher, **options))
 
 
+@pytest.mark.filterwarnings("ignore:the model's output has .* rows")  # as above
 @pytest.mark.parametrize("flat", [False, True], ids=["positions", "flattened"])
 @pytest.mark.parametrize("fisher", ["exact", "empirical"])
 def test_samples_that_are_ignored_as_a_whole(fisher, flat):

@@ -22,6 +22,7 @@ NEW_ENOUGH = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 9)  # befo
         ("two_optimizers", 2),
         ("orders_that_differ", 2),
         ("groups_and_lanes", 2),
+        ("the_end_of_python", 2),
     ],
 )
 def test_ranks_send_statistics_in_the_backward_pass(what, size, tmp_path):

@@ -274,6 +274,21 @@ def test_reparametrized_unknown_and_misdeclared_parameters_are_reported_together
     assert text.count('"0.p1"') == 1
 
 
+def test_a_role_of_a_misspelt_name_proposes_the_name():
+    with pytest.raises(ParametrizationError, match=r'no parameter "0.positoin"; did you mean "0.position"\?'):
+        base_shapes(
+            lambda width: nn.Sequential(_with_position(width), nn.Linear(width, 2)),
+            width=8,
+            roles={"0.positoin": "input"},
+        )
+
+
+def _with_position(width):
+    module = nn.Module()
+    module.position = nn.Parameter(torch.randn(7, width))
+    return module
+
+
 @pytest.mark.parametrize("shape", [("d", 1, 1, 1), ("d", 1, 1)])
 @pytest.mark.parametrize("kind", [nn.Conv2d, nn.Conv1d])
 def test_gains_of_output_channels(shape, kind):

@@ -40,6 +40,19 @@ def test_a_parameter_in_one_model_and_not_in_the_other():
         base_shapes(lambda width: (Deeper if width > 8 else Net)(width), width=8)
 
 
+def test_a_plan_of_a_part_of_the_network_names_the_part():
+    """As of a LightningModule, which has the network as an attribute."""
+    shapes = base_shapes(Net, width=8)
+    plan = parametrize(Net(16), shapes)
+    whole = nn.ModuleDict({"metric": nn.Linear(2, 2), "network": Net(16)})
+    for refused_call in (lambda: plan.param_groups("sgd", lr=0.1, model=whole), lambda: parametrize(whole, shapes)):
+        with refused('a part of this network, "network": pass that part, model.get_submodule("network"), instead'):
+            refused_call()
+    twice = nn.ModuleDict({"student": Net(16), "teacher": Net(16)})
+    with refused("exists in the base shapes but not in this network"):
+        parametrize(twice, shapes)  # which of the two is not known
+
+
 def test_a_dimension_that_shrinks():
     with refused('"first.weight", dimension 0: shrinks from 8', "to 4", "choose a smaller base width"):
         parametrize(Net(4), base_shapes(Net, width=8))

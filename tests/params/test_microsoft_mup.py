@@ -162,6 +162,12 @@ def saved(name, path):
     return mup.make_base_shapes(make(BASE, mup.MuReadout), make(2 * BASE, mup.MuReadout), savefile=str(path))
 
 
+def test_the_reader_of_other_files_names_the_one_of_theirs(tmp_path):
+    saved("mlp", tmp_path / "net.bsh")
+    with pytest.raises(ParametrizationError, match=r"mukron.params.mup_base_shapes\(path, model\)"):
+        BaseShapes.load(tmp_path / "net.bsh")
+
+
 @pytest.mark.parametrize(("network", "width"), [*CASES, ("mlp", BASE)])
 def test_their_files_say_what_our_base_shapes_do(network, width, tmp_path):
     saved(network, tmp_path / "net.bsh")

@@ -80,6 +80,55 @@ def test_steps_are_those_of_plain_groups(name):
 
 
 @pytest.mark.skipif(MUON is None, reason="torch has Muon from 2.9 on")
+def test_a_muon_scales_as_its_own_option_says():
+    """torch reads the option in the groups, where that of the constructor would be lost."""
+    (_model, plan), (_other, plain) = plan_of(), plan_of()  # plans do not keep models alive
+    for name in ("original", "match_rms_adamw"):
+        muon = plan.optimizer(MUON, 0.02, adjust_lr_fn=name)
+        assert {group["adjust_lr_fn"] for group in muon.param_groups} == {name}
+        rates = [group["lr"] for group in plain.param_groups("muon", 0.02, scaling=name)]
+        assert [group["lr"] * group["lr_multiplier"] for group in muon.param_groups] == rates
+    with pytest.raises(ValueError, match="Muon with adjust_lr_fn='match_rms_adamw' scales by 'match_rms_adamw'"):
+        plan.optimizer(MUON, 0.02, adjust_lr_fn="match_rms_adamw", scaling="original")
+    for scaling in ("none", "spectral_norm"):
+        with pytest.raises(ValueError, match="Leave scaling out: it is read from adjust_lr_fn"):
+            plan.optimizer(MUON, 0.02, scaling=scaling)
+
+
+class Adjusting(torch.optim.SGD):
+    """A Muon by its options alone: pytorch_optimizer's, and dion's below."""
+
+    def __init__(self, params, lr, use_adjusted_lr=False):
+        super().__init__(params, lr)
+
+
+class Norming(torch.optim.SGD):
+    def __init__(self, params, lr, adjust_lr="spectral_norm"):
+        super().__init__(params, lr)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "scaling"),
+    [
+        (Adjusting, {}, "original"),
+        (Adjusting, {"use_adjusted_lr": True}, "match_rms_adamw"),
+        (Norming, {}, "spectral_norm"),
+        (Norming, {"adjust_lr": "rms_norm"}, "rms_norm"),
+        (Norming, {"adjust_lr": None}, "none"),
+    ],
+)
+def test_scalings_of_other_muons_are_read_from_their_options(kind, options, scaling):
+    (_model, plan), (_other, plain) = plan_of(), plan_of()  # plans do not keep models alive
+    muon = plan.optimizer(kind, 0.02, method="muon", **options)
+    rates = [group["lr"] for group in plain.param_groups("muon", 0.02, scaling=scaling)]
+    assert [group["lr"] * group["lr_multiplier"] for group in muon.param_groups] == rates
+    assert plan.optimizer(kind, 0.02, method="muon", scaling=scaling, **options).param_groups
+    other = "none" if scaling == "original" else "original"
+    with pytest.raises(ValueError, match=f"scales by '{scaling}'"):
+        plan.optimizer(kind, 0.02, method="muon", scaling=other, **options)
+
+
+@pytest.mark.skipif(MUON is None, reason="torch has Muon from 2.9 on")
 def test_two_optimizers_share_a_model():
     (model, plan), (other, plain) = plan_of(), plan_of()
     muon = plan.optimizer(MUON, 0.02, scaling="match_rms_adamw", eps=1e-5)

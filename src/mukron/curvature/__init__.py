@@ -3,7 +3,6 @@
 Names with an alias of their own are for the neighbouring rooms; they may change.
 """
 
-from mukron.curvature.accumulator import Accumulator as Accumulator
 from mukron.curvature.ahead import Ahead as Ahead
 from mukron.curvature.ahead import Lane as Lane
 from mukron.curvature.capture import Capture as Capture
@@ -28,6 +27,7 @@ from mukron.curvature.forms import keeps_halves as keeps_halves
 from mukron.curvature.joined import Delivery as Delivery
 from mukron.curvature.joined import Joint as Joint
 from mukron.curvature.joined import joined as joined
+from mukron.curvature.passes import Accumulator as Accumulator
 from mukron.curvature.passes import Kinds as Kinds
 from mukron.curvature.passes import LayerStatistics as LayerStatistics
 from mukron.curvature.passes import Pass as Pass

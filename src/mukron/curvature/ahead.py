@@ -15,8 +15,10 @@ Messages are begun if the last two steps that measured had the same sizes on all
 
 from __future__ import annotations
 
+import atexit
 import datetime
 import secrets
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
@@ -81,11 +83,13 @@ class Lane:
     # What was begun in lanes since their last step. A lane that is given up before others begin the same is kept: it
     # would wait for them as it ends.
     open: ClassVar[dict[Lane, list[Any]]] = {}
+    alive: ClassVar[weakref.WeakSet[Lane]] = weakref.WeakSet()
 
     def __init__(self, ranks: Ranks, name: str) -> None:
         for lane, works in list(Lane.open.items()):
             if all(work.is_completed() for work in works):
                 del Lane.open[lane]
+        Lane.alive.add(self)
         store = PrefixStore(f"mukron/{name}", distributed_c10d._get_default_store())
         kind, place, device = ProcessGroup.BackendType, (ranks.rank, ranks.size), ranks.device
         self.group, self.options = ProcessGroup(store, *place), AllToAllOptions()
@@ -101,10 +105,20 @@ class Lane:
         self.group._register_backend(device, kind.NCCL, distributed_c10d.ProcessGroupNCCL(store, *place, options))
 
     @staticmethod
+    def close_all() -> None:
+        """End the threads of all lanes in which nothing is on its way, while Python still runs."""
+        for lane in list(Lane.alive):
+            if all(work.is_completed() for work in Lane.open.get(lane, ())):
+                del lane.group
+
+    @staticmethod
     def serves(ranks: Ranks) -> bool:
         """Whether there are lanes for processes like these."""
         name = distributed.get_backend(ranks.group)
         return name == ("gloo" if ranks.device.type == "cpu" else "nccl") and ranks.device.type in ("cpu", "cuda")
+
+
+atexit.register(Lane.close_all)  # a thread that ends later than Python aborts the process
 
 
 class _Begun(NamedTuple):

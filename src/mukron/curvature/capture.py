@@ -26,22 +26,23 @@ from typing import Any
 
 import torch
 from torch import Generator, Tensor, distributed, nn
-from torch.autograd.graph import GradientEdge
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.utils.weak import TensorWeakRef
 
 from mukron.curvature.ahead import Ahead
-from mukron.curvature.edges import note_output, on_gradient, settle_edge, source_of
-from mukron.curvature.fisher import CaptureOptions, send_signals
+from mukron.curvature.fisher import CaptureOptions, OwnPasses, send_signals
 from mukron.curvature.forms import makes_gradient
 from mukron.curvature.hooks import hooked
 from mukron.curvature.jacobians import add_jacobians
 from mukron.curvature.noted import Noted, thrown_away
-from mukron.curvature.outputs import no_classes, no_output, shows_reduction, warn_of_folding
+from mukron.curvature.outputs import no_classes, no_output, shows_reduction, takes_rows_apart, warn_of_folding
 from mukron.curvature.passes import LayerPass, LayerStatistics, Pass, gather, precise
-from mukron.curvature.products import Watch, hosts, passes_of_product
+from mukron.curvature.products import Watch, end_watches, enter_host, hosts, leave_host, passes_of_product
 from mukron.curvature.ranks import Ranks
 from mukron.curvature.scale import add_scale, classes_at
 from mukron.curvature.spread import check_parts, draw_nothing, weights_kept
 from mukron.curvature.uses import Joined, add_probe
+from mukron.curvature.views import note_view
 from mukron.layers import MatrixLayer
 from mukron.stages import stage
 
@@ -99,7 +100,7 @@ class Capture:
         self.asks_reduction = False  # no batch has shown yet how the loss reduces: they had one sample or position
         self.double: frozenset[str] = frozenset()  # layers that are preconditioned in float64
         self.odd: dict[str, str] = {}  # layers that returned something else than a tensor: its type
-        self.warned = False  # of positions that the output has as rows
+        self.warns_of_rows = takes_rows_apart(options)  # until it has
         self.waiting = False  # a pass of this step has not been differentiated, from its output on
         self.class_dim = options.class_dim  # where the classes are in an output with positions, once that is known
         self._running: dict[str, LayerPass] | None = None  # inside the model's forward pass
@@ -157,18 +158,10 @@ class Capture:
         self._uses.clear()
         while self._fused:  # left behind by a forward pass that was interrupted
             getattr(self.modules[self._fused.pop()], "weight").requires_grad_(True)  # noqa: B009
-        end_watches(self._watches)  # likewise
+        if self._watches:  # likewise
+            end_watches(self._watches)
 
-    def before_host(self, key: str, inputs: Any) -> None:
-        """From here on products inside of that module are heard of."""
-        if self._running is not None and torch.is_grad_enabled():
-            self._watches.append(self.hosts[key].watch(self.note_product))
-            self._watches[-1].begin()
-
-    def after_host(self, key: str, inputs: Any, output: Any) -> None:
-        """From here on only products inside of modules around that one are."""
-        if any(watch.host == key for watch in self._watches):
-            end_watches(self._watches, key)
+    before_host, after_host = enter_host, leave_host
 
     def before_layer(self, key: str, inputs: tuple[Tensor, ...]) -> None:
         """Keep the weight out of the graph for this call, if its gradient is to be D^T H."""
@@ -222,7 +215,10 @@ class Capture:
         uses = self._uses[this.name, this.part]
         key = f"{key} ({uses + 1})" if uses else key  # the positions of all uses of a weight count alike
         if x.numel():  # without samples (an expert that got none) it is as if the layer had not run
-            note_output(this, output)
+            if output.requires_grad:
+                this.edge = get_gradient_edge(output)
+                if output._base is not None:
+                    note_view(this, output, output._base)
             this.version, this.made = x._version, x.grad_fn is not None
             self._running[key] = this
             self._uses[this.name, this.part] += 1
@@ -238,14 +234,15 @@ class Capture:
         if ranks is not None and f.requires_grad:
             check_parts(self.model, self.options, ranks, f)
         if ranks is not None and f.requires_grad and not len(f) and self.options.draws:
-            on_gradient(source_of(f), partial(draw_nothing, self.options, self.generator, ranks))
+            on_gradient(before_casts(get_gradient_edge(f)), partial(draw_nothing, self.options, self.generator, ranks))
         if not running or not f.requires_grad or not len(f):  # an empty batch shows nothing
             return
         for layer in running.values():
             if layer.input is not None and layer.input._version != layer.version:
                 layer.check()
-        self.warned = self.warned or warn_of_folding(f, running.values(), self.options)
-        end = source_of(f)
+        if self.warns_of_rows:
+            self.warns_of_rows = not warn_of_folding(f, running.values())
+        end = before_casts(get_gradient_edge(f))
         for layer in running.values():
             settle_edge(layer, end)
         class_dim = class_dim_of(self.options, f) if self.options.signals and not self.options.empirical else -1
@@ -315,7 +312,43 @@ class Capture:
 
     def _note_gradients(self) -> None:
         """Note which gradients there are: if they are thrown away, so are the passes."""
-        self.gradients = [noted for p in self.parameters if (noted := Noted.of(p)) is not None]
+        found = [(p, p.grad) for p in self.parameters if p.grad is not None]
+        self.gradients = [Noted(p, TensorWeakRef(G), G._version, None if G._base is None else G) for p, G in found]
+
+
+def settle_edge(this: LayerPass, end: GradientEdge) -> None:
+    """Once the forward pass is over: the pass waits at ``end``, and must not own it or what comes after it."""
+    edge, behind, this.behind = this.edge, this.behind, None
+    if edge is None:
+        return
+    if (source := before_casts(edge)).node is end.node:  # fully_shard may cast what a layer returns
+        edge = source
+    if edge.node is end.node:
+        this.is_output, this.edge = edge.output_nr == end.output_nr, None
+    else:
+        this.edge = behind or edge
+        if this.edge.node._sequence_nr() > end.node._sequence_nr():
+            this.edge = None
+
+
+def before_casts(edge: GradientEdge) -> GradientEdge:
+    """The place that leads here through casts alone, which a loss inside the model may not have gone through."""
+    node, number = edge.node, edge.output_nr
+    while node.name() == "ToCopyBackward0" and (source := node.next_functions[0][0]) and source.next_functions:
+        node, number = source, node.next_functions[0][1]
+    return edge if node is edge.node else GradientEdge(node, number)
+
+
+def on_gradient(edge: GradientEdge, then: Callable[[Tensor], None]) -> None:
+    """Call ``then`` with the derivative that arrives at that edge in the user's backward passes."""
+    number = edge.output_nr  # the edge itself would keep its own graph alive
+
+    def arrived(gradients: tuple[Tensor | None, ...]) -> None:
+        gradient = gradients[number]
+        if gradient is not None and not OwnPasses.running:
+            then(gradient)
+
+    edge.node.register_prehook(arrived)
 
 
 def reached(capture: Capture, this: Pass, name: str, delta: Tensor) -> None:
@@ -344,15 +377,6 @@ def as_it_ends(call: Callable[[], None]) -> None:
 def in_transform() -> bool:
     """Whether ``torch.func`` transforms what runs: its tensors mean nothing outside, and have no gradients there."""
     return torch._C._functorch.maybe_current_level() is not None
-
-
-def end_watches(watches: list[Watch], key: str | None = None) -> None:
-    """All of them, or that of one module and those of modules inside of it."""
-    while watches:
-        watch = watches.pop()
-        watch.end()
-        if watch.host == key:
-            break
 
 
 def output_of(options: CaptureOptions, returned: Any) -> Tensor:

@@ -12,8 +12,7 @@ from mukron.curvature.stacking import Halves
 from mukron.linalg import LowRank
 
 if TYPE_CHECKING:
-    from mukron.curvature.accumulator import Accumulator
-    from mukron.curvature.passes import LayerPass, LayerStatistics, Pass
+    from mukron.curvature.passes import Accumulator, LayerPass, LayerStatistics, Pass
 
 
 class OfDelta(NamedTuple):

@@ -12,10 +12,9 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-from mukron.curvature.accumulator import Accumulator
 from mukron.curvature.ahead import Ahead, Told
 from mukron.curvature.forms import AUTO
-from mukron.curvature.passes import Kinds, LayerStatistics, Pass, Samples, of_layers
+from mukron.curvature.passes import Accumulator, Kinds, LayerStatistics, Pass, Samples, of_layers
 from mukron.curvature.ranks import Ranks
 from mukron.curvature.records import PassRecord
 from mukron.curvature.sending import Outgoing, whole

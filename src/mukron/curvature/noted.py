@@ -29,12 +29,6 @@ class Noted:
     version: int
     view: Tensor | None
 
-    @staticmethod
-    def of(parameter: nn.Parameter) -> Noted | None:
-        """None: the parameter has none."""
-        G = parameter.grad
-        return None if G is None else Noted(parameter, TensorWeakRef(G), G._version, G if G._base is not None else None)
-
     @property
     def left(self) -> Tensor | None:
         """The gradient if it is still the parameter's, whatever its values."""

@@ -64,14 +64,17 @@ def no_classes(options: CaptureOptions, f: Tensor) -> ValueError:
     )
 
 
-def warn_of_folding(f: Tensor, layers: Iterable[LayerPass], options: CaptureOptions) -> bool:
-    """Warn of positions that the output has as rows, where each row's derivatives are taken for a sample's alone.
+def takes_rows_apart(options: CaptureOptions) -> bool:
+    """Whether the derivatives of each row of the output are taken for those of a sample alone."""
+    return options.jacobian or (options.signals and isinstance(options.fisher, Exact))
+
+
+def warn_of_folding(f: Tensor, layers: Iterable[LayerPass]) -> bool:
+    """Warn of positions that the output has as rows.
 
     Returns:
         Whether it was warned.
     """
-    if not (options.jacobian or isinstance(options.fisher, Exact)) or (options.signals and options.empirical):
-        return False
     for this in layers:
         x = this.input
         if x is None or x.ndim < 3 or not this.layer.plain_rows or len(f) in x.shape[:2]:

@@ -12,25 +12,93 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import reduce
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from mukron.curvature.accumulator import Accumulator
 from mukron.curvature.derivatives import OfDelta, finish, join_halves, take_shared, with_derivatives
 from mukron.curvature.fisher import CaptureOptions
-from mukron.curvature.forms import MATRIX, ROWS, keeps_halves, rows_wait
+from mukron.curvature.forms import AUTO, MATRIX, ROWS, as_rows, keeps_halves, rows_wait
 from mukron.curvature.frequencies import Frequencies, add_indices
 from mukron.curvature.ignored import Ignored
 from mukron.curvature.records import Recorded
 from mukron.curvature.stacking import TIED_HEAD, Halves, Jacobian, Stacking, merged, of_all_kinds, summed
 from mukron.layers import MatrixLayer
-from mukron.linalg import LowRank, products_of
+from mukron.linalg import Factor, LowRank, MatrixFactor, RowsFactor, products_of, total_count
 
 AS_THEY_ARE = nullcontext()  # products of the precision that torch has
 Kinds = dict[str, dict[int, "LayerStatistics"]]  # by layer and kind of use of its weight
 Samples = dict[str, float | Tensor]  # that count, by layer
+
+
+class Accumulator:
+    """The sum of x x^T over all rows x, divided by a count: rows while they are few, a matrix once they are many."""
+
+    def __init__(self, d: int, other: int, form: str = AUTO) -> None:
+        self.d, self.other, self.form = d, other, form
+        self.rows, self.counts = list[Tensor](), tuple[float | Tensor, ...]()  # counts by pass
+        self.parts: list[Tensor] = []  # matrices, one for each pass: their sum is made when it is wanted
+
+    @property
+    def matrix(self) -> Tensor | None:
+        """The sum, if it is held as a matrix."""
+        if len(self.parts) > 1:
+            self.parts = [reduce(torch.add, self.parts)]
+        return self.parts[0] if self.parts else None
+
+    def add(self, X: Tensor, count: float | Tensor | None) -> None:
+        """X [groups, N, d]; None: they were counted before."""
+        self.rows.append(X)
+        self.counts += () if count is None else (count,)
+        self.settle()
+
+    def add_matrix(self, M: Tensor, count: int) -> None:
+        """The sum of x x^T over rows that were never held together."""
+        self.parts = [M if self.matrix is None else self.matrix + M]
+        self.counts += (count,)
+        self.settle()
+
+    def empty(self) -> Accumulator:
+        """One without rows, for the same factor."""
+        return Accumulator(self.d, self.other, self.form)
+
+    def merged(self, other: Accumulator) -> Accumulator:
+        total = self.empty()
+        total.rows, total.parts = self.rows + other.rows, self.parts + other.parts
+        total.counts = self.counts + other.counts
+        total.settle()
+        return total
+
+    def settle(self) -> None:
+        N = sum([X.shape[-2] for X in self.rows])
+        if self.parts or not as_rows(N, self.d, self.other, self.form):
+            self._sum_up()
+
+    def _sum_up(self) -> None:
+        for X in self.rows:
+            product = torch.bmm(X.mT, X)
+            self.parts = [product if self.matrix is None else self.matrix + product]
+        self.rows = []
+
+    def as_matrix(self) -> Tensor:
+        """The sum itself; it is held as a matrix from here on."""
+        self._sum_up()
+        assert self.matrix is not None
+        return self.matrix
+
+    def joined(self) -> Tensor:
+        """All rows as one tensor, the same one each time."""
+        if len(self.rows) > 1:
+            self.rows = [torch.cat(self.rows, dim=-2)]
+        return self.rows[0]
+
+    def factor(self, weight: float | Tensor = 1.0) -> Factor:
+        """``weight`` multiplies it."""
+        if self.matrix is not None:
+            return MatrixFactor(self.matrix * (weight / total_count(self.counts)))
+        return RowsFactor(self.joined(), total_count(self.counts) / weight)
 
 
 @dataclass
@@ -74,7 +142,7 @@ class LayerPass:
         input, version: What it got (None once its statistics are made), and its version when the layer used it.
         made: The model itself made the input. What the user passed in may be overwritten before the step.
         edge: Where the derivative by the layer's output arrives; None: there is none, or it is the model's own output.
-        behind: That of what the output is a view of, during the forward pass (``edges.note_output``).
+        behind: That of what the output is a view of, during the forward pass (``views.note_view``).
         is_output: The layer's output is the model's output.
         fused: Autograd is to form no gradient of the weight.
         count: Its rows; None: not known.

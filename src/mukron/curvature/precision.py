@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mukron.curvature.accumulator import Accumulator
-from mukron.curvature.passes import LayerStatistics
+from mukron.curvature.passes import Accumulator, LayerStatistics
 from mukron.curvature.stacking import Halves, Jacobian
 
 
@@ -41,7 +40,7 @@ def _mapped(statistics: LayerStatistics, change: Callable[[Tensor], Tensor]) -> 
             return sums
         total = Accumulator(sums.d, sums.other, sums.form)
         total.rows, total.counts = [once(X) for X in sums.rows], sums.counts
-        total.matrix = None if sums.matrix is None else sums.matrix.double()  # its rows are gone
+        total.parts = [M.double() for M in sums.parts]  # their rows are gone
         return total
 
     changed = replace(

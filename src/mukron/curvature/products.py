@@ -13,7 +13,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,9 @@ from torch.nn import functional as F
 
 from mukron.curvature.passes import LayerPass
 from mukron.layers import WEIGHT, MatrixLayer, Projection, layer_of
+
+if TYPE_CHECKING:
+    from mukron.curvature.capture import Capture
 
 Lead = tuple[int, int]  # positions and samples
 Hear = Callable[["Watch", Tensor, Tensor, Tensor], None]  # with the input, the weight and the output
@@ -211,3 +214,28 @@ def hosts(model: nn.Module, uses: Mapping[str, tuple[str, MatrixLayer]]) -> Iter
                 paths[f"{local}.{WEIGHT}"] = names.get(child, [""])[0]
         if any(paths.values()):
             yield Host(name, module, paths)
+
+
+# Hooks of a capture on such modules.
+
+
+def enter_host(capture: Capture, key: str, inputs: Any) -> None:
+    """From here on products inside of that module are heard of."""
+    if capture._running is not None and torch.is_grad_enabled():
+        capture._watches.append(capture.hosts[key].watch(capture.note_product))
+        capture._watches[-1].begin()
+
+
+def leave_host(capture: Capture, key: str, inputs: Any, output: Any) -> None:
+    """From here on only products inside of modules around that one are."""
+    if any(watch.host == key for watch in capture._watches):
+        end_watches(capture._watches, key)
+
+
+def end_watches(watches: list[Watch], key: str | None = None) -> None:
+    """All of them, or that of one module and those of modules inside of it."""
+    while watches:
+        watch = watches.pop()
+        watch.end()
+        if watch.host == key:
+            break

@@ -14,9 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mukron.curvature.accumulator import Accumulator
 from mukron.curvature.frequencies import Frequencies
-from mukron.curvature.passes import Kinds, LayerStatistics
+from mukron.curvature.passes import Accumulator, Kinds, LayerStatistics
 from mukron.curvature.ranks import aligned
 
 EVERY_RANK = -1  # the "owner" of a layer whose rows go to all ranks
@@ -87,7 +86,7 @@ class Outgoing:
             return sums
         small = sums.empty()
         small.rows, small.counts = sums.rows, sums.counts
-        small.matrix = self._once(("triangle", _place(M)), M, lambda: M[:, _upper(M)])
+        small.parts = [self._once(("triangle", _place(M)), M, lambda: M[:, _upper(M)])]
         return small
 
     def _tensor(self, X: Tensor, share: float, alike: bool = False) -> Tensor:
@@ -115,7 +114,7 @@ def whole(statistics: LayerStatistics) -> LayerStatistics:
         if isinstance(sums, Accumulator) and sums.matrix is not None and sums.matrix.ndim == 2:
             M = sums.matrix.new_zeros(len(sums.matrix), sums.d, sums.d)
             M[:, _upper(M)] = sums.matrix
-            sums.matrix = M + M.triu(1).mT
+            sums.parts = [M + M.triu(1).mT]
     return statistics
 
 

@@ -35,8 +35,7 @@ from mukron.curvature.frequencies import Frequencies
 from mukron.linalg import total_count
 
 if TYPE_CHECKING:
-    from mukron.curvature.accumulator import Accumulator
-    from mukron.curvature.passes import LayerPass, LayerStatistics
+    from mukron.curvature.passes import Accumulator, LayerPass, LayerStatistics
 
 
 TIED_HEAD = -1  # the kind of use that a head makes of an embedding's weight; others have the number of their map
@@ -187,7 +186,7 @@ def _stacked_sums(parts: Sequence[Accumulator | Frequencies | None], stack: RowS
         total.rows = [stack(of_draw) for of_draw in zip(*rows, strict=True)]
     else:
         matrices = [part.as_matrix() for part in sums]
-        total.matrix = stack([M if c is None else M * c for M, c in zip(matrices, scales, strict=True)])
+        total.parts = [stack([M if c is None else M * c for M, c in zip(matrices, scales, strict=True)])]
     return total
 
 
@@ -236,7 +235,7 @@ def tied(embedding: LayerStatistics | None, head: LayerStatistics | None, sample
     sums = like.empty(), like.empty()
     for total, M, other in zip(sums, (A, B), (B, A), strict=True):
         total.d, total.other, total.form = M.shape[-1], other.shape[-1], MATRIX
-        total.matrix, total.counts = M * samples, (samples,)
+        total.parts, total.counts = [M * samples], (samples,)
     return replace(statistics, A=sums[0], B=sums[1], samples=samples, halves=[])
 
 

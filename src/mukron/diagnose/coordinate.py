@@ -15,7 +15,7 @@ from mukron.bars import progress_of_function
 from mukron.diagnose.check import Check, is_clear
 from mukron.diagnose.readings import EXPONENT_TOLERANCE
 from mukron.diagnose.record import TrainingSetup
-from mukron.diagnose.runs import batch_device, record_runs
+from mukron.diagnose.runs import batch_device, built_optimizer, loss_of_outputs, record_runs
 from mukron.params import Parametrization, base_shapes, parametrize
 from mukron.params.building import build
 
@@ -87,7 +87,7 @@ def coordinate_check(
         torch.manual_seed(seed)
         model = build(factory, width).to(batch_device(batch))
         plan = parametrize(model, shapes, scheme, output_exponent=output_exponent)
-        return TrainingSetup(model, plan, optimizer(model, plan))
+        return TrainingSetup(model, plan, built_optimizer(optimizer, model, plan))
 
     widths = [base_width * multiple for multiple in (4, 8, 16, 32)] if widths is None else widths
     seeds = range(seeds) if isinstance(seeds, int) else seeds
@@ -95,7 +95,7 @@ def coordinate_check(
         record = record_runs(
             start,
             batch,
-            loss,
+            loss_of_outputs(loss),
             widths=widths,
             seeds=seeds,
             steps=steps,

@@ -17,7 +17,7 @@ from mukron.bars import progress_of_function
 from mukron.diagnose.branches import block_calls
 from mukron.diagnose.drawing import draw_slopes
 from mukron.diagnose.readings import EXPONENT_TOLERANCE
-from mukron.diagnose.runs import batch_device
+from mukron.diagnose.runs import batch_device, built_optimizer, loss_of_outputs
 from mukron.exponents import Exponent, fit_exponent
 from mukron.notebook import Shown
 from mukron.params import Parametrization, base_shapes, parametrize
@@ -189,7 +189,8 @@ def depth_check(
             torch.manual_seed(seed)
             model = build(at_depth(factory, depth), width).to(batch_device(batch))
             plan = parametrize(model, shapes, scheme)
-            changes = _changes(model, optimizer(model, plan), batch, loss, steps, shapes.stacks)
+            built = built_optimizer(optimizer, model, plan)
+            changes = _changes(model, built, batch, loss_of_outputs(loss), steps, shapes.stacks)
             for name, change in changes.items():
                 points[name].append((depth, change))
     at_all_depths = {name: of for name, of in points.items() if {depth for depth, _ in of} == set(depths)}

@@ -12,7 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 from torch.nn.utils import clip_grad_norm_
+from torch.optim import Optimizer
 
 from mukron.diagnose.descent import Descent
 from mukron.diagnose.description import describe_run, moving_themselves
@@ -31,6 +33,38 @@ TINY = 0.01  # of the usual size of layers' outputs: what is smaller starts near
 
 Start = Callable[[float, int], TrainingSetup]
 Report = Callable[[int, int, str], None]
+
+
+def built_optimizer(build: Callable[[nn.Module, Any], Optimizer], model: nn.Module, plan: Any) -> Optimizer:
+    """The optimizer of a network, from the function that a check was given.
+
+    Raises:
+        TypeError: It is no function, or makes something else, such as the groups alone.
+    """
+    built = build(model, plan) if callable(build) else build
+    if isinstance(built, Optimizer) and callable(build):
+        return built
+    said = "made" if callable(build) else "is"
+    raise TypeError(
+        "optimizer is a function of the network and its plan that makes an optimizer, as in lambda model, plan: "
+        f'torch.optim.SGD(plan.param_groups("sgd", lr=0.1)); it {said} a {type(built).__name__}'
+    )
+
+
+def loss_of_outputs(loss: Callable[[Any, Any], Tensor]) -> Callable[[Any, Any], Tensor]:
+    """The loss; the usual one refuses what is no tensor, as models of transformers return, and says what to do."""
+    if loss is not cross_entropy:
+        return loss
+
+    def checked(output: Any, targets: Any) -> Tensor:
+        if isinstance(output, Tensor):
+            return cross_entropy(output, targets)
+        raise TypeError(
+            f"the network returned a {type(output).__name__}, and the usual loss takes a tensor; say what the loss is, "
+            "as in loss=lambda returned, targets: F.cross_entropy(returned.logits, targets)"
+        )
+
+    return checked
 
 
 def record_runs(
@@ -287,7 +321,16 @@ def _check(widths: Sequence[float], seeds: Sequence[int] | None, steps: int) -> 
 
 
 def batch_device(batch: tuple[Any, Any]) -> torch.device:
-    """Return the device of the first tensor in the inputs."""
+    """Return the device of the first tensor in the inputs.
+
+    Raises:
+        TypeError: The batch is no pair.
+    """
+    if not isinstance(batch, (tuple, list)) or len(batch) != 2:
+        raise TypeError(
+            "batch is a pair, (inputs, targets), whose inputs may be a dictionary of the network's arguments, as in "
+            f'({{"input_ids": tokens}}, labels); got a {type(batch).__name__}'
+        )
     inputs = batch[0]
     values = [inputs] if isinstance(inputs, Tensor) else list(inputs.values() if isinstance(inputs, dict) else inputs)
     return next((value.device for value in values if isinstance(value, Tensor)), torch.device("cpu"))

@@ -20,6 +20,7 @@ def for_lightning(
     *,
     schedule: Callable[[Optimizer], Any] | None = None,
     interval: str = "step",
+    monitor: str | None = None,
     **options: Any,
 ) -> dict[str, Any]:
     """Build what ``configure_optimizers`` returns: ``return for_lightning(self.network, mukron.KFAC, plan, lr=0.05)``.
@@ -31,6 +32,7 @@ def for_lightning(
         lr: Learning rate, as for ``build_optimizer``.
         schedule: Builds a scheduler of learning rates from the optimizer. None: there is none.
         interval: When the scheduler steps, "step" or "epoch".
+        monitor: The name of the logged number that the scheduler follows, which ``ReduceLROnPlateau`` needs.
         **options: Other arguments of the class.
 
     Returns:
@@ -53,4 +55,5 @@ def for_lightning(
     optimizer = build_optimizer(kind, model, parametrization, lr, **options)
     if schedule is None:
         return {"optimizer": optimizer}
-    return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule(optimizer), "interval": interval}}
+    scheduler = {"scheduler": schedule(optimizer), "interval": interval}
+    return {"optimizer": optimizer, "lr_scheduler": scheduler if monitor is None else {**scheduler, "monitor": monitor}}

@@ -59,6 +59,7 @@ class PartedLayer(GradientLayer):
     Args:
         layer: The layer.
         parts: Their number; it divides the layer's outputs.
+        multiply: Whether a wider layer has more of them, of the same size, and not larger ones.
 
     Example:
         >>> import torch
@@ -67,9 +68,10 @@ class PartedLayer(GradientLayer):
         torch.Size([3, 8, 1])
     """
 
-    def __init__(self, layer: MatrixLayer, parts: int) -> None:
+    def __init__(self, layer: MatrixLayer, parts: int, multiply: bool = False) -> None:
         super().__init__(layer.module)
         self.layer, self.groups, self.tf32 = layer, parts * layer.groups, layer.tf32
+        self.multiply = multiply
         self.d_out, self.d_in = layer.d_out // parts, layer.d_in
 
     def matrix(self, weight: Tensor) -> Tensor:

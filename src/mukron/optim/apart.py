@@ -14,7 +14,8 @@ from mukron.params.sharded import is_sharded
 if TYPE_CHECKING:
     from mukron.optim.optimizer import SecondOrder
 
-SAME_SIZE = 1e-4  # of gradients, relatively: what averaged them may have put them elsewhere in memory
+SAME_SIZE = 1e-4  # of a gradient, relatively: what averaged it may have put it elsewhere in memory
+NAMED = 3  # parameters in an error
 SETTINGS_IN_WORDS = {"lr": "learning rates", "fallback_lr": "learning rates", "weight_decay": "weight decays"}
 
 
@@ -24,20 +25,21 @@ class Alike(NamedTuple):
     Attributes:
         settings: Of all groups, in the order of groups: their numbers and texts.
         trained: A digest of which parameters are trained.
-        gradients: The sum of the sizes of gradients' entries; None: they are not averages yet, or spread.
+        gradients: The sum of the sizes of each gradient's entries, by parameter; None: they are not averages yet, or
+            spread.
     """
 
     settings: tuple[dict[str, float | str | None], ...] = ()
     trained: int = 0
-    gradients: float | None = None
+    gradients: tuple[float, ...] | None = None
 
     @staticmethod
-    def of(optimizer: SecondOrder, gradients: float | None) -> Alike:
+    def of(optimizer: SecondOrder, gradients: Sequence[float] | None) -> Alike:
         """That of a rank.
 
         Args:
             optimizer: The optimizer.
-            gradients: The sum of the sizes of gradients' entries.
+            gradients: The sums of the sizes of their entries, of those that there are; None: they are not compared.
         """
         settings = tuple(
             {
@@ -47,8 +49,12 @@ class Alike(NamedTuple):
             }
             for group in optimizer.param_groups
         )
-        trained = zlib.crc32(bytes(entry.parameter.requires_grad for entry in optimizer.entries.values()))
-        return Alike(settings, trained, gradients)
+        parameters = [entry.parameter for entry in optimizer.entries.values()]
+        trained = zlib.crc32(bytes(parameter.requires_grad for parameter in parameters))
+        if gradients is None:
+            return Alike(settings, trained)
+        sizes = iter(gradients)
+        return Alike(settings, trained, tuple(0.0 if p.grad is None else next(sizes, 0.0) for p in parameters))
 
 
 def _is_number(value: object) -> bool:
@@ -65,10 +71,11 @@ def refuse_apart(optimizer: SecondOrder, told: Sequence[Alike]) -> None:
     Raises:
         RuntimeError: They do. All of them are told.
     """
-    sizes = [one.gradients for one in told if one.gradients is not None and math.isfinite(one.gradients)]
     apart, values = [], ""
-    if len(sizes) == len(told) and max(sizes) - min(sizes) > SAME_SIZE * max(sizes):
+    if names := _gradients_apart(optimizer, told):
         apart.append("gradients")
+        more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+        values = f" (of {', '.join(names[:NAMED])}{more})"
     if len({len(one.settings) for one in told}) > 1:
         apart.append("numbers of parameter groups")
     for number, groups in enumerate(zip(*(one.settings for one in told), strict=False)):
@@ -83,6 +90,18 @@ def refuse_apart(optimizer: SecondOrder, told: Sequence[Alike]) -> None:
     if apart:
         what = " and ".join(apart)
         raise RuntimeError(f"the {what} of {len(told)} processes differ{values}. {remedy(optimizer, apart)}")
+
+
+def _gradients_apart(optimizer: SecondOrder, told: Sequence[Alike]) -> list[str]:
+    """Parameters whose gradients differ in size, in quotes. Each is compared by itself: a small one counts, too."""
+    sizes = [one.gradients for one in told if one.gradients is not None]
+    if len(sizes) < len(told):
+        return []
+    return [
+        f'"{name}"'
+        for name, of in zip(optimizer.entries, zip(*sizes, strict=False), strict=False)
+        if all(map(math.isfinite, of)) and max(of) - min(of) > SAME_SIZE * max(of)
+    ]
 
 
 def remedy(optimizer: SecondOrder, apart: Sequence[str]) -> str:
@@ -107,7 +126,8 @@ def remedy(optimizer: SecondOrder, apart: Sequence[str]) -> str:
     elif isinstance(optimizer.model, nn.parallel.DistributedDataParallel):
         way = (
             "Call the wrapped model, the DistributedDataParallel, and not the one inside of it; its last backward pass "
-            "before a step must be outside of no_sync"
+            "before a step must be outside of no_sync. It averages the gradients of what was trained when it was made: "
+            "wrap the model again after parameters were frozen or unfrozen"
         )
     else:
         way = (

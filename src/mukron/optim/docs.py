@@ -56,7 +56,8 @@ ARGUMENTS = {
     "block": "The largest side of a matrix with factors of its own. Larger ones are cut into equal blocks, each with "
     "factors of its own; learning rates follow the number of blocks. None: no matrix is cut.",
     "split": "How many matrices a layer's weight stacks along its outputs, by the layer's name or the end of it: "
-    '``{"qkv": 3}`` takes queries, keys and values apart. The same number at every width.',
+    '``{"qkv": 3}`` takes queries, keys and values apart. A number is the same at every width; ``{"qkv": "rows:64"}`` '
+    "makes parts of 64 outputs each, such as heads, whose number grows with the width.",
     "seed": "Of the generator that draws targets.",
     "momentum": "``GradientMomentum(beta)``: on the gradient, before it is preconditioned. ``HeavyBall(beta, "
     "nesterov)``: on the update. A number: the former with a ``trust``, the latter without. None: 0.9 with a "

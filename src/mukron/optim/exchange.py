@@ -287,7 +287,7 @@ class Owners:
             word.error = f"{type(failed).__name__}: {failed}"
         own = {name: move for name, move in moves.items() if self._travels(name)}
         word.waiting, word.double, word.rescue = step.waiting, _double(step), step.rescue
-        word.alike = Alike.of(self.optimizer, step.gradient_size if type(self.gradients) is Given else None)
+        word.alike = Alike.of(self.optimizer, step.gradient_sizes if type(self.gradients) is Given else None)
         word.sizes = {name: size_of(sent_move(step, name, move)) for name, move in own.items()} if word.counts else {}
         self._words = self.ranks.objects(word)
         if failed is not None:

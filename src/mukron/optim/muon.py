@@ -102,7 +102,7 @@ class Muon(SecondOrder):
         decoupled: bool = True,
         maximize: bool = False,
         exclude: tuple[Excluded, ...] | None = None,
-        split: Mapping[str, int] | None = None,
+        split: Mapping[str, int | str] | None = None,
         params: Iterable[Any] | None = None,
         process_group: Any = None,
     ) -> None:

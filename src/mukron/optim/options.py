@@ -13,7 +13,8 @@ from mukron.linalg import Cholesky, Solver
 from mukron.memory import Batch, Memory
 from mukron.optim.communication import Communication
 from mukron.optim.momentum import GradientMomentum, HeavyBall, Momentum, check_momentum
-from mukron.params.excluded import Excluded, without_types
+from mukron.params.excluded import Excluded, check_form, without_types
+from mukron.readers import whole
 from mukron.theory import Method
 from mukron.trust import (
     FALLBACKS,
@@ -74,7 +75,7 @@ class StepOptions:
         leaves_tied: Whether layers that use a tied parameter are left to the fallback rule beside those of ``exclude``;
             otherwise they are refused. True if ``exclude`` is None.
         block: The largest side of a matrix with factors of its own; larger ones are cut into blocks. None: none are.
-        split: By layer, how many matrices its weight stacks along its outputs.
+        split: By layer, how many matrices its weight stacks along its outputs, or how many rows each has: "rows:64".
         communication: How ranks that train together exchange the curvature of layers.
         seed: Of the drawn targets.
 
@@ -95,7 +96,7 @@ class StepOptions:
     leaves_tied: bool = False
     # not in its text, by which benchmarks tell whether a method still does what it did
     block: int | None = field(default=None, repr=False)
-    split: Mapping[str, int] = field(default_factory=dict, repr=False)
+    split: Mapping[str, int | str] = field(default_factory=dict, repr=False)
     communication: Communication = field(default=Communication(), repr=False)
     seed: int = 0
 
@@ -117,14 +118,7 @@ class StepOptions:
         object.__setattr__(self, "memory", Memory.of(self.memory))
         object.__setattr__(self, "communication", Communication.of(self.communication))
         object.__setattr__(self, "fallback", step_rule("fallback", self.fallback, FALLBACKS))
-        if isinstance(self.exclude, str):
-            raise ValueError(f'exclude takes several names: exclude=("{self.exclude}",)')
-        names = () if self.exclude is None else self.exclude
-        if not isinstance(names, Iterable) or not all(_names_layers(name) for name in names):
-            raise TypeError(
-                'exclude takes names of layers, patterns and types of modules, as in exclude=("head", "*.qkv", '
-                f"nn.Conv2d); got {self.exclude!r:.80}"
-            )
+        check_form(self.exclude)
         object.__setattr__(self, "exclude", None if self.exclude is None else tuple(self.exclude))
         object.__setattr__(self, "leaves_tied", self.leaves_tied or self.exclude is None)
 
@@ -139,7 +133,8 @@ class StepOptions:
     def _check_cuts(self) -> None:
         if not isinstance(self.split, Mapping):
             raise TypeError(f'split takes numbers by layer, as in split={{"attention.qkv": 3}}; got {self.split!r:.80}')
-        numbers = {"block": self.block, **{f"split[{name!r}]": parts for name, parts in self.split.items()}}
+        numbers: dict[str, Any] = {"block": self.block}
+        numbers |= {f"split[{name!r}]": parts for name, parts in self.split.items() if rows_of(parts) is None}
         for name, number in numbers.items():
             if number is not None:
                 check_whole(name, number)
@@ -161,10 +156,6 @@ class StepOptions:
         check_whole("factor_every", given.get("factor_every", 1))
         usual["inverse_every"] = usual_interval(trust is not None, max(given.get("factor_every", 1), 1))
         return cls(trust=trust, **{**usual, **{name: value for name, value in given.items() if value is not None}})
-
-
-def _names_layers(entry: object) -> bool:
-    return isinstance(entry, str) or (isinstance(entry, type) and issubclass(entry, nn.Module))
 
 
 def usual_interval(bounded: bool, factor_every: int) -> int:
@@ -189,3 +180,42 @@ def usual_fallback_lr(method: Method, options: StepOptions, lr: float, default_l
 def check_one_of(name: str, value: str | None, known: Iterable[str | None]) -> None:
     if value not in known:
         raise ValueError(f"unknown {name} {value!r}; known: {', '.join(map(repr, known))}")
+
+
+def read_split(values: Any) -> dict[str, int | str]:
+    """Read by name into how many parts something is cut: a number above 0, or the rows of each as ``"rows:64"``.
+
+    Args:
+        values: A mapping.
+
+    Returns:
+        Numbers and texts by name.
+
+    Example:
+        >>> read_split({"qkv": 3, "heads": "rows:64"})
+        {'qkv': 3, 'heads': 'rows:64'}
+    """
+    if not isinstance(values, Mapping):
+        raise TypeError('expected numbers by name, as in {"qkv": 3}')
+    return {str(name): part if rows_of(part) else whole(1)(part) for name, part in values.items()}
+
+
+def rows_of(part: Any) -> int | None:
+    """The number in ``"rows:64"``; None: it is no such text.
+
+    Args:
+        part: A number of parts, or a text.
+
+    Returns:
+        The rows of a part.
+
+    Example:
+        >>> rows_of("rows:64"), rows_of(3)
+        (64, None)
+    """
+    if not isinstance(part, str):
+        return None
+    kind, _, number = part.partition(":")
+    if kind != "rows" or not number.isdecimal() or not int(number):
+        raise ValueError(f'expected a whole number from 1 on, or the rows of a part as "rows:64"; got {part!r:.80}')
+    return int(number)

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from torch import nn
 
 from mukron.layers import BIAS, WEIGHT, BlockedLayer, MatrixLayer, ParameterMatrix, PartedLayer, layer_of
-from mukron.optim.options import StepOptions
+from mukron.optim.options import StepOptions, rows_of
 from mukron.params import Parametrization
 from mukron.params.excluded import Excluded, check_excluded, covers
 from mukron.params.inventory import clean_name, inventory, unwrap
@@ -164,13 +164,17 @@ def _matrices_of(
 def _cut(layer: MatrixLayer, options: StepOptions, name: str) -> MatrixLayer:
     """A layer in the parts that it stacks, and in blocks."""
     key = max((key for key in options.split if _is_named(name, key)), key=len, default=None)  # the most specific name
-    parts = 1 if key is None else options.split[key]
-    if parts > 1 and (layer.one_hot or not layer.called):
+    asked = 1 if key is None else options.split[key]
+    rows = rows_of(asked)
+    if rows is not None and layer.d_out % rows:
+        raise ValueError(f'split: layer "{name}" has {layer.d_out} outputs, which are no parts of {rows} rows')
+    parts = int(asked) if rows is None else layer.d_out // rows
+    if (parts > 1 or rows) and (layer.one_hot or not layer.called):
         what = "an embedding" if layer.one_hot else f"taken as {layer.groups} matrices already"
         raise ValueError(f'split: "{name}" is {what}, and cannot be split')
     if layer.d_out % parts:
         raise ValueError(f'split: layer "{name}" has {layer.d_out} outputs, which are no {parts} equal parts')
-    layer = PartedLayer(layer, parts) if parts > 1 else layer
+    layer = PartedLayer(layer, parts, multiply=rows is not None) if parts > 1 or rows else layer
     blocked = options.block is not None and max(layer.d_out, layer.d_in) > options.block and not layer.one_hot
     return BlockedLayer(layer, options.block or 1) if blocked else layer
 

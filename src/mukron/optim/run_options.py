@@ -14,7 +14,7 @@ from mukron import readers as read
 from mukron.curvature import FORMS, LIKELIHOODS, Fisher
 from mukron.memory import Auto, Batch, Memory, Window, parse_memory
 from mukron.optim.communication import Communication
-from mukron.optim.options import FALLBACKS, Spectral, Trust
+from mukron.optim.options import FALLBACKS, Spectral, Trust, read_split
 from mukron.readers import Parser, Reader
 
 INVERSE_SOLVERS = ("cholesky", "eigh", "newton")  # roots have others: ``mukron.optim.shampoo``
@@ -178,8 +178,8 @@ CUT = Option(
 )
 SPLIT = Option(
     "split",
-    read.optional(read.counts),
-    'how many matrices a layer\'s weight stacks along its outputs, by layer: {"qkv": 3}',
+    read.optional(read_split),
+    'how many matrices a layer\'s weight stacks along its outputs, by layer: {"qkv": 3}; "rows:64": the rows of each',
 )
 
 

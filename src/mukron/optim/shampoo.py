@@ -143,7 +143,7 @@ class Shampoo(SecondOrder):
         maximize: bool = False,
         exclude: tuple[Excluded, ...] | None = None,
         block: int | None = None,
-        split: Mapping[str, int] | None = None,
+        split: Mapping[str, int | str] | None = None,
         params: Iterable[Any] | None = None,
         process_group: Any = None,
     ) -> None:

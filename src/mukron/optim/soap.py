@@ -127,7 +127,7 @@ class SOAP(SecondOrder):
         maximize: bool = False,
         exclude: tuple[Excluded, ...] | None = None,
         block: int | None = None,
-        split: Mapping[str, int] | None = None,
+        split: Mapping[str, int | str] | None = None,
         params: Iterable[Any] | None = None,
         process_group: Any = None,
     ) -> None:

@@ -7,13 +7,14 @@ import math
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from typing import Any
 
 from torch import nn
 from torch.nn import Parameter
 
 from mukron.damping import Sides
-from mukron.layers import BIAS, WEIGHT, BlockedLayer, MatrixLayer, cuts_of
+from mukron.layers import BIAS, WEIGHT, BlockedLayer, MatrixLayer, PartedLayer, cuts_of
 from mukron.optim.options import StepOptions
 from mukron.optim.places import other_uses, places_of
 from mukron.params import Parametrization, Scales
@@ -132,6 +133,7 @@ def build_tables(
         anchor = next(iter(blocks.values())).parameter
         table[name] = LayerEntry(name, layer, blocks, sides, anchor, others.get(name, {}))
     _refuse_growing_groups(table, plan, method, options)
+    _refuse_uneven_parts(table, plan)
     return entries, table
 
 
@@ -215,14 +217,37 @@ def _has_growing_groups(entry: LayerEntry, plan: Parametrization | None, method:
     return growth.r_in == 1 and growth.r_out > 1 and out_side
 
 
+def _refuse_uneven_parts(layers: Mapping[str, LayerEntry], plan: Parametrization | None) -> None:
+    """Parts that the layer of the base width does not have follow no law."""
+    for name, entry in layers.items():
+        layer = _uncut(entry.layer)
+        if plan is None or plan.scheme == SP or not isinstance(layer, PartedLayer):
+            continue
+        r_out = plan.parameters[next(iter(entry.blocks.values())).name].growth.r_out
+        number, rows, outputs = layer.groups // layer.layer.groups, layer.d_out, layer.layer.d_out / r_out
+        if outputs % (rows if layer.multiply else number):
+            cut = f"no parts of {rows} rows" if layer.multiply else f"no {number} equal parts"
+            hint = f'. If their number grows with the width, say how many rows each has: "rows:{rows}"'
+            fits = not layer.multiply and not outputs % rows
+            raise ValueError(
+                f'split: layer "{name}" has {outputs} outputs at the base width, which are {cut}{hint if fits else ""}'
+            )
+
+
 def _more_blocks(layer: MatrixLayer, block: str, plan: Parametrization | None, name: str) -> tuple[float, float]:
-    """How many times as many blocks the inputs and outputs of a layer have as at the base width."""
-    if not isinstance(layer, BlockedLayer) or plan is None or plan.scheme == SP:
+    """How many times as many blocks the inputs and outputs of a layer have as at the base width.
+
+    Parts of a fixed size are blocks of the outputs; those of a fixed number grow with the layer.
+    """
+    if plan is None or plan.scheme == SP:
         return 1.0, 1.0
-    growth, whole = plan.parameters[name].growth, layer.layer
-    b_out = layer.cuts[0] / cuts_of(whole.d_out / growth.r_out, layer.size)
+    growth, whole = plan.parameters[name].growth, _uncut(layer)
+    more_parts = growth.r_out if isinstance(whole, PartedLayer) and whole.multiply else Fraction(1)
+    if not isinstance(layer, BlockedLayer):
+        return 1.0, float(more_parts)
+    b_out = layer.cuts[0] / cuts_of(whole.d_out / (growth.r_out / more_parts), layer.size)
     b_in = layer.cuts[1] / cuts_of(whole.d_in / growth.r_in, layer.size)
-    return (b_in if block == WEIGHT else 1.0), b_out
+    return (b_in if block == WEIGHT else 1.0), b_out * float(more_parts)
 
 
 def _sides(

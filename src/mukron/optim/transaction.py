@@ -54,7 +54,7 @@ class Transaction:
         moving: Layers that have a gradient.
         active: Those of them that this rank owns.
         ready, waiting: Those of them that can be preconditioned; whether one without curvature waits for the next step.
-        gradient_size: The sum of the sizes of the entries of this rank's gradients.
+        gradient_sizes: The sums of the sizes of the entries of this rank's gradients, in the order of parameters.
         gain, nu: The sum of eta^2 s <move, gradient>, which ``KLClip`` bounds; what it multiplies all moves by.
         stale: Blocks whose operators were made by an earlier step.
         rates: Learning rates by parameter, of those that have a direction.
@@ -86,7 +86,7 @@ class Transaction:
         self.rates, self.units = dict[str, float](), dict[str, dict[str, float]]()
         self.scratch: dict[Any, Any] = {}
         self.applied: dict[tuple[str, str], tuple[Move, Move, Move]] | None = None
-        self.rescue, self.operators_failed, self.gradient_size = False, False, 0.0
+        self.rescue, self.operators_failed, self.gradient_sizes = False, False, list[float]()
         self.gain, self.nu = torch.zeros((), dtype=torch.float64, device=optimizer.generator.device), 1.0
         self.remarks, self.shortened, self.imprecise = list[str](), list[str](), list[str]()
         self.rescues: list[tuple[str, str, str]] = []  # layer, factor, how
@@ -244,10 +244,9 @@ class Transaction:
             [] if optimizer.exchange is None else norms(grads, order=1),
             [self.gain] if isinstance(trust, KLClip) else [],
         ]
-        gradients, traces, sizes, inverted, lengths, bounds, shortenings, of_entries, gains = read(groups)
+        gradients, traces, sizes, inverted, lengths, bounds, shortenings, self.gradient_sizes, gains = read(groups)
         if isinstance(trust, KLClip):
             self.nu = trust.factor(gains[0] if gain is None else gain)
-        self.gradient_size = sum(of_entries)
         if not all(map(math.isfinite, gradients)):
             return False
         if self.sizes and changes_units(self, sizes, traces):

@@ -9,6 +9,7 @@ from torch import nn
 
 from mukron.params.errors import ParametrizationError
 from mukron.params.inventory import Found, clean_name, unwrap
+from mukron.spelling import meant
 from mukron.theory import Role
 
 ATTRIBUTE = "mukron_roles"
@@ -45,7 +46,9 @@ def declared_roles(
     wrong: dict[str, str] = {}
     for name, role in (roles or {}).items():
         if name not in found:
-            hint = f'; it is tied to "{first[name]}": declare that' if name in first else ""
+            near = meant(name, [*found], alike=0.8)
+            hint = f'; did you mean "{near}"?' if near else ""
+            hint = f'; it is tied to "{first[name]}": declare that' if name in first else hint
             wrong[name] = f'roles: the network has no parameter "{name}"{hint}'
         else:
             _declare(declared, wrong, name, f'parameter "{name}"', role)

@@ -57,6 +57,30 @@ def _alternatives(pattern: str) -> Iterator[str]:
         yield from _alternatives(pattern[: braces.start()] + text.strip() + pattern[braces.end() :])
 
 
+def check_form(exclude: object) -> None:
+    """Refuse what is no collection of names, patterns and types.
+
+    Args:
+        exclude: What was given; None is allowed.
+
+    Raises:
+        ValueError: It is a text, whose letters would be taken for names.
+        TypeError: It is anything else.
+    """
+    if isinstance(exclude, str):
+        raise ValueError(f'exclude takes several names: exclude=("{exclude}",)')
+    entries = () if exclude is None else exclude
+    if not isinstance(entries, Iterable) or not all(_names_layers(entry) for entry in entries):
+        raise TypeError(
+            'exclude takes names of layers, patterns and types of modules, as in exclude=("head", "*.qkv", '
+            f"nn.Conv2d); got {exclude!r:.80}"
+        )
+
+
+def _names_layers(entry: object) -> bool:
+    return isinstance(entry, str) or (isinstance(entry, type) and issubclass(entry, nn.Module))
+
+
 def without_types(model: nn.Module, exclude: Collection[Excluded] | None) -> tuple[str, ...] | None:
     """The same with the names of all modules of a type, or of one derived from it, instead of the type.
 
@@ -135,6 +159,7 @@ def names_excluded(
         parameters: All parameters, by name.
         model: Gives the model; it is called if there are types.
     """
+    check_form(exclude)
     if exclude is None:
         return None
     names = [use for name, plan in parameters.items() for use in (name, *plan.tied)]

@@ -75,6 +75,7 @@ def explanation(
         "why",
     )
     law = [law_of(trust, method)] if preconditions else []
+    law += [OF_BLOCKS] if preconditions and method.gradients_alone and plan.scheme != SP else []
     law += [REGIME] if {"A", "B"} & set(factors) and plan.scheme != SP else []
     lines = _lines(rows if whole else merged(rows), deep)
     return Table(f"{title}, {plan.scheme}", columns, lines, (*_notes(plan, decays), *law), minor=("base shape",))
@@ -117,6 +118,11 @@ REGIME = (
     "Damping: its multipliers hold where a factor is made of fewer rows (samples x positions x remembered batches) "
     "than the layer has inputs (A) or outputs (B); with more rows, if the factor's effective rank does not grow with "
     "the width. opt.plan() shows rows and ranks."
+)
+
+OF_BLOCKS = (
+    "Multipliers are those of whole matrices. Where a weight is cut into more blocks than at the base width, by block= "
+    'or by rows, split={"qkv": "rows:64"}, learning rate, eps and damping follow their number, too: see opt.rate(name).'
 )
 
 

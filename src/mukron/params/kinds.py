@@ -20,6 +20,15 @@ FLAGS = (DECOUPLED, "weight_decouple", "decoupled_decay", "decouple", "adam_w_mo
 # Those that decouple it always, without such an option.
 DECOUPLING = ("torch.optim.AdamW", "torch.optim.Muon", "torch.optim.Adafactor", "pytorch_optimizer.optimizer.soap.SOAP")
 
+# Options that say how a Muon scales a matrix by its sizes, and the names of ``scaling`` for it: torch's, which is read
+# in its groups too; pytorch_optimizer's; dion's.
+IN_GROUPS = "adjust_lr_fn"
+OWN_SCALING: dict[str, dict[Any, str]] = {
+    IN_GROUPS: {None: "original", "original": "original", "match_rms_adamw": "match_rms_adamw"},
+    "use_adjusted_lr": {False: "original", True: "match_rms_adamw"},
+    "adjust_lr": {"spectral_norm": "spectral_norm", "rms_norm": "rms_norm", None: "none"},
+}
+
 
 def method_of_kind(kind: type[Optimizer], method: Method | str | None) -> Method | str:
     """The method whose law an optimizer follows: the given one, or that of torch's own.
@@ -127,6 +136,36 @@ def check_decay(
     raise ParametrizationError(
         f"{name} mixes weight decay into its normalized gradient, where no width-independent scale exists. {way_out}, "
         "or leave weight_decay out"
+    )
+
+
+def scaling_of(kind: type[Optimizer], given: str | None, options: Mapping[str, Any]) -> str | None:
+    """How a Muon scales by the sizes at hand: as its options say, which what is given must agree with.
+
+    Args:
+        kind: Its class.
+        given: What the user has said.
+        options: What its constructor is given.
+
+    Returns:
+        The name of its scaling. None: nothing is known, and nothing was given.
+
+    Raises:
+        ParametrizationError: The class, with these options, scales otherwise than was given.
+    """
+    taken = _arguments(kind)[0]
+    option = next((option for option in OWN_SCALING if option in taken), None)
+    if option is None:
+        return given
+    known = OWN_SCALING[option]
+    own = known.get(options.get(option, taken[option].default))
+    if given is None or own is None or given == own:
+        return own if given is None else given  # an option that is none is the class's own to refuse
+    if option == IN_GROUPS and option not in options and given in known.values():
+        return given
+    raise ParametrizationError(
+        f"scaling={given!r}: {kind.__name__} with {option}={options.get(option, taken[option].default)!r} scales by "
+        f"{own!r}. Leave scaling out: it is read from {option}"
     )
 
 

@@ -46,6 +46,12 @@ class Growth:
 def check_names(base: Iterable[str], here: Iterable[str], where_here: str, where_base: str) -> None:
     """Both networks must have the same parameters."""
     base, here = list(base), list(here)
+    part = _part_of(base, here)
+    if part:
+        raise ParametrizationError(
+            f'the parameters {where_base} are those of a part of this network, "{part}": pass that part, '
+            f'model.get_submodule("{part}"), instead of the whole'
+        )
     for names, others, where in ((base, here, where_base), (here, base, where_here)):
         missing = [name for name in names if name not in set(others)]
         if missing:
@@ -55,6 +61,14 @@ def check_names(base: Iterable[str], here: Iterable[str], where_here: str, where
                 "both must be the same network at two widths (same options, and the same depth unless the base shapes "
                 "were made with depth=, as in base_shapes(factory, width=64, depth=4))"
             )
+
+
+def _part_of(names: Sequence[str], here: Sequence[str]) -> str:
+    """The module of a larger network that all of these parameters are in, by the names that they have there."""
+    first = names[0] if names else ""
+    outer = [name.removesuffix(f".{first}") for name in here if first and name.endswith(f".{first}")]
+    found = [part for part in outer if {f"{part}.{name}" for name in names} <= set(here)]
+    return "" if set(names) <= set(here) or len(found) != 1 else found[0]
 
 
 def listed(names: Sequence[str]) -> str:

@@ -139,5 +139,8 @@ def read_json(path: str | os.PathLike[str]) -> object:
     try:
         data = json.loads(Path(path).read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:  # Python refuses deep nests, and numbers of thousands of digits
-        raise ParametrizationError(f"{path}: not a JSON file ({error}); was it written by mukron's save()?") from error
+        remedy = "was it written by mukron's save()?"
+        if Path(path).suffix == ".bsh":
+            remedy = "files of microsoft/mup are read by mukron.params.mup_base_shapes(path, model)"
+        raise ParametrizationError(f"{path}: not a JSON file ({error}); {remedy}") from error
     return unsealed(data, str(path))

@@ -13,7 +13,7 @@ from mukron.params.clipping import clip
 from mukron.params.errors import ParametrizationError
 from mukron.params.groups import GroupRequest, scaled_groups
 from mukron.params.inventory import inventory
-from mukron.params.kinds import DECOUPLED, check_decay, eps_of, method_of_kind, takes
+from mukron.params.kinds import DECOUPLED, check_decay, eps_of, method_of_kind, scaling_of, takes
 from mukron.params.planned import MULTIPLIER, planned
 from mukron.theory import Method, get_method
 
@@ -55,7 +55,7 @@ class ForTraining:
             eps: The optimizer's eps at the base width. None: the default of its class.
             model: The model, if it is another copy than the one that was parametrized.
             beside: As in ``param_groups``.
-            scaling: As in ``param_groups``.
+            scaling: As in ``param_groups``. None: what the options of torch's, pytorch_optimizer's and dion's Muon say.
             max_precondition_dim: As in ``param_groups``. It is given to the optimizer, too.
             decoupled_weight_decay: The option of that name of torch's Adam, NAdam and RAdam. For a class that has no
                 such option, and of which nothing is known: whether its weight decay is decoupled.
@@ -70,6 +70,8 @@ class ForTraining:
         divides = bool(get_method(law).factors)  # by the size of the gradient, in some form
         if get_method(law).name == "adam":
             law = "adamw"  # the same, with a decay that is checked here
+        if get_method(law).name == "muon":
+            scaling = scaling_of(kind, scaling, options)
         request = GroupRequest(law, cast(float, number), weight_decay, eps, beside, scaling, max_precondition_dim)
         if (key := request.format.eps_key) is not None:
             request = replace(request, eps=eps_of(kind, key, eps))

@@ -40,6 +40,8 @@ def study_run(
             raise StudyError(
                 f"{name}: a study has its own; it has arguments for widths, seeds, lr, schemes and damping"
             )
+    if base_width is not None and not (isinstance(base_width, (int, float)) and base_width > 0):
+        raise StudyError(f"width={base_width!r}: expected a number above 0")
     chosen = study_fields(fields, config, base_width, widths)
     start = {**RunConfig().to_dict(), "data": ""} if config is None else config.to_dict()
     return RunConfig.from_dict({**start, **chosen}, "arguments", trust=True)
