@@ -154,8 +154,7 @@ class Capture:
     def before_forward(self, key: str, inputs: Any) -> None:
         wanted = self.due or self.options.fused or self.double
         listens = wanted and not self.paused and self.model.training and torch.is_grad_enabled() and not in_transform()
-        self._running = {} if listens else None
-        self._uses.clear()
+        self._running, self._uses = {} if listens else None, Counter()
         while self._fused:  # left behind by a forward pass that was interrupted
             getattr(self.modules[self._fused.pop()], "weight").requires_grad_(True)  # noqa: B009
         if self._watches:  # likewise
@@ -212,8 +211,8 @@ class Capture:
     def _note(self, key: str, this: LayerPass, x: Tensor, output: Tensor) -> None:
         """x, output: as the layer got and returned them."""
         assert self._running is not None
-        uses = self._uses[this.name, this.part]
-        key = f"{key} ({uses + 1})" if uses else key  # the positions of all uses of a weight count alike
+        if uses := self._uses[this.name, this.part]:  # the positions of all uses of a weight count alike
+            key = f"{key} ({uses + 1})"
         if x.numel():  # without samples (an expert that got none) it is as if the layer had not run
             if output.requires_grad:
                 this.edge = get_gradient_edge(output)
@@ -246,8 +245,7 @@ class Capture:
         for layer in running.values():
             settle_edge(layer, end)
         class_dim = class_dim_of(self.options, f) if self.options.signals and not self.options.empirical else -1
-        asks = self.asks_reduction and (self.options.fused or shows_reduction(f, class_dim))
-        checked = self.checks_uses or asks
+        checked = self.checks_uses or (self.asks_reduction and (self.options.fused or shows_reduction(f, class_dim)))
         this = Pass(f.shape[0], running, self.options, self.due, checked, self.double, self.forms, self.products)
         self.waiting = True
         at_output = partial(self._differentiated, this, f.detach(), f._version, class_dim, end.output_nr)

@@ -225,7 +225,8 @@ def _check_schemes(results: Sequence[Result], config: RunConfig) -> None:
     for point in {(result.point.scheme, result.point.damping is None): result.point for result in results}.values():
         if "/" in point.scheme and point.damping is None:
             raise ValueError(f"result: scheme {point.scheme!r} and damping {point.damping} do not fit")
-        point.config(config)
+        if "/" in point.scheme or point.damping is None:  # a ridge of kernel regression has no rule
+            point.config(config)
 
 
 def _damping(point: Point) -> str:
