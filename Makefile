@@ -6,7 +6,7 @@ METHOD ?= kfac
 
 CLIENTS ?= .venv-clients
 
-.PHONY: demo test matrix check format clean clients
+.PHONY: demo test matrix soak check format clean clients
 
 # Tune narrow, train wide: does the best learning rate stay where it is? About two minutes on two cores. Steps are the
 # paper's plain ones, without a bound.
@@ -21,6 +21,14 @@ test: $(BIN)/.ready
 # The rest of the matrix of ranks, which make test leaves out.
 matrix: $(BIN)/.ready
 	$(BIN)/pytest -m matrix --numprocesses auto --maxprocesses 2 --dist worksteal
+
+# Faults, at length: thousands of changes of every kind of file, kills, pauses. It writes the table of docs/reliability.md.
+SOAK ?= 10000
+COUNTS := soak-counts
+soak: $(BIN)/.ready
+	rm -rf $(COUNTS)
+	MUKRON_SOAK=$(SOAK) MUKRON_SOAK_TABLE=$(CURDIR)/$(COUNTS) $(BIN)/pytest tests/faults --numprocesses auto --maxprocesses 8 --dist worksteal
+	$(BIN)/python tests/faults/soak.py $(COUNTS) docs/reliability.md
 
 # With the packages of others; docs/works-with.md must say what these tests find.
 TRACKERS = tests/train/test_trackers.py
@@ -39,7 +47,7 @@ format: $(BIN)/.ready
 	$(BIN)/ruff format
 
 clean:
-	rm -rf $(VENV) $(CLIENTS) demo
+	rm -rf $(VENV) $(CLIENTS) demo $(COUNTS)
 
 $(BIN)/.ready: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 10) or sys.exit("mukron needs Python 3.10 or later, found " + sys.version.split()[0] + "; name another one: make PYTHON=python3.12 ...")'

@@ -137,7 +137,7 @@ def test_a_users_own_network(tmp_path, monkeypatch):
         (("--method", "kfca"), "unknown method 'kfca'; known: 'sgd'"),
         (("--scheme", "mupp"), "unknown scheme 'mupp'"),
         (("--scheme", "uniform:2/3"), "r must lie in [0, 1/2]"),
-        (("--model", "mlpp"), "unknown model 'mlpp'; known: mlp, cnn"),
+        (("--model", "mlpp"), "unknown model 'mlpp' (did you mean 'mlp'?); known: mlp, cnn"),
         (("--width", "64"), "needs a network"),
         (("--model", "mlp", "--width", "8"), 'error: parameter "fc1.weight", dimension 0: shrinks from 64'),
         (("--model", "mlp", "--factory", "a:b"), "not both"),

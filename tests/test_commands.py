@@ -118,16 +118,19 @@ OTHERWISE = {  # options that functions have in another form
     "tune": {
         **dict.fromkeys(("role", "settings"), "fields of a run, by their names: roles=, ..."),
         "out": "folder",
+        "trust": "config=RunConfig.load(path).trusted()",
     },
     "transfer": {
         **dict.fromkeys(("role", "settings"), "fields of a run, by their names: roles=, ..."),
         "out": "folder",
+        "trust": "config=RunConfig.load(path).trusted()",
         "scheme": "schemes, one or several",
         "json_file": "the record's certificate.to_dict()",
     },
     "plan": {
         "folder": "tuned",
         "config": "tuned",
+        **dict.fromkeys(("data", "loss"), "tuned, with these fields replaced"),
         "measure": "steps",
         "settings": "model_options and method_options",
         **dict.fromkeys(("json_file", "code", "whole"), "the plan's to_dict(), code() and layers(whole=True)"),
@@ -370,7 +373,7 @@ def test_shapes_may_be_ones_own():
         ({"ranks": 4, "batch": 8}, "^ranks= needs one of model="),
         ({"ranks": 4, "batch": 8, "model": "mlp"}, "need width="),
         ({"ranks": 4, "batch": 8, "model": "mlp", "width": -1}, "^width=-1: expected a positive number"),
-        ({"ranks": 4, "batch": 8, "model": "mlp", "width": 2.5}, "^model='mlp' cannot be built at width=2.5: "),
+        ({"ranks": 4, "batch": 8, "model": "mlp", "width": 2.5}, "width=2.5: the widths of this network are whole"),
         ({"ranks": 4, "batch": 8, "model": "mlp", "width": 8, "model_options": {"dept": 3}}, "^model_options={'dept'"),
         ({"ranks": 4, "batch": 8, "factory": 3, "width": 8}, "^factory=3: expected a function of the width"),
         ({"ranks": 4, "batch": 8, "shapes": "llama-7b", "width": 8}, "^shapes= is a network of fixed sizes"),

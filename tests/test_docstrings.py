@@ -41,6 +41,7 @@ ROOMS = (
         "mukron.figures",
         "mukron.imports",
         "mukron.commands",
+        "mukron.typed",
     ),
     *(f"mukron.workers.{name}" for name in ("foreman", "interrupts", "locks", "machine", "progress", "worker")),
 )

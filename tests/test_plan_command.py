@@ -118,11 +118,11 @@ def test_a_certificate_is_told(verdict):
 
 def test_from_any_run(folder):
     CONFIG.replace(method="sgd", lr=0.25, model="own_network:make", width=16, base_width=16).save("run.json")
-    output = plan("--width", 64, "--config", "run.json", *QUICK)
+    output = plan("--width", 64, "--config", "run.json", "--factory", "own_network:make", *QUICK)
     assert output.startswith("Settings of run.json.\nown_network:make on digits, sgd, mup: lr 0.25.\n")
     assert "from own_network import make as network" in output
     assert "blocks.0-1.up.weight" in output
-    assert "blocks.0.up.weight" in plan("--width", 64, "--config", "run.json", "--whole", *QUICK)
+    assert "blocks.0.up.weight" in plan("--width", 64, "--config", "run.json", "--trust", "--whole", *QUICK)
     assert "--config is one already" in refuse("--width", 64, "--config", "run.json", "--scheme", "mup")
     assert "nowhere.json: there is no such file" in refuse("--width", 64, "--config", "nowhere.json")
 

@@ -144,8 +144,8 @@ MLP = ("--ranks", 4, "--model", "mlp", "--batch", 64)
         ((*MLP, "--width", 0), "--width 0: expected a positive number"),
         ((*MLP, "--width", "nan"), "--width nan: expected a positive number"),
         ((*MLP, "--width", -4), "--width -4: expected a positive number"),
-        ((*MLP, "--width", 2.5), "--model mlp cannot be built at --width 2.5"),
-        ((*MLP, "--width", 1e30), "--model mlp cannot be built at --width 1e+30"),
+        ((*MLP, "--width", 2.5), "width=2.5: the widths of this network are whole numbers"),
+        ((*MLP, "--width", 1e30), "width must be above 0 and at most 1e+15, got 1e+30"),
         ((*MLP, "--width", 64, "--set", "method_options.exclude=fc1,fc2,fc3"), "has no layer that kfac preconditions"),
         ((*GPT[:6], "--width", 64, "--sample", "0"), "expected the sizes of a sample"),
         ((*GPT[:6], "--width", 64, "--sample", "3.5"), "expected the sizes of a sample"),
@@ -153,7 +153,7 @@ MLP = ("--ranks", 4, "--model", "mlp", "--batch", 64)
         ((*GPT, "--width", 64, "--sample", "17"), "leave out --positions"),
         (("--ranks", 4, "--factory", "torch.nn:ReLU", "--width", 8, "--batch", 64), "has no layer that kfac"),
         ((*LLAMA, "--json", "/"), "cannot write /: it is a folder"),
-        ((*LLAMA, "--json", "/dev/null/plan.json"), "cannot write /dev/null/plan.json"),
+        ((*LLAMA, "--json", "/dev/null/plan.json"), "cannot write to /dev/null: it is a file"),
     ],
 )
 def test_bad_values_are_refused_in_one_line(request_, said):

@@ -158,12 +158,17 @@ def test_a_search_goes_to_both_ends_of_its_range():
 
 
 def test_passwords_are_not_written_down(monkeypatch):
-    from mukron.cli.transfer import _without_password
+    from mukron.study.database import without_password
 
     told = "postgresql://me:s3cret@host:5432/db"
-    assert _without_password(told) == "postgresql://me:***@host:5432/db"
-    assert _without_password(f"--storage={told}") == "--storage=postgresql://me:***@host:5432/db"
-    assert _without_password("postgresql://host/db") == "postgresql://host/db"
+    assert without_password(told) == "postgresql://me:***@host:5432/db"
+    assert without_password(f"--storage={told}") == "--storage=postgresql://me:***@host:5432/db"
+    assert without_password("postgresql://host/db") == "postgresql://host/db"
+    assert (
+        without_password("postgresql://host/db?user=u&password=PW&x=1")
+        == "postgresql://host/db?user=u&password=***&x=1"
+    )
+    assert "PW" not in without_password("could not parse 'postgres://me:P@PW@host/db?sslpassword=PW'")
 
 
 def test_folders_with_brackets_are_said_as_they_are():

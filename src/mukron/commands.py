@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, overload
 
 from mukron import figures
+from mukron.arguments import check_type
 from mukron.data import Dataset
 from mukron.imports import path_of
 from mukron.optim.prediction import RanksPrediction
@@ -43,7 +45,8 @@ StudyListener = Callable[[StudyProgress], None] | bool | None
 
 FIELDS = tuple(field.name for field in dataclasses.fields(RunConfig))
 FUNCTION_FIELDS = ("model", "data", "loss")  # of a run, which may be functions of the user's
-PLAN_OF_STUDY = ("tuned", "scheme", "tuned_at", "device", "steps", "dataset", "data_dir")  # arguments of ``plan``
+# Arguments of ``plan``.
+PLAN_OF_STUDY = ("tuned", "scheme", "tuned_at", "device", "steps", "dataset", "data_dir", "trust")
 PLAN_OF_RANKS = (
     *("model", "factory", "shapes", "model_options", "sample", "method", "method_options"),
     *("batch", "positions", "sharding", "communication", "bandwidth", "speed"),
@@ -229,6 +232,7 @@ def plan(
     steps: int = 3,
     dataset: Dataset | None = None,
     data_dir: FolderPath | None = None,
+    trust: bool = False,
 ) -> WidePlan: ...
 
 
@@ -263,6 +267,7 @@ def plan(
     steps: int = 3,
     dataset: Dataset | None = None,
     data_dir: FolderPath | None = None,
+    trust: bool = False,
     ranks: int | None = None,
     model: str | None = None,
     factory: OwnNetwork | None = None,
@@ -292,6 +297,7 @@ def plan(
         steps: How many steps to measure at that width; 0 measures nothing.
         dataset: The run's data, if it is loaded already.
         data_dir: Where data sets are kept.
+        trust: Whether "module:function" in the files of a study may be imported.
         ranks: Plan for so many processes instead: what travels, who owns what, time and memory.
         model: With ``ranks``: a built-in network by name.
         factory: With ``ranks``: your own network, a function of the width, or its "MODULE:FUNCTION".
@@ -339,8 +345,9 @@ def plan(
             raise StudyError("scheme= and tuned_at= choose a run of a study; tuned= is a run already")
         run = tuned
     else:
+        check_type("tuned", tuned, (StudyRecord, str, os.PathLike), "the record of a study, its folder or a run")
         run, _ = best_run(tuned if isinstance(tuned, StudyRecord) else load_study(tuned), scheme, tuned_at)
-    run = run if device is None else run.replace(device=device)
+    run = (run.trusted() if trust else run).replace(**({} if device is None else {"device": device}))
     return plan_for(run, width, dataset=dataset, data_dir=data_dir, steps=steps)
 
 

@@ -20,8 +20,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from mukron.arguments import check_number, check_whole
 from mukron.linalg import Factor
-from mukron.readers import check_number, check_whole
 
 __all__ = ["Adaptive", "Constant", "Fixed", "Heuristic", "MaxEigenvalue", "MeanEigenvalue", "Rescaled", "Rule"]
 

@@ -1,13 +1,83 @@
-"""Functions of the user's, named as MODULE:FUNCTION: import them, name them, and see their default width."""
+"""Import a function of the user's, named as MODULE:FUNCTION, and see its default width.
+
+Code and the command line may name any function. A file may have been written by anybody, so what it names is a
+``FileFunction``, which is not imported.
+"""
 
 from __future__ import annotations
 
 import importlib
 import inspect
+import json
+import keyword
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+NAMED_BY = {"model": "--factory", "data": "--data", "loss": "--loss"}  # by setting: how a command names its function
+
+
+class FileFunction(str):
+    """MODULE:FUNCTION as a file names it. It is text like any other, but it is not imported.
+
+    Args:
+        path: The module and the function.
+        source: The file, for errors.
+
+    Example:
+        >>> function = FileFunction("os:system", "run.json")
+        >>> function == "os:system", function.source
+        (True, 'run.json')
+    """
+
+    def __new__(cls, path: str, source: str) -> FileFunction:
+        return super().__new__(cls, path)
+
+    def __init__(self, path: str, source: str) -> None:
+        self.source = source
+
+    def __reduce__(self) -> Any:
+        return FileFunction, (str(self), self.source)
+
+
+class UntrustedError(ValueError):
+    """A file names functions that would have to be imported.
+
+    Args:
+        functions: By setting, what the file names.
+    """
+
+    def __init__(self, functions: Mapping[str, FileFunction]) -> None:
+        self.functions = dict(functions)
+        super().__init__(f"{self._found()}: it runs if you take config.trusted(), or name it yourself by replace()")
+
+    def for_command_line(self) -> str:
+        """What to do, as options of a command."""
+        named = " ".join(f"{NAMED_BY.get(setting, setting)} {path}" for setting, path in self.functions.items())
+        return f"{self._found()}: it runs if you name it too ({named}), or with --trust"
+
+    def _found(self) -> str:
+        source = next(iter(self.functions.values())).source
+        named = json.dumps(self.functions).strip("{}")
+        return f"{source}: {named} is code to run, and a file may come from anybody"
+
+
+def is_function_path(path: str) -> bool:
+    """Return whether a text has the form MODULE:FUNCTION.
+
+    Args:
+        path: The text.
+
+    Returns:
+        Whether it is one.
+
+    Example:
+        >>> is_function_path("mypackage.nets:make"), is_function_path("nets:make()")
+        (True, False)
+    """
+    module, _, name = path.partition(":")
+    return all(part.isidentifier() and not keyword.iskeyword(part) for part in (*module.split("."), name))
 
 
 def import_function(path: str, setting: str) -> Callable[..., Any]:
@@ -21,6 +91,7 @@ def import_function(path: str, setting: str) -> Callable[..., Any]:
         The function or class.
 
     Raises:
+        UntrustedError: A file names the function.
         ValueError: The path is malformed, the module cannot be imported, or it has no such function.
 
     Example:
@@ -28,11 +99,13 @@ def import_function(path: str, setting: str) -> Callable[..., Any]:
         >>> import_function("math:sqrt", "model")(4.0)
         2.0
     """
+    if isinstance(path, FileFunction):
+        raise UntrustedError({setting: path})
     module, _, name = path.partition(":")
     if not (module and name):
         raise ValueError(f"{setting} {path!r}: expected MODULE:FUNCTION, as in mypackage.nets:make")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
+    if not {"", os.getcwd()} & {*sys.path}:
+        sys.path[:] = current_folder_after_python([os.getcwd(), *sys.path])
     try:
         imported = importlib.import_module(module)
     except ModuleNotFoundError as error:
@@ -85,6 +158,29 @@ def path_of(function: object, setting: str) -> str:
         f"{setting}={function!r:.80}: {why}, and it is stored by its name, for other processes and for later ones that "
         'continue. Define it in a module and give it from there, or as "MODULE:FUNCTION"'
     )
+
+
+def current_folder_after_python(path: Sequence[str]) -> list[str]:
+    """Order places of modules so that none of the current folder can stand in for one of Python's own.
+
+    Args:
+        path: Places of modules, such as ``sys.path``.
+
+    Returns:
+        The same without repetitions; the current folder, if it is one of them, is the first after Python's own.
+
+    Example:
+        >>> here = os.getcwd()
+        >>> places = current_folder_after_python([here, "/usr/lib/python3.12", "/usr/lib/python3.12/site-packages"])
+        >>> places.index(here)
+        1
+    """
+    here = {"", os.getcwd()}
+    places = [place for place in dict.fromkeys(path) if place not in here]
+    installed = (n for n, place in enumerate(places) if os.path.basename(place) in ("site-packages", "dist-packages"))
+    if not here.isdisjoint(path):
+        places.insert(next(installed, len(places)), os.getcwd())
+    return places
 
 
 def default_width(factory: Callable[..., Any]) -> float | None:

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from mukron.arguments import check_number, check_whole
 from mukron.linalg import Factor, RowsFactor, State
-from mukron.readers import check_number, check_whole
 
 LARGEST_AVERAGED = 2048  # the size of a factor above which an average of rows would cost more than the step
 

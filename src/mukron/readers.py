@@ -14,7 +14,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Collection, Mapping
-from numbers import Integral, Real
+from fractions import Fraction
+from numbers import Integral, Rational, Real
 from types import MappingProxyType
 from typing import Any
 
@@ -23,7 +24,11 @@ from mukron.spelling import meant
 Reader = Callable[[Any], Any]
 Parser = Callable[[str], Any]  # from text such as "ema:0.95" to an object such as EMA(0.95)
 
-LONGEST = 60  # characters of a text with exact numbers
+EXACT = re.compile(
+    r"[-+]?([0-9]{1,30}/[0-9]{1,30}|([0-9]{1,30}(?:\.[0-9]{0,30})?|\.[0-9]{1,30})([eE][-+]?[0-9]{1,2})?)"
+)
+ZERO_DENOMINATOR = re.compile("/0+$")
+LARGEST_EXACT = 10**160  # numerators and denominators of exact numbers are below: more than what EXACT lets through
 SHOWN_CHARACTERS = 100  # characters of a value in an error
 
 
@@ -115,50 +120,6 @@ def number(least: float = 0.0, below: float = math.inf, above: float | None = No
         return number + 0.0  # there is one zero
 
     return read
-
-
-def check_number(name: str, value: Any) -> None:
-    """Refuse an argument that is no finite number; True and False are none.
-
-    Args:
-        name: The argument.
-        value: What was given for it.
-
-    Example:
-        >>> check_number("lr", 0.1)
-    """
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise TypeError(f"{name} must be a number, got {value!r:.80}")
-    if not math.isfinite(value):
-        raise ValueError(f"{name} must be finite, got {value}")
-
-
-def check_whole(name: str, value: Any) -> None:
-    """Refuse an argument that is no whole number.
-
-    Args:
-        name: The argument.
-        value: What was given for it.
-
-    Example:
-        >>> check_whole("factor_every", 10)
-    """
-    if isinstance(value, bool) or not isinstance(value, Integral):
-        raise TypeError(f"{name} must be a whole number, got {value!r:.80}")
-
-
-def check_flag(name: str, value: Any) -> None:
-    """Refuse an argument that is neither True nor False.
-
-    Args:
-        name: The argument.
-        value: What was given for it.
-
-    Example:
-        >>> check_flag("nesterov", False)
-    """
-    if not isinstance(value, bool):
-        raise TypeError(f"{name} must be True or False, got {value!r:.80}")
 
 
 def one_of(known: Collection[str]) -> Reader:
@@ -266,23 +227,33 @@ def frozen(value: Any) -> Any:
     raise ValueError(f"{value!r} is nothing that JSON can hold")
 
 
-def exact(value: Any) -> str:
-    """Text with exact numbers in it. Exact numbers with huge exponents would take forever, so they are refused.
+def exact_number(value: Any) -> Fraction:
+    """An exact number, bounded: Python would compute for hours with one such as 1e999999999.
+
+    All places that read fractions, exponents and powers read them by this function.
 
     Args:
-        value: The value as it was given.
+        value: A number, or text such as "1/2", "0.25" or "1e-3".
 
     Returns:
-        The text.
+        The fraction; of a float, that of the decimal number which Python writes for it.
+
+    Raises:
+        ValueError: It is no number, or it has more than 30 digits or an exponent of three digits.
 
     Example:
-        >>> exact('shampoo:1/4')
-        'shampoo:1/4'
+        >>> exact_number("1/2"), exact_number(0.1), exact_number(3)
+        (Fraction(1, 2), Fraction(1, 10), Fraction(3, 1))
     """
-    read = text(value)
-    if len(read) > LONGEST or re.search(r"e[-+]?[\d_]{3,}", read, re.IGNORECASE):
-        raise ValueError("expected short numbers, as in 1/2 or 0.25")
-    return read
+    number = None
+    if isinstance(value, Rational) and not isinstance(value, bool):
+        number = Fraction(value)
+    elif isinstance(value, (str, float)):
+        match = EXACT.fullmatch(str(value).strip())
+        number = Fraction(match[0]) if match and not ZERO_DENOMINATOR.search(match[0]) else None
+    if number is None or max(abs(number.numerator), number.denominator) >= LARGEST_EXACT:
+        raise ValueError(f"expected a short number, as in 1/2 or 0.25, got {shown(value)}")
+    return number
 
 
 def parsed(parse: Parser) -> Reader:

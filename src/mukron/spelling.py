@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection
 
+LONGEST_COMPARED = 100  # characters; the comparison of long texts takes long
 USUAL_SPELLINGS = {"learning_rate": "lr", "step_size": "lr", "wd": "weight_decay"}  # in other libraries
 
 
@@ -26,5 +27,5 @@ def meant(name: object, known: Collection[str], alike: float = 0.6) -> str | Non
     other = USUAL_SPELLINGS.get(str(name))
     if other is not None and other in known:
         return other
-    close = difflib.get_close_matches(str(name), known, n=1, cutoff=alike)
+    close = difflib.get_close_matches(str(name)[:LONGEST_COMPARED], known, n=1, cutoff=alike)
     return close[0] if close else None

@@ -8,6 +8,8 @@ from html import escape
 from itertools import product
 from textwrap import wrap
 
+from mukron.printable import printable
+
 UNITS = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"))
 PAGE_WIDTH = 120  # characters in a line of a printed table
 NARROWEST = (24, 12)  # characters that are left to a column whose cells are wrapped, at first and if need be
@@ -84,7 +86,7 @@ class Table:
         lines = [table.title, "", *_lines(table.columns, widths), "  ".join("-" * size for size in widths)]
         lines += [line for row in table.rows for line in _lines(row, widths)]
         notes = [line for note in table.notes for line in ([note] if width is None else _folded(note, width))]
-        return "\n".join([*lines, *(["", *notes] if notes else [])])
+        return printable("\n".join([*lines, *(["", *notes] if notes else [])]))
 
     def __str__(self) -> str:
         return self.text()

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from mukron.readers import check_number
+from mukron.arguments import check_number
 from mukron.theory import Method
 
 USUAL = "spectral"  # the bound of every optimizer that is given none

@@ -10,6 +10,7 @@ import tarfile
 import threading
 import zipfile
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -20,11 +21,16 @@ from mukron.data import DATASETS, Download, File, Source
 
 @dataclass
 class Server:
-    """Serves ``files`` by name. Of one in ``cut`` it sends half and hangs up; in ``stuck``, half and then nothing."""
+    """Serves ``files`` by name.
+
+    Of one in ``cut`` it sends half and hangs up; in ``stuck``, half and then nothing; in ``endless``, more and more.
+    """
 
     files: dict[str, bytes] = field(default_factory=dict)
     cut: set[str] = field(default_factory=set)
     stuck: set[str] = field(default_factory=set)
+    endless: set[str] = field(default_factory=set)
+    sent: int = 0  # bytes of what is endless
     asked: list[str] = field(default_factory=list)
     released: threading.Event = field(default_factory=threading.Event)
     address: str = ""
@@ -48,6 +54,12 @@ def server() -> Iterator[Server]:
                 self.send_error(404)
                 return
             self.send_response(200)
+            if name in serving.endless:
+                self.end_headers()
+                with suppress(OSError):
+                    while serving.sent < 100_000_000:
+                        serving.sent += self.wfile.write(bytes(1 << 16))
+                return
             self.send_header("Content-Length", str(len(content)))
             self.end_headers()
             whole = name not in serving.cut | serving.stuck

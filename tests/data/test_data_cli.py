@@ -69,7 +69,7 @@ def test_a_bar_in_a_terminal(mnist, tmp_path, monkeypatch):
 
 def test_fetch_refuses_in_one_line(mnist, server, tmp_path):
     _, said = run("fetch", "digits", "nist", "--data-dir", tmp_path, code=2)
-    assert "unknown data set 'nist'; known: digits, mnist" in said
+    assert "unknown data set 'nist' (did you mean 'mnist'?); known: digits, mnist" in said
     _, said = run("fetch", "imagenet", "--data-dir", tmp_path, code=2)
     assert "It cannot be downloaded" in said
     server.cut.update(server.files)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import signal
 import socket
@@ -70,6 +71,31 @@ def test_a_wrong_checksum_leaves_nothing_and_says_what_to_do(mnist, server, tmp_
     assert "try again" in said
     assert "MUKRON_DATA" in said
     assert everything(tmp_path) == set()
+
+
+def test_an_endless_download_is_broken_off(mnist, server, tmp_path):
+    name = mnist.downloads[0].name
+    server.endless.add(name)
+    with pytest.raises(
+        DataError, match=rf"could not download {name} .*more than its {mnist.downloads[0].size:,} bytes"
+    ):
+        load("mnist", tmp_path)
+    assert server.sent < 50_000_000
+    assert not any(name in path or ".fetch" in path for path in everything(tmp_path))
+
+
+def test_what_decompresses_without_end_is_not_read(mnist, tmp_path):
+    load("mnist", tmp_path)
+    path = tmp_path / "MNIST/raw" / mnist.downloads[0].name
+    path.write_bytes(gzip.compress(bytes(20_000_000)))
+    with pytest.raises(DataError, match=rf"{path}: cannot be read \(more than [\d,]+ bytes, which no file of this"):
+        load("mnist", tmp_path)
+
+
+def test_https_comes_first():
+    for source in DATASETS.values():
+        for download in source.downloads:
+            assert list(download.urls) == sorted(download.urls, key=lambda url: url.startswith("http:"))
 
 
 @pytest.mark.parametrize("name", ["mnist", "cifar100"])

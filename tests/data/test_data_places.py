@@ -114,7 +114,9 @@ def test_a_data_set_of_ones_own(mnist, contents, tmp_path, monkeypatch):
 
 
 def test_wrong_requests():
-    with pytest.raises(DataError, match="unknown data set 'minst'; known: digits, mnist, fashion-mnist"):
+    with pytest.raises(
+        DataError, match=r"unknown data set 'minst' \(did you mean 'mnist'\?\); known: digits, mnist, fashion-mnist"
+    ):
         load("minst")
     with pytest.raises(DataError, match="digits takes no option 'window'; its options: none"):
         load("digits", window=3)

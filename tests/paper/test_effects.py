@@ -15,6 +15,7 @@ from mukron.paper.evidence import Evidence
 from mukron.paper.outcome import Judged, load_evidence, seconds_of
 from mukron.paper.recipe import HOLDS, Scale
 from mukron.paper.run import Request, reproduce
+from mukron.typed import read_as
 
 
 @pytest.mark.parametrize(
@@ -29,12 +30,12 @@ from mukron.paper.run import Request, reproduce
 def test_an_effect_as_text_and_through_json(effect, text):
     judged = Judged("a", "", HOLDS, "b", effect=effect)
     assert str(effect) == text
-    assert Judged.from_dict(json.loads(json.dumps(judged.to_dict(), allow_nan=False))) == judged
+    assert read_as(Judged, json.loads(json.dumps(judged.to_dict(), allow_nan=False)), "claim") == judged
 
 
 def test_results_of_earlier_versions_have_no_effect():
     old = {"claim": "a", "paper": "", "verdict": HOLDS, "measured": "b"}
-    assert Judged.from_dict(old).effect is None
+    assert read_as(Judged, old, "claim").effect is None
 
 
 def test_a_difference_has_twice_the_standard_error_on_either_side():

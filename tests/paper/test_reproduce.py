@@ -28,7 +28,8 @@ from mukron.paper import run as running
 from mukron.paper.recipe import FAILS
 from mukron.params import ParametrizationError
 from mukron.study import work
-from mukron.study.store import ENDED, Store, sqlite_at
+from mukron.study.database import sqlite_at
+from mukron.study.store import ENDED, Store
 from mukron.study.transfer import DATABASE, STUDY_NAME
 from mukron.workers import foreman
 

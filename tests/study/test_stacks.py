@@ -13,7 +13,7 @@ from test_workers import SLOW, command, running, until, worker_of
 import mukron.study.work as work
 from mukron.study import Search
 from mukron.study.progress import progress_of
-from mukron.study.store import WORKER_DIED
+from mukron.study.store import ENDED, WORKER_DIED, Entry
 from mukron.train import RunError, train_stack
 from mukron.train.records import INTERRUPTED
 
@@ -117,6 +117,15 @@ def test_points_of_a_worker_that_was_killed_are_taken_up_one_by_one(tmp_path):
     assert {entry.point for entry in victims} <= {entry.point for entry in gone}
     again = [entry for entry in study.store.entries() if entry.point == victim.point][-1]
     assert again.together == 1
+
+
+def test_strange_times_end_no_progress(tmp_path):
+    """As of trials over which a clock was set back, or of earlier versions, which kept no times."""
+    study = tiny_study(tmp_path, widths=(8, 16), lr=(0.01, 0.02), seeds=1)
+    points = list(study.design.points([]))
+    for times in ((1.0, 0.0), (0.0, 1.0), (0.0, 0.0)):
+        entries = [Entry(n, point, ENDED, seconds=times[point.width == 16]) for n, point in enumerate(points)]
+        assert progress_of(study.design, entries[:-1], 1).seconds_left is not None
 
 
 def test_time_left_counts_a_stack_as_one(tmp_path):

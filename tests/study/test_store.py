@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import gc
+import os
 import subprocess
 import sys
 import textwrap
 import time
 from collections import Counter
+from datetime import datetime, timedelta
+from pathlib import Path
 
 import optuna
 import pytest
@@ -52,7 +55,12 @@ def test_a_point_is_claimed_once_and_ends_with_its_numbers(store):
     store.end(claims[1], "diverged", [], "step 1: too large", 0.5)
     store.give_up(claims[2], INTERRUPTED)
     first, second, third, *_ = store.entries()
-    assert (first.state, first.result.status, first.result.rows, first.result.seconds) == (ENDED, "finished", ROWS, 1.5)
+    assert (first.state, first.result.status, [*first.result.rows], first.result.seconds) == (
+        ENDED,
+        "finished",
+        ROWS,
+        1.5,
+    )
     assert (second.state, second.result.status, second.result.reason) == (ENDED, "diverged", "step 1: too large")
     assert (third.state, third.reason) == (LOST, INTERRUPTED)
     assert store.claim(first_free).point == POINTS[2]  # free again, and the only one
@@ -119,7 +127,13 @@ def test_a_trial_whose_heart_stops_is_free_for_others(store):
     gone = [entry for entry in store.entries() if entry.state == LOST]
     assert POINTS[1] not in {entry.point for entry in gone}
     assert {entry.reason for entry in gone} == {WORKER_DIED}
-    store.end(claim, "finished", ROWS, "", 1.0)  # it was not dead after all, but it is too late
+    for report in (  # it was not dead after all, but it is too late
+        lambda: store.report(claim, 0.5, 1),
+        lambda: store.end(claim, "finished", ROWS, "", 1.0),
+        lambda: store.give_up(claim, INTERRUPTED),
+    ):
+        with pytest.warns(RuntimeWarning, match=r"mup.*no sign of life for more than 2 s.* is dropped"):
+            report()
     assert claim.point not in {entry.point for entry in store.entries() if entry.state == ENDED}
 
 
@@ -144,6 +158,7 @@ def test_trials_of_others_in_the_same_study_are_left_alone(store):
 
 def test_a_wrong_request_that_trained_nothing_claims_no_folder(store, tmp_path):
     store.give_up(store.claim(first_free), "no such data")
+    store.presence.leave()
     again = Store(url_of(tmp_path), "study", TINY.replace(epochs=3), "test_accuracy")
     assert again.metric == "test_accuracy"
     assert again.study.direction == optuna.study.StudyDirection.MAXIMIZE
@@ -155,6 +170,60 @@ def test_another_study_is_refused_but_another_device_joins(store, tmp_path):
     Store(url_of(tmp_path), "study", TINY.replace(device="cuda", lr=0.5, seed=7, scheme="sp"), "train_loss")
     with pytest.raises(StudyError, match=r"epochs 2 there and 3 here.*--out"):
         Store(url_of(tmp_path), "study", TINY.replace(epochs=3), "train_loss")
+
+
+def test_a_second_question_is_refused_while_the_first_has_trained_nothing_yet(tmp_path):
+    """Two commands that begin at once: a study without trials belongs to who has it open, and to nobody once gone."""
+    first = Store(url_of(tmp_path), "study", TINY, "train_loss")
+    also = Store(url_of(tmp_path), "study", TINY, "train_loss")  # the same question
+    for _ in range(2):
+        with pytest.raises(StudyError, match=r"epochs 2 there and 3 here.*--out"):
+            Store(url_of(tmp_path), "study", TINY.replace(epochs=3), "train_loss")
+        first.presence.leave()
+    also.presence.leave()
+    other = Store(url_of(tmp_path), "study", TINY.replace(epochs=3), "train_loss")
+    with pytest.raises(StudyError, match=r"replaced by another command.*--out"):
+        first.claim(first_free)  # it came back, after another question took its place
+    assert other.claim(first_free).point == POINTS[0]
+
+
+def test_a_process_that_dies_has_no_study_open(tmp_path):
+    code = f"""
+        import os, time
+        from small_studies import TINY
+        from mukron.study.store import Store
+        store = Store({url_of(tmp_path)!r}, "study", TINY, "train_loss")
+        print("open", flush=True)
+        time.sleep(60)
+    """
+    path = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
+    with subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": path}
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"open\n"
+        with pytest.raises(StudyError, match="trains something else"):
+            Store(url_of(tmp_path), "study", TINY.replace(epochs=3), "train_loss")
+        process.kill()
+    Store(url_of(tmp_path), "study", TINY.replace(epochs=3), "train_loss")
+
+
+def test_a_trial_over_which_the_clock_was_set_back_has_taken_its_time(store, monkeypatch):
+    claim = store.claim(first_free)
+    began = claim.began
+    now = datetime.now() - timedelta(hours=1)
+
+    class Earlier(datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return now
+
+    monkeypatch.setattr("optuna.storages._rdb.storage.datetime", Earlier)
+    monkeypatch.setattr("mukron.study.store.time.monotonic", lambda: began + 5.0)
+    store.end(claim, "finished", ROWS, "", 1.0)
+    trial = store.study.get_trials(deepcopy=False)[0]
+    assert trial.duration.total_seconds() < -3000
+    assert [entry.seconds for entry in store.entries()] == [5.0]
 
 
 @pytest.mark.parametrize(

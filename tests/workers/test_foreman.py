@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -20,7 +21,7 @@ WORKER = """
 import json, os, signal, sys, time
 from pathlib import Path
 
-order = json.loads(Path(sys.argv[1]).read_text())
+order = json.load(sys.stdin)
 assert order["foreman"] == os.getppid() and order["threads"] >= 1
 for file in sorted(Path(order["task"]["folder"]).glob("*.todo")):
     try:
@@ -144,6 +145,34 @@ def test_a_failure_dismisses_the_others(folder):
         os.kill(foreman.gone[0], 0)
 
 
+def test_a_module_of_the_current_folder_does_not_stand_in_for_pythons(folder, monkeypatch):
+    ask(folder, 0)
+    (folder / "here").mkdir()
+    for name in ("statistics", "json"):
+        (folder / "here" / f"{name}.py").write_text("raise SystemExit(3)")
+    monkeypatch.chdir(folder / "here")
+    assert Recorded(folder).run(never, nothing)
+    assert "before on" in (folder / "log").read_text()
+
+
+def test_no_file_holds_the_task(folder):
+    """It may hold a password, and who is killed cannot remove a file."""
+    ask(folder, "sleep")
+    secret = folder / "postgresql"  # a part of the task that can be looked for
+    foreman = Recorded(folder)
+    foreman.task = {**foreman.task, "url": str(secret)}
+    temporary = folder / "tmp"
+    temporary.mkdir()
+
+    def holding() -> bool:
+        return any(str(secret) in file.read_text(errors="replace") for file in folder.rglob("*") if file.is_file())
+
+    seen = []
+    foreman.run((folder / "asleep").exists, lambda: seen.append(holding()))
+    assert seen
+    assert not any(seen)
+
+
 def test_the_work_can_be_stopped(folder):
     ask(folder, "sleep")
     foreman, looks = Recorded(folder), []
@@ -157,13 +186,11 @@ def test_the_work_can_be_stopped(folder):
 
 
 @pytest.fixture
-def order(tmp_path, monkeypatch):
+def order(monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
     threads = torch.get_num_threads()
-    file = tmp_path / "task.json"
     content = {"task": {"answer": 42}, "path": ["/of/the/foreman"], "foreman": os.getppid(), "threads": 1}
-    file.write_text(json.dumps(content))
-    yield str(file)
+    yield io.StringIO(json.dumps(content))
     torch.set_num_threads(threads)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import statistics
@@ -17,8 +16,9 @@ import torch
 from mukron import __version__
 from mukron.bench.measure import Options
 from mukron.bench.peers import installed_version
-from mukron.params.storage import write_json
+from mukron.params.storage import read_json, write_json
 from mukron.table import Table
+from mukron.typed import fields_of, read_as
 
 STEP_PHASES = ("forward", "backward", "step")  # the labels that together cover a training step
 
@@ -83,8 +83,9 @@ class MethodResult:
             The measurement.
         """
         derived = ("median", "quartiles", "mean")
-        fields = {name: value for name, value in data.items() if name not in derived}
-        return MethodResult(**{**fields, "milliseconds": tuple(fields["milliseconds"])})
+        fields = {name: value for name, value in fields_of(data, "row").items() if name not in derived}
+        row: MethodResult = read_as(MethodResult, fields, "row")
+        return row
 
 
 @dataclass(frozen=True)
@@ -193,10 +194,11 @@ class BenchResult:
             ValueError: If the file cannot be read or holds something else.
         """
         try:
-            data = json.loads(Path(path).read_text(encoding="utf-8"))
-            rows = tuple(map(MethodResult.from_dict, data["rows"]))
-            return BenchResult(**{**data, "rows": rows, "notes": tuple(data["notes"])})
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            data = fields_of(read_json(path), "result", "rows")
+            rows = [MethodResult.from_dict(row) for row in read_as(list[Any], data["rows"], "rows")]
+            result: BenchResult = read_as(BenchResult, {**data, "rows": []}, "result")
+            return result.with_rows(rows)
+        except (OSError, ValueError) as error:
             raise ValueError(
                 f"{path}: no result of mukron bench could be read ({error}); name its .json file"
             ) from None

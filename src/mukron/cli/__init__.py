@@ -9,7 +9,7 @@ import typer
 from mukron import __version__
 from mukron.cli.bench import bench_app
 from mukron.cli.check import check_app
-from mukron.cli.common import Command, errors
+from mukron.cli.common import Command, Root, errors, traceback_wanted
 from mukron.cli.data import data_app
 from mukron.cli.explain import explain
 from mukron.cli.plan import plan
@@ -19,8 +19,9 @@ from mukron.cli.transfer import transfer, tune
 from mukron.workers.launch import local_rank, refuse_torchrun
 
 app = typer.Typer(
+    cls=Root,
     no_args_is_help=True,
-    add_completion=False,
+    add_completion=True,  # mukron --install-completion
     pretty_exceptions_enable=False,
     help="Tune a network while it is narrow, train it while it is wide, with second-order optimizers.",
 )
@@ -47,7 +48,11 @@ def main(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
+    traceback: Annotated[
+        bool, typer.Option("--traceback", help="After an unexpected error, print how the code came to it.")
+    ] = False,
 ) -> None:
+    traceback_wanted.set(traceback)
     command = context.invoked_subcommand
     if command not in (None, "train"):
         with errors(shown=local_rank() == 0):

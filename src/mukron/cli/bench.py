@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar
 import typer
 from rich.console import Console
 
-from mukron.cli.common import bench_command, errors, show
+from mukron.cli.common import bench_command, check_outputs, errors, show
 from mukron.cli.communication import communication
 from mukron.cli.gpt import gpt
 from mukron.cli.numbers import read_numbers
@@ -196,6 +196,7 @@ def _run(run: BenchRun, out: Path) -> None:
     from mukron import figures
     from mukron.bench.drawing import draw_result
 
+    check_outputs(folders=(out,))
     result, written = run.result, list[Path]()
     try:
         for rows in run.rows(_track, _track):

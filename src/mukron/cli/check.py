@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from mukron.cli.common import BUILT_IN, METHODS_PLACEHOLDER, Command, Group, errors, say, show
+from mukron.cli.common import BUILT_IN, METHODS_PLACEHOLDER, Command, Group, check_outputs, errors, say, show
 from mukron.cli.numbers import RATE, read_numbers
 from mukron.cli.progress import BAR, COUNT, SECONDS_BETWEEN_LINES, shown_bar
 from mukron.cli.train import declared_roles, run_config_from_options
@@ -99,8 +99,7 @@ def check(
 
         if model is not None and factory is not None:
             raise ValueError("give --model or --factory, not both")
-        for folder in (out, None if json_file is None else json_file.parent):
-            _create_folder(folder)
+        check_outputs(files=(json_file,), folders=(out,))
         tables = list(TABLES) if show_ == "all" else show_.split(",")
         for name in tables:
             if name not in TABLES:
@@ -136,7 +135,7 @@ def check(
             if result.damping or name not in ("damping", "spectra"):  # absent for first-order methods
                 show(getattr(result, TABLES[name])())
         if json_file is not None:
-            write_json(json_file, result.of_verdicts().to_dict())
+            write_json(json_file, result.of_verdicts().to_dict(), seal=False)
         if out is not None:
             _print_files(result.save(out), out)
     raise typer.Exit(result.exit_code)
@@ -217,6 +216,7 @@ def nngp(
 ) -> None:
     """Show that one K-FAC step from a zero output layer reaches kernel regression, and that other methods do not."""
     with errors():
+        check_outputs(folders=(out,))
         from mukron.diagnose.landing import landing
         from mukron.train import RunConfig, dataset_of
 
@@ -247,16 +247,6 @@ def check_progress() -> Iterator[Callable[[int, int, str], None]]:
                 say(f"run {done + 1} of {total}: {what}")
 
         yield update
-
-
-def _create_folder(folder: Path | None) -> None:
-    """Creates the folder of an output, so that a wrong path is reported before the work is done."""
-    if folder is None:
-        return
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ValueError(f"cannot write to {folder}: {error}") from error
 
 
 def _whole_numbers(text: str, option: str) -> list[int]:

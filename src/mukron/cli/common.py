@@ -7,11 +7,13 @@ import os
 import re
 import shlex
 import sys
+import tempfile
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich import box
@@ -21,9 +23,18 @@ from rich.table import Table as RichTable
 from typer.core import TyperCommand, TyperGroup
 
 from mukron.cli.numbers import is_power, read_number
+from mukron.imports import NAMED_BY, UntrustedError
+from mukron.printable import printable
+from mukron.readers import shown as shortened
 from mukron.table import EVERY_COLUMN, Table
 from mukron.workers.exits import BROKEN, STOPPED, WRONG_REQUEST
 
+if TYPE_CHECKING:
+    from mukron.train import RunConfig
+
+MEMORY_ERROR = re.compile("OutOfMemory|can't allocate memory|DefaultCPUAllocator", re.IGNORECASE)  # as torch says it
+TRACEBACK = "--traceback"
+traceback_wanted = ContextVar("traceback_wanted", default=False)
 METHODS_PLACEHOLDER = "{methods}"  # in help texts: what a run's method may be
 ALL_METHODS_PLACEHOLDER = "{all methods}"  # in help texts: every method that theory knows
 BUILT_IN = "mlp, cnn, myrtle5, resmlp, resnet18, resnet50, vgg19, cbow, gpt"  # for help texts, without loading torch
@@ -59,6 +70,14 @@ class _ListsMethods:
                 if placeholder in (getattr(parameter, "help", None) or ""):
                     parameter.help = parameter.help.replace(placeholder, names())
         super().format_help(ctx, formatter)  # type: ignore[misc]
+
+
+class Root(TyperGroup):
+    """All of ``mukron``. --traceback may stand anywhere in a command."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        others = [argument for argument in args if argument != TRACEBACK]
+        return super().parse_args(ctx, [*([TRACEBACK] if len(others) < len(args) else []), *others])
 
 
 class Command(_ListsMethods, TyperCommand):
@@ -108,7 +127,9 @@ IN_PYTHON = {  # what errors of the library advise, and how it is written on the
 
 @contextmanager
 def errors(*, continues: bool = False, shown: bool = True) -> Iterator[None]:
-    """Turns errors into exit codes: 2 with a one-line message for an invalid request, 3 with a traceback for a bug.
+    """Turns errors into one line and an exit code: 2 for an invalid request, 3 for any other error.
+
+    The line of the latter names the place in the code; ``mukron --traceback`` prints how it was reached.
 
     Args:
         continues: Whether the same command continues where it was interrupted; then that is said.
@@ -120,7 +141,7 @@ def errors(*, continues: bool = False, shown: bool = True) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        said = str(error)
+        said = error.for_command_line() if isinstance(error, UntrustedError) else str(error)
         for in_python, here in IN_PYTHON.items():
             said = re.sub(in_python, here, said)
         if shown:
@@ -131,19 +152,41 @@ def errors(*, continues: bool = False, shown: bool = True) -> Iterator[None]:
         raise typer.Exit(STOPPED) from None
     except (typer.Exit, typer.Abort):
         raise
+    except RecursionError:
+        _print_unexpected("data or a network is nested too deeply")
+        raise typer.Exit(BROKEN) from None
     except BrokenPipeError:  # the reader, as in "| head", has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # discard what is left to flush
         raise typer.Exit(141) from None
     except ConnectionError as error:  # another process of the run has ended
         _print_error(str(error))
         raise typer.Exit(BROKEN) from None
-    except Exception:  # in the user's code or in ours; exit codes 1 and 2 have other meanings
-        traceback.print_exc()
+    except OSError as error:  # a file that cannot be read or written, a full disk
+        if shown:
+            _print_unexpected(f"{error.filename}: {error.strerror}" if error.filename else str(error), place=False)
+        raise typer.Exit(WRONG_REQUEST) from None
+    except Exception as error:  # in the user's code or in ours; exit codes 1 and 2 have other meanings
+        first = str(error).strip().partition("\n")[0]
+        if isinstance(error, MemoryError) or MEMORY_ERROR.search(f"{type(error).__name__} {first}"):
+            _print_unexpected(f"out of memory ({first[:200]}); give a smaller batch or width", place=False)
+        else:
+            _print_unexpected(f"{type(error).__name__}: {first}" if first else type(error).__name__)
         raise typer.Exit(BROKEN) from None
 
 
+def _print_unexpected(text: str, place: bool = True) -> None:
+    """Prints one line about the error that is handled now, and its traceback if that was asked for."""
+    if traceback_wanted.get():
+        traceback.print_exc()
+    frame = traceback.extract_tb(sys.exc_info()[2])[-1]
+    where = f" ({frame.filename}, line {frame.lineno})" if place else ""
+    _print_error(text + where + ("" if traceback_wanted.get() else "; mukron --traceback shows more"))
+
+
 def _print_error(text: str) -> None:
-    Console(stderr=True, soft_wrap=True).print(f"[bold red]error:[/] {escape(text)}", highlight=False, emoji=False)
+    Console(stderr=True, soft_wrap=True).print(
+        f"[bold red]error:[/] {escape(printable(text))}", highlight=False, emoji=False
+    )
 
 
 def show(table: Table) -> None:
@@ -167,13 +210,15 @@ def show(table: Table) -> None:
         return
     table = table.narrowed(console.width)
     tight = {"box": box.SIMPLE_HEAD, "padding": (0, 1, 0, 0), "pad_edge": False}
-    drawn = RichTable(title=table.title, title_justify="left", **tight)  # type: ignore[arg-type]
+    drawn = RichTable(title=escape(printable(table.title)), title_justify="left", **tight)  # type: ignore[arg-type]
     for number, column in enumerate(table.columns):
-        drawn.add_column(column, overflow="fold", no_wrap=number < 2)  # names and roles are not wrapped
+        drawn.add_column(
+            escape(printable(column)), overflow="fold", no_wrap=number < 2
+        )  # names and roles are not wrapped
     for row in table.rows:
-        drawn.add_row(*map(escape, row))
+        drawn.add_row(*(escape(printable(cell)) for cell in row))
     console.print(drawn, highlight=False)
-    notes = [note.replace(EVERY_COLUMN, "A file or a pipe gets every column.") for note in table.notes]
+    notes = [printable(note).replace(EVERY_COLUMN, "A file or a pipe gets every column.") for note in table.notes]
     console.print(*notes, sep="\n", highlight=False, markup=False)
 
 
@@ -199,7 +244,58 @@ def say(line: str) -> None:
     Args:
         line: The line.
     """
-    Console(stderr=True, soft_wrap=True).print(line, highlight=False, markup=False)
+    Console(stderr=True, soft_wrap=True).print(printable(line), highlight=False, markup=False)
+
+
+def check_outputs(*, files: Sequence[Path | None] = (), folders: Sequence[Path | None] = ()) -> None:
+    """Refuses places that cannot be written to before any work is done. Folders that are missing are made.
+
+    Args:
+        files: Files that will be written; None is left out.
+        folders: Folders that files will be written to.
+
+    Raises:
+        ValueError: A place cannot be written to.
+    """
+    for path in filter(None, files):
+        if path.is_dir():
+            raise ValueError(f"cannot write {path}: it is a folder; name a file")
+    for path in filter(None, [*files, *folders]):
+        folder = path.parent if path in files else path
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=folder):
+                pass
+        except FileExistsError:
+            raise ValueError(f"cannot write to {folder}: it is a file; name a folder") from None
+        except OSError as error:
+            raise ValueError(f"cannot write {path}: {error.strerror}") from None
+
+
+def trust_named(config: RunConfig, named: Mapping[str, str | None]) -> RunConfig:
+    """Trusts the functions of a stored run that the command names too.
+
+    Args:
+        config: The run, as a file has it.
+        named: By field, the function that the command names.
+
+    Returns:
+        The run.
+
+    Raises:
+        ValueError: If the run has another value in this field.
+
+    Example:
+        >>> from mukron.train import RunConfig
+        >>> stored = RunConfig.from_dict({"data": "mine:load"}, "study.json")
+        >>> trust_named(stored, {"data": "mine:load"}).trusted(False).data
+        'mine:load'
+    """
+    chosen = {name: value for name, value in named.items() if value is not None}
+    for name, value in chosen.items():
+        if value != getattr(config, name):
+            raise ValueError(f"{NAMED_BY[name]} {value}: the file has {name}={getattr(config, name)!r}")
+    return config.replace(**chosen)
 
 
 def split(text: str, separator: str, option: str, form: str) -> tuple[str, str]:
@@ -249,6 +345,8 @@ def value_of(text: str) -> Any:
         return json.loads(text)
     except json.JSONDecodeError:
         return text
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, a deep nest
+        raise ValueError(f"{shortened(text)}: {error}") from None
 
 
 def print_text(text: str) -> None:
@@ -261,12 +359,8 @@ def print_text(text: str) -> None:
         >>> print_text("one" + chr(27) + "two")
         one\\x1btwo
     """
-    shown = "".join(
-        character if character.isprintable() or character in "\n\t" else character.encode("unicode_escape").decode()
-        for character in text
-    )
     encoding = sys.stdout.encoding or "utf-8"
-    print(shown.encode(encoding, errors="replace").decode(encoding))
+    print(printable(text).encode(encoding, errors="replace").decode(encoding))
 
 
 def bench_command(context: typer.Context) -> str:

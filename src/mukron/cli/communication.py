@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from mukron.cli.common import bench_command, errors, say, show
+from mukron.cli.common import bench_command, check_outputs, errors, say, show
 from mukron.cli.numbers import read_numbers
 
 CountedWidthsOption = Annotated[str, typer.Option(help="Hidden widths, as in 256,1024 or 256:4096.")]
@@ -37,6 +37,7 @@ def communication(
     Processes talk over gloo on the CPU; bytes are the same on any device.
     """
     with errors():
+        check_outputs(folders=(out,))
         from mukron import figures
         from mukron.bench.communication.drawing import draw_communication
         from mukron.bench.communication.page import COMMUNICATION_MARKER, write_communication_page

@@ -119,7 +119,7 @@ def _plan(
         raise ValueError("give --model or --factory, not both")
     if model is not None:
         entry = get_model(model)
-        make, base_width = entry.factory, base_width or entry.base_width
+        make, base_width = entry.factory, entry.base_width if base_width is None else base_width
     else:
         assert factory is not None
         make = import_function(factory, "--factory")
@@ -131,7 +131,7 @@ def _plan(
     base_depth, depth = depths or (None, None)
     shapes = base_shapes(make, plain_width(base_width), depth=base_depth, roles=declared)
     factory_here = make if depth is None else at_depth(make, depth)
-    network = build_without_memory(factory_here, plain_width(width or 4 * base_width))
+    network = build_without_memory(factory_here, plain_width(4 * base_width if width is None else width))
     return parametrize(network, shapes, scheme, **laws)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mukron.cli.common import bench_command, errors, names_in, say, show
+from mukron.cli.common import bench_command, check_outputs, errors, names_in, say, show
 from mukron.cli.numbers import read_numbers
 
 if TYPE_CHECKING:
@@ -104,6 +104,7 @@ def gpt(
             check_equal_time(options, seconds)
         if page is not None:
             around_markers(page, GPT_MARKER)  # an error now, not after hours
+        check_outputs(folders=(out,))
         result = GPTResult.stored(out, bench_command(context), options)
         try:
             run_gpt(options, result, out, say)

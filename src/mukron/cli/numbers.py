@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
@@ -79,6 +80,8 @@ def read_number(text: str) -> float:
         raise ValueError(f"{text} is too large") from None
     if isinstance(number, complex):
         raise ValueError(f"{text} is no real number")
+    if not math.isfinite(number):
+        raise ValueError(f"{text} is not finite")
     return number
 
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
-from mukron.cli.common import errors, show
+from mukron.cli.common import check_outputs, errors, print_text, show, trust_named
 from mukron.cli.ranks import (
     RanksBandwidthOption,
     RanksBatchOption,
@@ -27,11 +26,13 @@ from mukron.cli.ranks import (
     RanksSpeedOption,
     plan_ranks,
 )
+from mukron.cli.train import TrustOption
 
 if TYPE_CHECKING:
     from mukron.train import RunConfig
 
 OF_STUDIES = {"folder", "config", "scheme", "tuned_at", "device", "measure", "code", "data_dir", "whole"}
+OF_STUDIES |= {"factory", "data", "loss", "trust"}
 OF_RANKS = {
     *("model", "factory", "shapes", "settings", "method", "batch", "positions", "sample", "sharding"),
     *("communication", "bandwidth", "speed"),
@@ -65,6 +66,11 @@ def plan(
     ] = None,
     code: Annotated[Path | None, typer.Option(help="Write the script to this file (default: print it).")] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Where data sets are kept.")] = None,
+    data: Annotated[
+        str | None, typer.Option(help="The study's own data, MODULE:FUNCTION: a file's functions run only if named.")
+    ] = None,
+    loss: Annotated[str | None, typer.Option(help="The study's own loss, MODULE:FUNCTION, in the same way.")] = None,
+    trust: TrustOption = False,
     whole: Annotated[bool, typer.Option("--whole", help="One row per parameter, even if rows are equal.")] = False,
     ranks: Annotated[
         int | None,
@@ -89,20 +95,16 @@ def plan(
     """
     with errors():
         _check_options(context, ranks)
-        for path in (json_file, code):  # reports a wrong path before the work is done
-            if path is not None:
-                with _reported_write(path):
-                    pass
+        check_outputs(files=(json_file, code))
         if ranks is not None:
             network: dict[str, Any] = {"model": model, "factory": factory, "shapes": shapes, "width": width}
             run = {"method": method, "batch": batch, "positions": positions, "sharding": sharding}
             exchange = {"communication": communication, "bandwidth": bandwidth, "speed": speed}
-            with nullcontext() if json_file is None else _reported_write(json_file):
-                plan_ranks(ranks, settings or [], sample, json_file, **network, **run, **exchange)
+            plan_ranks(ranks, settings or [], sample, json_file, **network, **run, **exchange)
             return
         assert width is not None
         from mukron import commands
-        from mukron.params.storage import write_json
+        from mukron.params.storage import write_json, write_text
         from mukron.study import functions
         from mukron.train import RunConfig
 
@@ -113,21 +115,20 @@ def plan(
             tuned = RunConfig.load(config)
         else:
             tuned, lines = functions.best_run(functions.load_study(folder), scheme, tuned_at)
+        tuned = trust_named(tuned, {"model": factory, "data": data, "loss": loss}).trusted(trust)
         with _spinner(f"measuring a step at width {width:g} (skip with --no-measure)", measure):
             planned = commands.plan(width, tuned, device=device, data_dir=data_dir, steps=3 if measure else 0)
-        print("\n".join([*lines, _describe_settings(tuned), ""]))
+        print_text("\n".join([*lines, _describe_settings(tuned), ""]))
         show(planned.layers(whole=whole))
         show(planned.cost())
         if planned.by_layer is not None:
             show(planned.by_layer)
         if json_file is not None:
-            with _reported_write(json_file):
-                write_json(json_file, planned.to_dict())
+            write_json(json_file, planned.to_dict(), seal=False)
         if code is None:
-            print(planned.code())
+            print_text(planned.code())
         else:
-            with _reported_write(code):
-                code.write_text(planned.code())
+            write_text(code, planned.code())
             Console(stderr=True).print(f"wrote {code}", highlight=False, markup=False, soft_wrap=True)
 
 
@@ -152,17 +153,6 @@ def _check_options(context: typer.Context, ranks: int | None) -> None:
 def _describe_settings(tuned: RunConfig) -> str:
     damping = "" if tuned.damping is None else f", damping {tuned.damping.text()}"
     return f"{tuned.model} on {tuned.data}, {tuned.method}, {tuned.scheme}: lr {tuned.lr:.4g}{damping}."
-
-
-@contextmanager
-def _reported_write(path: Path) -> Iterator[None]:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if path.is_dir():
-            raise IsADirectoryError(errno.EISDIR, "it is a folder")
-        yield
-    except OSError as error:
-        raise ValueError(f"cannot write {path}: {error.strerror}") from error
 
 
 @contextmanager

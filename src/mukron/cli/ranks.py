@@ -16,7 +16,7 @@ RanksModelOption = Annotated[
     str | None, typer.Option(help=f"With --ranks: a built-in network, with --width: {BUILT_IN}.")
 ]
 RanksFactoryOption = Annotated[
-    str | None, typer.Option(help="With --ranks: your own network, MODULE:FUNCTION, called with --width.")
+    str | None, typer.Option(help="Your own network, MODULE:FUNCTION: the study's; with --ranks, called with --width.")
 ]
 RanksShapesOption = Annotated[
     str | None, typer.Option(help="With --ranks: a network of known shapes: llama-7b, llama-13b, llama-70b.")
@@ -81,7 +81,7 @@ def plan_ranks(ranks: int, settings: list[str], sample: str | None, json_file: P
     for table in prediction_tables(plan):
         show(table)
     if json_file is not None:
-        write_json(json_file, stamp("ranks", 1, plan.to_dict()))
+        write_json(json_file, stamp("ranks", 1, plan.to_dict()), seal=False)
 
 
 def _read_settings(settings: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:

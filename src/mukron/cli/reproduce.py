@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mukron.cli.common import errors, show
+from mukron.cli.common import check_outputs, errors, show
 from mukron.cli.numbers import read_numbers
 from mukron.cli.progress import BAR, COUNT, TIME_LEFT, shown_bar
 from mukron.table import Table
@@ -72,6 +72,8 @@ def reproduce(
         chosen = tuple(RECIPES) if all_ else tuple(dict.fromkeys(names or ()))
         less = Less(epochs, None if widths is None else tuple(read_numbers(widths, "--widths")), seeds)
         request = Request(chosen, Scale(scale), str(folder), less, device, None if data_dir is None else str(data_dir))
+        request.experiments()  # which refuses what cannot be
+        check_outputs(folders=(folder,))
         with _progress_and_outcomes() as (progress, concluded):
             results = run(request, workers=workers, progress=progress, concluded=concluded)
         print(write_page(folder))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mukron.cli.common import bench_command, errors, names_in, say, show
+from mukron.cli.common import bench_command, check_outputs, errors, names_in, say, show
 
 if TYPE_CHECKING:
     from mukron.bench.stability.result import StabilityResult
@@ -85,6 +85,7 @@ def stability(
         work = _fitted_work(given, smoke) if fitted else _matrix_work({**given, "data_folder": data_dir}, smoke)
         if page is not None:
             around_markers(page, STABILITY_MARKER)  # an error now, not after hours
+        check_outputs(folders=(out,))
         result = stored_result(out, bench_command(context), device, smoke)
         try:
             work(result, out)

@@ -45,6 +45,12 @@ TrackerOption = Annotated[
     list[str] | None,
     typer.Option(help="wandb, mlflow, tensorboard, or your own MODULE:CLASS, which get the numbers; may be repeated."),
 ]
+TrustOption = Annotated[
+    bool,
+    typer.Option(
+        "--trust", help="Import the functions, MODULE:FUNCTION, that the file names; it may come from anybody."
+    ),
+]
 
 
 def _field(name: str, text: str) -> Any:
@@ -120,6 +126,7 @@ def train(
     data_dir: Annotated[Path | None, typer.Option(help="Where data sets are kept.")] = None,
     tracker: TrackerOption = None,
     restart: Annotated[bool, typer.Option("--restart", help="Delete the run in the folder and start again.")] = False,
+    trust: TrustOption = False,
 ) -> None:
     """Train one network and record it. The same command again continues a run that was stopped or killed."""
     given = {
@@ -145,7 +152,7 @@ def train(
         if factory is not None and base_width is None and config is None:
             given["base_width"] = default_width(import_function(factory, "--factory"))
         chosen = {name: value for name, value in {**given, "roles": declared_roles(role)}.items() if value is not None}
-        described = run_config_from_options(config, chosen, settings or [])
+        described = run_config_from_options(config, chosen, settings or [], trust)
         if config is None and lr is None and not any(setting.startswith("lr=") for setting in settings or []):
             described = described.replace(lr=described.spec.usual_lr(described.method_options))
         folder = out if out is not None else Path("runs") / run_name(described)
@@ -187,18 +194,22 @@ def _tell_warning(message: Warning | str, *_: Any, **__: Any) -> None:
     say(f"warning: {' '.join(str(message).split())}")
 
 
-def run_config_from_options(file: Path | None, given: Mapping[str, Any], settings: list[str]) -> RunConfig:
+def run_config_from_options(
+    file: Path | None, given: Mapping[str, Any], settings: list[str], trust: bool = False
+) -> RunConfig:
     """Builds the configuration of a run; options have priority over the file, and --set over both.
 
     Args:
         file: A run's JSON file to start from; None for the defaults.
         given: Fields from options.
         settings: The values of --set, FIELD=VALUE.
+        trust: Whether to import functions that the file names and no option does.
 
     Returns:
         The configuration.
 
     Raises:
+        UntrustedError: If the file names functions and ``trust`` is False.
         ValueError: If a field is unknown or its value invalid.
 
     Example:
@@ -220,7 +231,7 @@ def run_config_from_options(file: Path | None, given: Mapping[str, Any], setting
                 raise ValueError(f"--set {setting}: {field!r} holds no options by name")
             value = {**fields[field], option: value}
         fields[field] = value
-    return RunConfig.from_dict(fields, "command line")
+    return RunConfig.from_dict(fields, "command line", trust=True).trusted(trust)
 
 
 def declared_roles(given: list[str] | None) -> dict[str, str] | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 import sys
 from collections.abc import Callable, Iterator
@@ -13,10 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from mukron.cli.common import BUILT_IN, METHODS_PLACEHOLDER, errors, show
+from mukron.cli.common import BUILT_IN, METHODS_PLACEHOLDER, check_outputs, errors, show
 from mukron.cli.numbers import read_numbers
 from mukron.cli.progress import BAR, COUNT, SECONDS_BETWEEN_LINES, clock, shown_bar
-from mukron.cli.train import TrackerOption, declared_roles, run_config_from_options
+from mukron.cli.train import TrackerOption, TrustOption, declared_roles, run_config_from_options
+from mukron.imports import NAMED_BY
 from mukron.workers.exits import STOPPED
 from mukron.workers.progress import Throttle
 
@@ -60,7 +60,7 @@ MetricOption = Annotated[
     str, typer.Option(help="Metric that decides which setting is best: train_loss, test_loss, test_accuracy, ...")
 ]
 StorageOption = Annotated[
-    str | None, typer.Option(help="postgresql://USER:PASSWORD@HOST/DATABASE, to share with other machines.")
+    str | None, typer.Option(help="postgresql://USER@HOST/DATABASE, to share with other machines; password: ~/.pgpass.")
 ]
 NameOption = Annotated[
     str | None, typer.Option(help="The study's name in --storage (default: derived from its folder).")
@@ -118,6 +118,7 @@ def transfer(
     report: ReportOption = True,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the certificate to this file.")] = None,
     data_dir: DataDirOption = None,
+    trust: TrustOption = False,
 ) -> None:
     """Train at several widths and test whether the best learning rate (or damping) stays the same.
 
@@ -129,10 +130,11 @@ def transfer(
         from mukron.study import Search
         from mukron.study.functions import scheme_of, transfer_study
 
+        check_outputs(files=(json_file,))
         given: dict[str, Any] = {"data": data, "samples": samples, "loss": loss, "method": method, "epochs": epochs}
         given |= {"batch": batch, "device": device, "output": output, "roles": declared_roles(role)}
         chosen_widths = None if widths is None else read_numbers(widths, "--widths")
-        described = _describe_study(config, model, factory, given, settings or [], base_width, chosen_widths)
+        described = _describe_study(config, model, factory, given, settings or [], trust, base_width, chosen_widths)
         study = transfer_study(
             described,
             chosen_widths,
@@ -157,7 +159,7 @@ def transfer(
             raise ValueError("only runs of one width have ended, so there is nothing to compare")
         show(certificate.table())
         if json_file is not None:
-            write_json(json_file, certificate.to_dict())
+            write_json(json_file, certificate.to_dict(), seal=False)
         _finish(record, study.folder, report)
     raise typer.Exit(certificate.exit_code)
 
@@ -196,6 +198,7 @@ def tune(
     tracker: TrackerOption = None,
     report: ReportOption = True,
     data_dir: DataDirOption = None,
+    trust: TrustOption = False,
 ) -> None:
     """Search for the best learning rate and damping at a narrow width; 'mukron plan' then transfers them to a wide one.
 
@@ -206,7 +209,7 @@ def tune(
 
         given: dict[str, Any] = {"data": data, "samples": samples, "loss": loss, "method": method, "epochs": epochs}
         given |= {"batch": batch, "device": device, "output": output, "roles": declared_roles(role)}
-        described = _describe_study(config, model, factory, given, settings or [], width)
+        described = _describe_study(config, model, factory, given, settings or [], trust, width)
         study = tuning_study(
             described,
             width,
@@ -230,7 +233,8 @@ def tune(
         _warn_of_edges(study, record)
         _finish(record, study.folder, report)
         where = "" if out == Path("tuned") else f" --from {out}"
-        _print_note(f"next: mukron plan{where} --width {64 * width:g}")
+        own = "".join(f" {flag} {path}" for name, flag in NAMED_BY.items() if ":" in (path := getattr(described, name)))
+        _print_note(f"next: mukron plan{where} --width {64 * width:g}{own}")
 
 
 def _describe_study(
@@ -239,11 +243,13 @@ def _describe_study(
     factory: str | None,
     given: dict[str, Any],
     settings: list[str],
+    trust: bool,
     base_width: float | None,
     widths: list[float] | None = None,
 ) -> RunConfig:
     """Returns the run that a study varies."""
     from mukron.study.functions import FIELDS_SET_BY_STUDY, study_fields
+    from mukron.train import RunConfig
 
     if factory is not None and model is not None:
         raise ValueError("give --model or --factory, not both")
@@ -253,11 +259,14 @@ def _describe_study(
     chosen = {name: value for name, value in given.items() if value is not None}
     if factory is not None or model is not None:
         chosen["model"] = factory or model
-    return run_config_from_options(config, study_fields(chosen, config is None, base_width, widths), settings)
+    start = None if config is None else RunConfig.load(config)
+    return run_config_from_options(config, study_fields(chosen, start, base_width, widths), settings, trust)
 
 
 def _run(study: TransferStudy, workers: str) -> StudyRecord:
-    command = shlex.join(["mukron", *map(_without_password, sys.argv[1:])])
+    from mukron.study.database import without_password
+
+    command = shlex.join(["mukron", *map(without_password, sys.argv[1:])])  # files with it may be shared
     try:
         with study_progress() as progress:
             record = study.run(workers, progress, command)
@@ -290,11 +299,6 @@ def _warn_of_edges(study: TransferStudy, record: StudyRecord) -> None:
             _print_note(
                 f"the best {axis} is at the {'low' if place < EDGE else 'high'} end of its range: give a wider --{axis}"
             )
-
-
-def _without_password(argument: str) -> str:
-    """Removes the password from a database address: commands are stored in files that may be shared."""
-    return re.sub(r"(://[^:/@]*):[^@]*@", r"\1:***@", argument)
 
 
 def _finish(record: StudyRecord, folder: Path, report: bool) -> None:

@@ -18,6 +18,7 @@ that waits in the graph may own the place it waits at, or anything nearer to the
 from __future__ import annotations
 
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -103,6 +104,7 @@ class Capture:
         self.waiting = False  # a pass of this step has not been differentiated, from its output on
         self.class_dim = options.class_dim  # where the classes are in an output with positions, once that is known
         self._running: dict[str, LayerPass] | None = None  # inside the model's forward pass
+        self._uses: Counter[tuple[str, int | None]] = Counter()  # so far in this pass, by layer and part
         self._fused: set[str] = set()  # layers of that pass whose weight takes no part in autograd's graph
         self._watches: list[Watch] = []  # over modules of that pass, the innermost last
         self._generator_before: Tensor | None = None  # its state before the draws of the coming step
@@ -152,7 +154,7 @@ class Capture:
     def before_forward(self, key: str, inputs: Any) -> None:
         wanted = self.due or self.options.fused or self.double
         listens = wanted and not self.paused and self.model.training and torch.is_grad_enabled() and not in_transform()
-        self._running = {} if listens else None
+        self._running, self._uses = {} if listens else None, Counter()
         while self._fused:  # left behind by a forward pass that was interrupted
             getattr(self.modules[self._fused.pop()], "weight").requires_grad_(True)  # noqa: B009
         if self._watches:  # likewise
@@ -209,8 +211,8 @@ class Capture:
     def _note(self, key: str, this: LayerPass, x: Tensor, output: Tensor) -> None:
         """x, output: as the layer got and returned them."""
         assert self._running is not None
-        uses = sum(use.name == this.name and use.part == this.part for use in self._running.values())
-        key = f"{key} ({uses + 1})" if uses else key  # the positions of all uses of a weight count alike
+        if uses := self._uses[this.name, this.part]:  # the positions of all uses of a weight count alike
+            key = f"{key} ({uses + 1})"
         if x.numel():  # without samples (an expert that got none) it is as if the layer had not run
             if output.requires_grad:
                 this.edge = get_gradient_edge(output)
@@ -218,6 +220,7 @@ class Capture:
                     note_view(this, output, output._base)
             this.version, this.made = x._version, x.grad_fn is not None
             self._running[key] = this
+            self._uses[this.name, this.part] += 1
 
     def after_forward(self, key: str, inputs: Any, output: Any) -> None:
         running, self._running = self._running, None  # layers that backward passes recompute are not measured
@@ -242,8 +245,7 @@ class Capture:
         for layer in running.values():
             settle_edge(layer, end)
         class_dim = class_dim_of(self.options, f) if self.options.signals and not self.options.empirical else -1
-        asks = self.asks_reduction and (self.options.fused or shows_reduction(f, class_dim))
-        checked = self.checks_uses or asks
+        checked = self.checks_uses or (self.asks_reduction and (self.options.fused or shows_reduction(f, class_dim)))
         this = Pass(f.shape[0], running, self.options, self.due, checked, self.double, self.forms, self.products)
         self.waiting = True
         at_output = partial(self._differentiated, this, f.detach(), f._version, class_dim, end.output_nr)

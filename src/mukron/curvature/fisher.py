@@ -27,8 +27,8 @@ import torch
 from torch import Generator, Tensor
 from torch.autograd.graph import GradientEdge
 
+from mukron.arguments import check_flag, check_whole
 from mukron.curvature.exact import exact_targets
-from mukron.readers import check_flag, check_whole
 
 if TYPE_CHECKING:
     from mukron.curvature.passes import Pass

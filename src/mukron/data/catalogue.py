@@ -23,6 +23,7 @@ from mukron.data.images import read_cifar10, read_cifar100, read_digits, read_mn
 from mukron.data.store import Download, File, Source
 from mukron.data.text import read_wikitext
 from mukron.data.tokens import BYTES, read_shipped_text, read_text_file, read_wikitext_bytes
+from mukron.readers import nearest
 
 PICKLE = "is there, but it is Python pickle, which could run any code, and is not read"
 
@@ -80,8 +81,8 @@ FASHION_MNIST = Source(
     ),
     downloads=_downloads(
         (
-            "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",
             "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion",
+            "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",
         ),
         (
             "train-images-idx3-ubyte.gz",
@@ -293,7 +294,7 @@ def get_source(name: str) -> Source:
     """
     name = usual_name(name)
     if name not in DATASETS:
-        raise DataError(f"unknown data set {name!r}; known: {', '.join(DATASETS)}")
+        raise DataError(f"unknown data set {name!r}{nearest(name, DATASETS)}; known: {', '.join(DATASETS)}")
     return DATASETS[name]
 
 

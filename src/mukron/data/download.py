@@ -58,6 +58,8 @@ def _install(source: Source, item: Download, files: list[File], path: Path, stag
     home.mkdir(parents=True, exist_ok=True)
     for file in files:
         new = file.name if item.archive else item.name
+        with open(ready / new, "rb") as written:
+            os.fsync(written.fileno())  # on the disk before it takes its name
         os.replace(ready / new, home / new)
         for old in file.paths(home):  # under another name, or with another compression
             if old.name != new:
@@ -77,7 +79,8 @@ def _download(source: Source, item: Download, stage: Path, folder: Path, progres
         bar = False if progress is None else progress(item)
         downloader = pooch.HTTPDownloader(progressbar=bar, chunk_size=1 << 18, headers=headers)
         try:
-            return Path(pooch.retrieve(url, f"sha256:{item.sha256}", item.name, stage, downloader=downloader))
+            bounded = _bounded(downloader, item)
+            return Path(pooch.retrieve(url, f"sha256:{item.sha256}", item.name, stage, downloader=bounded))
         except (requests.RequestException, ValueError) as error:
             failures.append(f"{url}: {_reason(error, requests)}")
     raise DataError(
@@ -85,6 +88,32 @@ def _download(source: Source, item: Download, stage: Path, folder: Path, progres
         f"or put the file into {folder if item.archive else source.home(folder)} yourself, or let --data-dir or "
         f"MUKRON_DATA name a folder that holds {source.name}{_refused(source, folder)}"
     )
+
+
+class _Bounded:
+    """A file that takes no more bytes than a download has, however many a server sends."""
+
+    def __init__(self, file: IO[bytes], size: int) -> None:
+        self._file, self._left, self._size = file, size, size
+        self.flush = file.flush
+
+    def write(self, chunk: bytes) -> int:
+        self._left -= len(chunk)
+        if self._left < 0:
+            raise _TooLongError(f"more than its {self._size:,} bytes came")
+        return self._file.write(chunk)
+
+
+class _TooLongError(ValueError):
+    pass
+
+
+def _bounded(downloader: Callable[..., object], item: Download) -> Callable[..., None]:
+    def download(url: str, path: str, pooch: object) -> None:
+        with open(path, "wb") as file:
+            downloader(url, _Bounded(file, item.size), pooch)
+
+    return download
 
 
 def _reason(error: Exception, requests: ModuleType) -> str:
@@ -96,7 +125,7 @@ def _reason(error: Exception, requests: ModuleType) -> str:
         return "the connection broke off"
     if isinstance(error, requests.ConnectionError):
         return "no connection"
-    if isinstance(error, requests.RequestException):
+    if isinstance(error, (requests.RequestException, _TooLongError)):
         return str(error)
     return "what came has another sha256, cut off on the way or changed on the server"
 
@@ -106,7 +135,7 @@ def _user_archive(source: Source, item: Download, folder: Path, force: bool) -> 
     path = folder / item.name
     if not item.archive or not path.exists():
         return None
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    digest = hashlib.sha256(path.read_bytes()).hexdigest() if path.stat().st_size == item.size else "of another size"
     if digest == item.sha256:
         return path
     if force:

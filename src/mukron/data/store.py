@@ -11,11 +11,14 @@ import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from mukron.data.dataset import Dataset
 from mukron.data.errors import DataError
 
 COMPRESSIONS = ("", ".gz", ".xz")
+LARGEST_RATIO = 20  # of what is decompressed to what is downloaded; that of MNIST's images is 5
+SMALLEST_BOUND = 1 << 24  # bytes
 
 
 @dataclass(frozen=True)
@@ -162,6 +165,12 @@ class Source:
             places += [folder.joinpath(*parts[n:]) for n in (*matches, 0)]
         return places
 
+    @property
+    def bound(self) -> int | None:
+        """The bytes that no file of it exceeds, decompressed; None if it is not known what is downloaded."""
+        size = sum(item.size for item in self.downloads)
+        return max(SMALLEST_BOUND, LARGEST_RATIO * size) if size else None
+
     def home(self, folder: Path) -> Path:
         """Return the folder to which files are downloaded.
 
@@ -214,7 +223,7 @@ class StoredDataset:
         file = next(file for file in self.source.files if file.name == name)
         path = self.files[name]
         try:
-            data = _read(path)
+            data = _read(path, self.source.bound)
         except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
             raise DataError(f"{path}: cannot be read ({error}); {self._remedy}") from error
         digest = hashlib.sha256(data).hexdigest()
@@ -272,8 +281,15 @@ def locate(source: Source, folder: Path) -> StoredDataset:
     return max(candidates, key=lambda stored: len(stored.files))  # the first of those with the most files
 
 
-def _read(path: Path) -> bytes:
-    data = path.read_bytes()
-    if path.suffix == ".gz":
-        return gzip.decompress(data)
-    return lzma.decompress(data) if path.suffix == ".xz" else data
+def _open_plain(path: Path) -> Any:
+    return path.open("rb")
+
+
+def _read(path: Path, bound: int | None) -> bytes:
+    """Read and decompress a file, or no more of it than the bound."""
+    openers: dict[str, Callable[[Path], Any]] = {".gz": gzip.open, ".xz": lzma.open}
+    with openers.get(path.suffix, _open_plain)(path) as file:
+        data: bytes = file.read() if bound is None else file.read(bound + 1)
+    if bound is not None and len(data) > bound:
+        raise OSError(f"more than {bound:,} bytes, which no file of this data set has")
+    return data

@@ -30,6 +30,7 @@ from mukron.exponents import fit_exponent
 from mukron.notebook import Shown
 from mukron.params.storage import check_stamp, damaged, read_json, stamp, write_json
 from mukron.table import Table
+from mukron.typed import read_as
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -295,7 +296,8 @@ class Check(Shown):
         """
         content = check_stamp(data, KIND, VERSION, source)
         with damaged(source):
-            return cls(Record.from_dict(content["record"]), content["tolerance"])
+            tolerance = read_as(float, content["tolerance"], "tolerance")
+            return cls(Record.from_dict(content["record"]), tolerance)
 
     @classmethod
     def load(cls, path: str | Path) -> Check:

@@ -25,6 +25,7 @@ from mukron.optim import KFAC, Shampoo
 from mukron.params import Parametrization, base_shapes, parametrize
 from mukron.params.storage import check_stamp, damaged, read_json, stamp, write_json
 from mukron.table import Table
+from mukron.typed import fields_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -107,7 +108,7 @@ class Landing(Shown):
         """
         content = check_stamp(read_json(path), KIND, VERSION, str(path))
         with damaged(str(path)):
-            return cls({name: Approach.from_dict(run) for name, run in content["runs"].items()})
+            return cls({name: Approach.from_dict(run) for name, run in fields_of(content["runs"], "runs").items()})
 
     def save(self, folder: str | Path) -> list[Path]:
         """Write nngp.json, nngp.svg, nngp.png and nngp.csv.

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from mukron.notebook import Shown
 from mukron.table import Table
+from mukron.typed import read_as
 
 
 class Agreement(NamedTuple):
@@ -141,4 +142,7 @@ class Approach(Shown):
         Returns:
             The run.
         """
-        return cls(tuple(ApproachStep(**row) for row in data["rows"]), data["ridge"], data["trouble"])
+        run: Approach = read_as(cls, data, "run")
+        if not run.rows:
+            raise ValueError("run: there are no rows")
+        return run

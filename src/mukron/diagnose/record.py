@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -15,6 +14,7 @@ from mukron.notebook import Shown
 from mukron.params import Parametrization
 from mukron.table import Table
 from mukron.theory import method_title
+from mukron.typed import MaybeMissing, read_as
 
 UNSEEN = "unseen"  # a quantity: what could not be looked at
 HEAD = "head"  # a quantity: embeddings whose weight the output is a product with
@@ -48,7 +48,7 @@ class Measurement(NamedTuple):
     step: int
     quantity: str
     layer: str
-    value: float
+    value: MaybeMissing
 
 
 @dataclass(frozen=True)
@@ -205,8 +205,10 @@ class Record(Shown):
         Returns:
             The record.
         """
-        rows = tuple(Measurement._make([*key, math.nan if value is None else value]) for *key, value in data["rows"])
-        return cls(**{**data, "rows": rows, "widths": tuple(data["widths"])})
+        record: Record = read_as(cls, data, "record")
+        if unknown := {row.width for row in record.rows}.difference(width for width in record.widths if width > 0):
+            raise ValueError(f"record: expected widths above 0, as in {record.widths}, found {min(unknown)}")
+        return record
 
 
 def _range(steps: set[int]) -> str:

@@ -23,6 +23,7 @@ from mukron.models.myrtle import Myrtle5
 from mukron.models.residual_mlp import ResidualMLP
 from mukron.models.resnet import ResNet18, ResNet50
 from mukron.models.vgg import VGG19
+from mukron.readers import nearest
 
 NEIGHBOURS = 8  # of a word in the usual data: 4 on each side
 
@@ -130,7 +131,7 @@ def get_model(name: str) -> Model:
         16
     """
     if name not in MODELS:
-        raise ValueError(f"unknown model {name!r}; known: {', '.join(MODELS)}")
+        raise ValueError(f"unknown model {name!r}{nearest(name, MODELS)}; known: {', '.join(MODELS)}")
     return MODELS[name]
 
 

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from mukron.arguments import check_number
 from mukron.damping import Adaptive
 from mukron.optim.guards import damping_rule
 from mukron.optim.momentum import Momentum, momentum_entries
 from mukron.optim.options import usual_fallback_lr
 from mukron.optim.plan import warn_of_damping
-from mukron.readers import check_number
 
 if TYPE_CHECKING:
     from mukron.optim.optimizer import SecondOrder

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from mukron.arguments import check_flag, check_number
 from mukron.curvature import (
     AS_A_SUM,
     OVER_POSITIONS,
@@ -31,7 +32,6 @@ from mukron.optim.unseen import exclusion
 from mukron.params import BaseShapes, Parametrization
 from mukron.params.inventory import note_optimizer
 from mukron.params.parametrization import plan_of
-from mukron.readers import check_flag, check_number
 from mukron.theory import SP
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from mukron.readers import check_flag, check_number
+from mukron.arguments import check_flag, check_number
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from mukron import readers as read
+from mukron.arguments import check_flag, check_number, check_whole
 from mukron.linalg import orthogonalized
 from mukron.optim.direction import dense
 from mukron.optim.docs import describe
@@ -23,7 +24,6 @@ from mukron.optim.update import Move
 from mukron.params import Parametrization
 from mukron.params.excluded import Excluded
 from mukron.params.shape_factor import ADJUSTMENTS, check_scaling, shape_factor
-from mukron.readers import check_flag, check_number, check_whole
 from mukron.theory import METHODS
 
 PRECISIONS: dict[str, torch.dtype | None] = {"bfloat16": torch.bfloat16, "float32": None}

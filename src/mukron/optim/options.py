@@ -8,12 +8,13 @@ from typing import Any
 
 from torch import nn
 
+from mukron.arguments import check_whole
 from mukron.linalg import Cholesky, Solver
 from mukron.memory import Batch, Memory
 from mukron.optim.communication import Communication
 from mukron.optim.momentum import GradientMomentum, HeavyBall, Momentum, check_momentum
 from mukron.params.excluded import Excluded, check_form, without_types
-from mukron.readers import check_whole, whole
+from mukron.readers import whole
 from mukron.theory import Method
 from mukron.trust import (
     FALLBACKS,

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from mukron import readers as read
+from mukron.arguments import check_whole
 from mukron.curvature import CaptureOptions, LayerStatistics
 from mukron.damping import MaxEigenvalue, Rule
 from mukron.layers import BIAS, WEIGHT
@@ -43,7 +44,6 @@ from mukron.optim.units import gradients_to_square, unit_of
 from mukron.optim.update import Move, times
 from mukron.params import Parametrization
 from mukron.params.excluded import Excluded
-from mukron.readers import check_whole
 from mukron.theory import FAMILIES, METHODS, shampoo
 
 LEAST_SIGNAL = 1e-4  # of a bias's gradient, beside its weight's for one input: below that it may be rounding

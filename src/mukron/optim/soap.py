@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from mukron import readers as read
+from mukron.arguments import check_flag, check_number, check_whole
 from mukron.curvature import LayerStatistics
 from mukron.layers import WEIGHT
 from mukron.linalg import QR, BasisFactor, Eigh, Factor, Operator, PlainFactor, Solver, carried, turned, turned_back
@@ -28,7 +29,6 @@ from mukron.optim.transaction import Blocks, Transaction
 from mukron.optim.update import Move
 from mukron.params import Parametrization
 from mukron.params.excluded import Excluded
-from mukron.readers import check_flag, check_number, check_whole
 from mukron.theory import FAMILIES, METHODS, soap
 
 BASIS_SOLVERS = ("qr", "eigh")

@@ -42,7 +42,7 @@ from mukron.study.panels import mark_handles
 from mukron.study.points import Result
 from mukron.study.record import StudyRecord
 from mukron.table import Table
-from mukron.train.records import EpochRow
+from mukron.train.rows import EpochRow
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

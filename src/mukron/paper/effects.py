@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from mukron.exponents import Exponent
+from mukron.typed import MaybeInfinite
 
 POINTS, PER_DOUBLING, EXPONENT = "points", "per doubling", "in the exponent"
 
@@ -29,8 +30,8 @@ class Effect:
     """
 
     value: float
-    low: float | None
-    high: float | None
+    low: MaybeInfinite | None
+    high: MaybeInfinite | None
     unit: str
 
     @property
@@ -52,23 +53,6 @@ class Effect:
         """Returns the fields as data for JSON, which has no infinite numbers: those are the texts "inf" and "-inf"."""
         fields = asdict(self).items()
         return {name: str(each) if isinstance(each, float) and math.isinf(each) else each for name, each in fields}
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Effect:
-        """Reads what ``to_dict`` returned.
-
-        Args:
-            data: What ``to_dict`` returned.
-
-        Returns:
-            The effect.
-
-        Example:
-            >>> Effect.from_dict(Effect(0.1, float("-inf"), 0.2, "points").to_dict()).low
-            -inf
-        """
-        low, high = (None if data[end] is None else float(data[end]) for end in ("low", "high"))
-        return cls(float(data["value"]), low, high, data["unit"])
 
 
 def effect_of(value: float, low: float | None, high: float | None, unit: str) -> Effect | None:

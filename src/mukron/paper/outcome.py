@@ -21,6 +21,7 @@ from mukron.params.storage import check_stamp, damaged, read_json, stamp, write_
 from mukron.study.points import Result
 from mukron.study.record import StudyRecord
 from mukron.train import dataset_of
+from mukron.typed import fields_of, read_as
 from mukron.workers.machine import describe_machine, source_commit
 
 OUTCOME_KIND, EVIDENCE_KIND, OUTCOME_VERSION = "reproduction", "evidence", 1
@@ -56,12 +57,6 @@ class Judged:
     def to_dict(self) -> dict[str, Any]:
         """Returns the fields as data for JSON."""
         return {**asdict(self), "effect": None if self.effect is None else self.effect.to_dict()}
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Judged:
-        """Reads what ``to_dict`` returned; results of earlier versions have no effect."""
-        effect = data.get("effect")
-        return cls(**{**data, "effect": None if effect is None else Effect.from_dict(effect)})
 
 
 @dataclass(frozen=True)
@@ -118,13 +113,9 @@ class Outcome:
         except OSError as error:
             raise ReproductionError(f"{path}: cannot be read: {error.strerror}; run the recipe first") from error
         with damaged(str(path)):
-            fields = {name: content[name] for name in ("name", "scale", "less", "verdict", "made")}
-            return cls(
-                **fields,
-                claims=tuple(Judged.from_dict(claim) for claim in content["claims"]),
-                choices=tuple(content["choices"]),
-                minutes=float(content.get("minutes", 0.0)),  # results of earlier versions have none
-            )
+            fields = {name: value for name, value in content.items() if name not in ("format", "version")}
+            outcome: Outcome = read_as(cls, fields, "outcome")
+            return outcome
 
 
 def judge_claims(
@@ -248,7 +239,8 @@ def load_evidence(folder: str | os.PathLike[str]) -> Evidence:
     path = Path(folder) / EVIDENCE_FILE
     content = check_stamp(read_json(path), EVIDENCE_KIND, OUTCOME_VERSION, str(path))
     with damaged(str(path)):
-        return Evidence({name: _part_result(data, f"{path}: {name}") for name, data in content["parts"].items()})
+        parts = fields_of(content["parts"], "parts")
+        return Evidence({name: _part_result(data, f"{path}: {name}") for name, data in parts.items()})
 
 
 def _to_data(result: PartResult) -> dict[str, Any]:
@@ -256,7 +248,7 @@ def _to_data(result: PartResult) -> dict[str, Any]:
 
 
 def _part_result(content: Any, source: str) -> PartResult:
-    if content["format"] == "mukron.study":
+    if fields_of(content, "part", "format")["format"] == "mukron.study":
         return StudyRecord.from_dict(content, source)
     return Check.from_dict(content, source)
 

@@ -17,13 +17,14 @@ from mukron.diagnose.configured import check_run
 from mukron.paper.kernel import regress
 from mukron.paper.outcome import provenance_here, thinned
 from mukron.paper.recipe import Checking, Part, PartResult, Regression
-from mukron.params.storage import read_json, write_json
+from mukron.params.storage import damaged, read_json, write_json
 from mukron.study.design import Design
 from mukron.study.record import StudyRecord
 from mukron.study.store import ENDED
 from mukron.study.transfer import DATABASE, RECORD, TransferStudy
 from mukron.study.work import work
 from mukron.train import RunConfig, dataset_of
+from mukron.typed import read_as
 from mukron.workers.interrupts import Stopped
 from mukron.workers.locks import locked
 from mukron.workers.worker import Tick
@@ -80,7 +81,9 @@ class Assigned(ABC):
 
     def provenance(self) -> dict[str, str]:
         """Return the machine, the versions and the date of a complete part."""
-        return cast("dict[str, str]", read_json(self.folder / COMPLETE_FILE))
+        path = self.folder / COMPLETE_FILE
+        with damaged(str(path)):
+            return cast("dict[str, str]", read_as(dict[str, str], read_json(path), "provenance"))
 
     def _mark_complete(self) -> None:
         """Store that the part is complete, with the machine, the versions and the date."""

@@ -8,6 +8,7 @@ was stopped. What is concluded lives in FOLDER/NAME.
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -20,6 +21,7 @@ from mukron.paper.evidence import Evidence
 from mukron.paper.outcome import RESULT_FILE, Outcome, judge_claims, keep, provenance_here, seconds_of
 from mukron.paper.parts import Assigned, AssignedCheck, AssignedRegression, AssignedStudy
 from mukron.paper.recipe import RECIPES, Checking, Experiment, Less, Part, Regression, Scale, key_of
+from mukron.readers import nearest
 from mukron.study.transfer import LOG
 from mukron.workers.exits import STOPPED
 from mukron.workers.foreman import Foreman
@@ -59,7 +61,10 @@ class Request:
     def experiments(self) -> dict[str, Experiment]:
         """Return the parts of every recipe; refuse unknown recipes and results of another size."""
         if unknown := [name for name in self.names if name not in RECIPES]:
-            raise ReproductionError(f"no recipe is called {', '.join(unknown)}; mukron reproduce --list names them all")
+            hint = nearest(unknown[0], RECIPES)
+            raise ReproductionError(
+                f"no recipe is called {', '.join(unknown)}{hint}; mukron reproduce --list names them all"
+            )
         experiments = {name: RECIPES[name].experiment(self.scale, self.less, self.device) for name in self.names}
         for name in self.names:
             self._refuse_another(name)
@@ -307,9 +312,9 @@ class RecipeForeman(Foreman):
         return ReproductionError(text)
 
 
-def main(file: str) -> int:
+def main() -> int:
     """Run a worker process and return its exit code."""
-    return serve(file, _work_on_task)
+    return serve(sys.stdin, _work_on_task)
 
 
 def _work_on_task(task: WorkerTask, stopped: Stopped, tick: Tick) -> bool:

@@ -30,6 +30,7 @@ from mukron.params.parametrization import ZERO, Parametrization, mark, plan_of
 from mukron.params.resolve import Growth, Sizes, Unresolved, check_names, resolve_all
 from mukron.params.scaled import Scaled, before_scaling, clearly_scaled
 from mukron.params.shapes import BaseShapes
+from mukron.readers import exact_number, shown
 from mukron.theory import MUP, SP, Role, Scheme, get_scheme
 
 UNIFORM_FAN_IN = ("Linear", "Conv1d", "Conv2d", "Conv3d")  # torch draws both weight and bias in +-fan_in^-1/2
@@ -349,11 +350,11 @@ def _exact(exponent: float | Fraction | str | None) -> Fraction | str | None:
     if exponent is None or exponent == ZERO:
         return exponent
     try:
-        exact = Fraction(str(exponent))
-    except (ValueError, ZeroDivisionError):
+        exact = exact_number(exponent)
+    except ValueError:
         exact = None
     if exact is None or exact < 0:
-        raise ParametrizationError(f'output_exponent must be a number not below 0, or "zero", got {exponent!r}')
+        raise ParametrizationError(f'output_exponent must be a number not below 0, or "zero", got {shown(exponent)}')
     return exact
 
 
@@ -369,7 +370,7 @@ def decay_exponent(decay: float | Fraction | str) -> Fraction:
 def exponent_of(name: str, value: float | Fraction | str, named: Iterable[str] = ()) -> Fraction:
     """An exact exponent; ``name`` and what else is known, ``named``, are for the error."""
     try:
-        return Fraction(str(value))
-    except (ValueError, ZeroDivisionError):
+        return exact_number(value)
+    except ValueError:
         expected = " or ".join([*(f'"{text}"' for text in named), 'an exponent, as a number or as exact text ("1/2")'])
-        raise ParametrizationError(f"{name} must be {expected}; got {value!r}") from None
+        raise ParametrizationError(f"{name} must be {expected}; got {shown(value)}") from None

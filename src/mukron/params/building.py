@@ -6,6 +6,7 @@ import inspect
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from numbers import Real
 
 import numpy as np
 import torch
@@ -15,7 +16,9 @@ from mukron.params.errors import ParametrizationError
 from mukron.params.initial import SameRandomNumbers, Spread, measure
 from mukron.params.inventory import Found, inventory, on_meta
 from mukron.params.sharded import is_sharded
+from mukron.readers import shown
 
+LARGEST_WIDTH = 1e15
 MAX_DRAWS, NUMBERS_TO_DRAW = 8, 4_000_000
 
 Factory = Callable[..., nn.Module]
@@ -30,10 +33,17 @@ def plain_width(width: float) -> float:
     Returns:
         The width as Python's int or float.
 
+    Raises:
+        ParametrizationError: It is no number above 0, or larger than any network could be.
+
     Example:
         >>> plain_width(64.0), plain_width(0.5)
         (64, 0.5)
     """
+    if isinstance(width, bool) or not isinstance(width, Real):
+        raise ParametrizationError(f"width must be a number, got {shown(width)}")
+    if not 0 < width <= LARGEST_WIDTH:
+        raise ParametrizationError(f"width must be above 0 and at most {LARGEST_WIDTH:g}, got {shown(width)}")
     return int(width) if float(width).is_integer() else float(width)
 
 
@@ -45,14 +55,14 @@ def build(factory: Factory, width: float) -> nn.Module:
             "the factory takes no arguments, expected one for the width: base_shapes(lambda width: ..., width=...)"
         )
     if parameters is not None and "width" in parameters:
-        model = factory(width=width)
+        model = _called(lambda: factory(width=width), width)
     elif parameters is not None and len(parameters) > 1:
         names = ", ".join(parameters)
         raise ParametrizationError(
             f"which parameter of the factory is its width: {names}? Say so: base_shapes(lambda width: ..., width=...)"
         )
     else:
-        model = factory(width)
+        model = _called(lambda: factory(width), width)
     if not isinstance(model, nn.Module):
         raise ParametrizationError(f"the factory returned a {type(model).__name__}, expected an nn.Module")
     if any(map(is_sharded, model.parameters())):
@@ -61,6 +71,18 @@ def build(factory: Factory, width: float) -> nn.Module:
             "outside of the factory"
         )
     return model
+
+
+def _called(make: Callable[[], nn.Module], width: float) -> nn.Module:
+    """Most networks take whole widths alone, and say so in torch's words."""
+    try:
+        return make()
+    except TypeError as error:
+        if isinstance(width, int):
+            raise
+        raise ParametrizationError(
+            f"width={width:g}: the widths of this network are whole numbers ({error})"
+        ) from error
 
 
 def at_depth(factory: Factory, depth: int) -> Factory:

@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
+from mukron.arguments import check_number, check_whole
 from mukron.params.errors import ParametrizationError
 from mukron.params.inventory import Found
 from mukron.params.shape_factor import ADJUSTMENTS, SCALINGS, check_scaling, shape_factor
-from mukron.readers import check_number, check_whole
 from mukron.theory import METHODS, SP, Method, get_method, method_title, soap
 
 if TYPE_CHECKING:

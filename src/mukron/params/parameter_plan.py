@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import Any
 
 from mukron.layers import Shape
 from mukron.params.resolve import Growth
 from mukron.params.storage import Data
 from mukron.theory import Method, Role
+from mukron.typed import fields_of, read_as
 
 
 @dataclass(frozen=True)
@@ -95,20 +94,23 @@ def parameter_to_dict(plan: ParameterPlan) -> Data:
     }
 
 
-def parameter_from_dict(entry: Mapping[str, Any]) -> ParameterPlan:
+def parameter_from_dict(entry: Any, place: str) -> ParameterPlan:
     """The inverse of ``parameter_to_dict``; files of older versions lack the last entries."""
-    return ParameterPlan(
-        growth=Growth(
-            *(Role(entry["role"]), Fraction(entry["r_in"]), Fraction(entry["r_out"])),
-            None if entry.get("L") is None else Fraction(entry["L"]),
-        ),
-        shape=tuple(entry["shape"]),
-        base_shape=tuple(entry["base_shape"]),
-        base_std=entry["base_std"],
-        std=entry["std"],
-        tied=tuple(entry["tied"]),
-        fallback=entry["fallback"],
-        embedding=entry.get("embedding", False),
-        matrix=entry.get("matrix", False),
-        ties_head=entry.get("ties_head", False),
-    )
+    content = dict(fields_of(entry, place, "role", "r_in", "r_out"))
+    growth = {name: content.pop(name) for name in ("role", "r_in", "r_out", "L") if name in content}
+    plan: ParameterPlan = read_as(ParameterPlan, {**content, "growth": growth}, place)
+    if min(plan.growth.r_in, plan.growth.r_out, plan.growth.L or 1) <= 0:
+        raise ValueError(f"{place}: expected growth above 0, found {growth}")
+    check_sizes(plan.shape, place)
+    check_sizes(plan.base_shape, place)
+    if len(plan.shape) != len(plan.base_shape):
+        raise ValueError(
+            f"{place}: expected shapes of one length, found {list(plan.shape)} and {list(plan.base_shape)}"
+        )
+    return plan
+
+
+def check_sizes(shape: Shape, place: str) -> None:
+    """Refuse a shape with negative sizes."""
+    if min(shape, default=0) < 0:
+        raise ValueError(f"{place}: expected sizes, found {list(shape)}")

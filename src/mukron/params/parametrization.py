@@ -24,9 +24,11 @@ from mukron.params.scaled import Scaled
 from mukron.params.shown import ShownPlan
 from mukron.params.storage import Data, check_stamp, damaged, read_json, stamp, write_json
 from mukron.params.training import ForTraining
+from mukron.readers import exact_number
 from mukron.table import Table
 from mukron.theory import SP, Method, Power, Role, Scheme, get_method, get_scheme, initial_exponent, solve
 from mukron.trust import USUAL, StepRule, Trust
+from mukron.typed import fields_of, read_as
 
 KIND, VERSION = "parametrization", 2  # 2: with the growth of the depth, and the laws of decay and of embeddings
 ZERO = "zero"
@@ -285,12 +287,12 @@ class Parametrization(ForTraining, ShownPlan):
         """
         content = check_stamp(data, KIND, VERSION, source, oldest=1)
         with damaged(source):
-            parameters = {name: parameter_from_dict(entry) for name, entry in content["parameters"].items()}
+            entries = fields_of(content["parameters"], "parameters")
+            parameters = {name: parameter_from_dict(entry, f'parameter "{name}"') for name, entry in entries.items()}
             exponent = content["output_exponent"]
-            if exponent not in (None, ZERO):
-                exponent = Fraction(exponent)
-            decay, embedding_lr = (Fraction(content.get(name, 0)) for name in ("decay", "embedding_lr"))
-            scheme, width = get_scheme(content["scheme"]), content["base_width"]
+            exponent = exponent if exponent in (None, ZERO) else exact_number(exponent)
+            decay, embedding_lr = (exact_number(content.get(name, 0)) for name in ("decay", "embedding_lr"))
+            scheme, width = get_scheme(content["scheme"]), read_as(float | None, content["base_width"], "base_width")
             return cls(scheme, parameters, exponent, width, decay, embedding_lr)
 
     def __getstate__(self) -> dict[str, Any]:

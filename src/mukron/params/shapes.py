@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from fractions import Fraction
 from numbers import Real
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from mukron.layers import Fans, Shape
+from mukron.layers import Shape
 from mukron.params.building import (
     Factory,
     at_depth,
@@ -28,11 +28,13 @@ from mukron.params.depth import BlockStack, find_stacks, matches
 from mukron.params.errors import ParametrizationError
 from mukron.params.initial import LAWS, PROBE_TOLERANCE, Law, Spread, law_of_change, measure, scale_change
 from mukron.params.inventory import Found, inventory, on_meta
+from mukron.params.parameter_plan import check_sizes
 from mukron.params.resolve import Growth, Sizes, Unresolved, check_names, resolve_all
 from mukron.params.sharded import whole
 from mukron.params.shown import ShownShapes
 from mukron.params.storage import Data, check_stamp, damaged, read_json, stamp, write_json
 from mukron.theory import Role
+from mukron.typed import fields_of, read_as
 
 KIND, VERSION = "base_shapes", 3  # 2: with the laws of the initializers; 3: with the blocks that depth adds
 PROBE_DRAWS, NUMBERS_TO_PROBE = 3, 8_000_000  # draws at two widths from the same random numbers
@@ -147,22 +149,13 @@ class BaseShapes(ShownShapes):
         """
         content = check_stamp(data, KIND, VERSION, source)
         with damaged(source):
-            parameters = {
-                name: BaseParameter(
-                    base=_sizes_from_dict(entry["base"]),
-                    wider=entry["wider"] and _sizes_from_dict(entry["wider"]),
-                    role=entry["role"] and Role(entry["role"]),
-                    spread=Spread(entry["std"], entry["numbers"], entry["center"], entry["kurtosis"]),
-                    law=entry["law"] and _law_from_dict(entry["law"], content["parameters"]),
-                    depth_exponent=entry["depth_exponent"] and Fraction(entry["depth_exponent"]),
-                )
-                for name, entry in content["parameters"].items()
-            }
-            stacks = tuple(
-                BlockStack(stack["container"], tuple(stack["blocks"]), tuple(stack["others"]))
-                for stack in content["stacks"]
-            )
-            return cls(parameters, content["width"], content["depth"], stacks)
+            entries = fields_of(content["parameters"], "parameters")
+            parameters = {name: _parameter_from_dict(entry, f'parameter "{name}"') for name, entry in entries.items()}
+            for name, entry in parameters.items():
+                _check_law(entry.law, parameters, f'parameter "{name}"')
+            stacks = read_as(tuple[BlockStack, ...], content["stacks"], "stacks")
+            width = read_as(float | None, content["width"], "width")
+            return cls(parameters, width, read_as(int | None, content["depth"], "depth"), stacks)
 
 
 def base_shapes(
@@ -305,10 +298,10 @@ def _laws(
     with own_random_streams(), torch.device("cpu"):
         for size, networks in draws.items():
             networks.extend(draw_from(seed, factory, size) for seed in range(PROBE_DRAWS))
-    laws = {}
+    laws, sources = {}, _Sources(growths)
     for name in varied:
         change = scale_change(*([network[name].parameter for network in networks] for networks in draws.values()))
-        law = None if change is None else law_of_change(change, _sources(name, growths))
+        law = None if change is None else law_of_change(change, sources.of(name))
         if law is not None:
             laws[name] = law
     return laws
@@ -343,34 +336,54 @@ def _shapes(found: Mapping[str, Found]) -> dict[str, Shape]:
     return {name: entry.shape for name, entry in found.items()}
 
 
-def _sources(name: str, growths: Mapping[str, Growth]) -> list[tuple[str, str, Fraction]]:
-    """What an initializer may follow: first the fan-in of its own layer, then its fan-out, then any other layer's."""
-    module = name.rpartition(".")[0]
-    own = [name, *(other for other in growths if other.rpartition(".")[0] == module and other != name)]
-    others = [other for other in growths if other not in own]
-    return [
-        (parameter, side, growths[parameter].r_in if side == "r_in" else growths[parameter].r_out)
-        for parameters in (own, others)
-        for side in ("r_in", "r_out")
-        for parameter in parameters
-    ]
+class _Sources:
+    """What an initializer may follow: first the fan-in of its own layer, then its fan-out, then any other layer's.
+
+    Of all layers, the first with a growth stands for the others that grow alike: a network has thousands of layers, and
+    few growths.
+    """
+
+    def __init__(self, growths: Mapping[str, Growth]) -> None:
+        self._growths = growths
+        self._layers: dict[str, list[str]] = {}
+        for name in growths:
+            self._layers.setdefault(name.rpartition(".")[0], []).append(name)
+        distinct: dict[tuple[str, Fraction], tuple[str, str, Fraction]] = {}
+        for source in self._each(growths):
+            distinct.setdefault(source[1:], source)
+        self._distinct = list(distinct.values())
+
+    def _each(self, names: Iterable[str]) -> Iterator[tuple[str, str, Fraction]]:
+        names = list(names)
+        yield from ((name, "r_in", self._growths[name].r_in) for name in names)
+        yield from ((name, "r_out", self._growths[name].r_out) for name in names)
+
+    def of(self, name: str) -> list[tuple[str, str, Fraction]]:
+        layer = self._layers[name.rpartition(".")[0]]
+        return [*self._each([name, *(other for other in layer if other != name)]), *self._distinct]
 
 
 def _sizes_to_dict(sizes: Sizes) -> Data:
     return {"shape": list(sizes.shape), "uses": {name: use and list(use) for name, use in sizes.uses.items()}}
 
 
-def _sizes_from_dict(data: Mapping[str, Any]) -> Sizes:
-    shape: Shape = tuple(data["shape"])
-    return Sizes(shape, {name: use and Fans(*use) for name, use in data["uses"].items()})
+def _parameter_from_dict(entry: Any, place: str) -> BaseParameter:
+    content = dict(fields_of(entry, place, "std", "numbers", "center", "kurtosis"))
+    spread = {name: content.pop(name) for name in ("std", "numbers", "center", "kurtosis")}
+    parameter: BaseParameter = read_as(BaseParameter, {**content, "spread": spread}, place)
+    for sizes in filter(None, (parameter.base, parameter.wider)):
+        check_sizes(sizes.shape, place)
+        if not sizes.uses:
+            raise ValueError(f"{place}: there are no uses")
+    return parameter
 
 
 def _law_to_dict(law: Law) -> Data:
     return {"exponent": str(law.exponent), "parameter": law.parameter, "side": law.side}
 
 
-def _law_from_dict(data: Mapping[str, Any], parameters: Mapping[str, Any]) -> Law:
-    law = Law(Fraction(data["exponent"]), data["parameter"], data["side"])
+def _check_law(law: Law | None, parameters: Mapping[str, Any], place: str) -> None:
+    if law is None:
+        return
     if law.side not in ("r_in", "r_out") or (law.exponent != 0 and law.parameter not in parameters):
-        raise ValueError(f"no such law: {dict(data)}")
-    return law
+        raise ValueError(f"{place}: there is no such law as {_law_to_dict(law)}")

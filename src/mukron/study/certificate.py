@@ -14,6 +14,7 @@ from mukron.study.judgement import CANNOT_TELL, MOVES, TRANSFERS, Judgement, Reg
 from mukron.study.optimum import Interval, Optimum
 from mukron.study.points import PRUNED, Result, label
 from mukron.table import Table
+from mukron.typed import read_as
 
 __all__ = [
     "CANNOT_TELL",
@@ -114,7 +115,11 @@ class Certificate(Shown):
         Args:
             data: What ``to_dict`` returned.
         """
-        return cls(data["metric"], tuple(map(_judgement, data["judgements"])))
+        certificate: Certificate = read_as(cls, data, "certificate")
+        for judgement in certificate.judgements:
+            if judgement.axis not in AXES:
+                raise ValueError(f"certificate: {judgement.axis!r} is no axis; known: {', '.join(AXES)}")
+        return certificate
 
 
 def certify(results: Sequence[Result], over: Sequence[str] = ("lr",), metric: str = "train_loss") -> Certificate:
@@ -192,36 +197,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]
     return str(value) if isinstance(value, float) and math.isinf(value) else value
-
-
-def _judgement(data: Mapping[str, Any]) -> Judgement:
-    content = {
-        "optima": tuple(
-            Optimum(**{**optimum, "best": _interval(optimum["best"]), "notes": tuple(optimum["notes"])})
-            for optimum in data["optima"]
-        ),
-        "drift": None if data["drift"] is None else _interval(data["drift"]),
-        "regret": tuple(
-            Regret(**{**regret, "loss": float(regret["loss"]), "units": _number(regret["units"])})
-            for regret in data["regret"]
-        ),
-        "wider": tuple(
-            Wider(**{**wider, "values": tuple(map(_point, wider["values"])), "worse_at": tuple(wider["worse_at"])})
-            for wider in data["wider"]
-        ),
-        "reasons": tuple(data["reasons"]),
-    }
-    return Judgement(**{**data, **content})
-
-
-def _interval(data: Mapping[str, Any]) -> Interval:
-    return Interval(*(float(data[name]) for name in ("value", "low", "high")))
-
-
-def _point(data: Sequence[Any]) -> tuple[float, float, float | None]:
-    width, mean, error = data
-    return width, float(mean), error
-
-
-def _number(value: Any) -> float | None:
-    return None if value is None else float(value)

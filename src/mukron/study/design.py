@@ -7,10 +7,12 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import cache
+from functools import cache, cached_property
 from numbers import Integral, Real
+from types import NoneType
 from typing import Any
 
+from mukron.arguments import check_type
 from mukron.optim.spec import spec_of
 from mukron.params import plain_width
 from mukron.study.errors import StudyError
@@ -101,17 +103,16 @@ class Design:
         search: Search | None = None,
         metric: str = "train_loss",
     ) -> None:
-        config = RunConfig() if config is None else config
+        values: dict[str, Any] = {"config": (config := _checked(config))}
         dampings = _read_schemes(schemes, config.method)
-        values = {
-            "config": config,
+        values |= {
             "widths": tuple(sorted({plain_width(width) for width in _numbers("widths", widths)})),
             "schemes": tuple(dampings),
             "lr": tuple(sorted(set(_numbers("lr", lr)))),
             "damping": tuple(sorted(set(_numbers("damping", damping)))),
             "seeds": _read_seeds(seeds),
             "search": search,
-            "metric": metric,
+            "metric": _text("metric", metric),
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)
@@ -164,10 +165,11 @@ class Design:
         Args:
             entries: The stored trials.
         """
-        settings = self._grid() if self.search is None else self._tried(entries)
-        for seed, (scheme, width) in itertools.product(self.seeds, self.slices):
-            for lr, damping in settings.get((scheme, width), ()):
-                yield Point(scheme, width, lr, damping, seed)
+        return iter(self._of_grid) if self.search is None else _ordered(self, self._tried(entries))
+
+    @cached_property
+    def _of_grid(self) -> tuple[Point, ...]:
+        return tuple(_ordered(self, self._grid()))
 
     def next(self, entries: Sequence[Entry], since: int = 0) -> Point | None:
         """Return the first point without a trial; None if there is none for now.
@@ -188,8 +190,7 @@ class Design:
             entries: The stored trials.
             since: Number of the first trial whose worker's death counts.
         """
-        first = self.next(entries, since)
-        if first is None:
+        if (first := self.next(entries, since)) is None:
             return []
         fresh = [] if self.search is not None else list(self._waiting(entries, since, 1))
         same_width = [point for point in fresh if point.width == first.width]
@@ -297,15 +298,32 @@ class Design:
         return {**axes, "config": self.config.to_dict(), "search": search, "metric": self.metric}
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Design:
+    def from_dict(cls, data: Mapping[str, Any], *, trust: bool = False) -> Design:
         """Read what ``to_dict`` returned.
 
         Args:
-            data: What ``to_dict`` returned.
+            data: The plain data.
+            trust: As in ``RunConfig.from_dict``.
         """
         axes = {name: tuple(data[name]) for name in ("widths", "schemes", "lr", "damping", "seeds")}
         search = None if data["search"] is None else Search(**data["search"])
-        return cls(RunConfig.from_dict(data["config"]), search=search, metric=data["metric"], **axes)
+        return cls(RunConfig.from_dict(data["config"], trust=trust), search=search, metric=data["metric"], **axes)
+
+
+def _ordered(design: Design, settings: Mapping[Slice, Sequence[Setting]]) -> Iterator[Point]:
+    for seed, (scheme, width) in itertools.product(design.seeds, design.slices):
+        for lr, damping in settings.get((scheme, width), ()):
+            yield Point(scheme, width, lr, damping, seed)
+
+
+def _text(name: str, value: str) -> str:
+    check_type(name, value, str, "a name")
+    return value
+
+
+def _checked(config: RunConfig | None) -> RunConfig:
+    check_type("config", config, (RunConfig, type(None)), "a RunConfig")
+    return RunConfig() if config is None else config
 
 
 def _deaths(entries: Sequence[Entry], since: int) -> Counter[Point]:
@@ -341,6 +359,10 @@ def _read_schemes(schemes: str | Sequence[str] | None, method: str) -> dict[str,
     """Schemes in their canonical spelling, with their damping numbers."""
     if schemes is None:
         schemes = usual_schemes(method)
+    if not isinstance(schemes, str) and not (
+        isinstance(schemes, Sequence) and all(isinstance(scheme, str) for scheme in schemes)
+    ):
+        raise StudyError(f"schemes: expected names, as in mup or sp/heuristic:1e-3, got {schemes!r:.80}")
     dampings = dict(read_scheme(scheme, method) for scheme in ((schemes,) if isinstance(schemes, str) else schemes))
     if not dampings:
         raise StudyError("schemes: expected at least one, as in mup or sp/heuristic:1e-3")
@@ -356,7 +378,7 @@ def _read_seeds(seeds: int | Sequence[int]) -> tuple[int, ...]:
 
 
 def _numbers(name: str, values: float | Sequence[float]) -> list[float]:
-    several: Sequence[float] = (values,) if isinstance(values, Real) else values  # type: ignore[assignment]
+    several: Sequence[float] = (values,) if isinstance(values, (Real, NoneType)) else values  # type: ignore[assignment]
     if not len(several) or not all(isinstance(value, Real) and 0 < value < math.inf for value in several):
         raise StudyError(f"{name}: expected numbers above 0, got {values!r}")
     return [_plain(value) for value in several]

@@ -42,28 +42,30 @@ def study_run(
             )
     if base_width is not None and not (isinstance(base_width, (int, float)) and base_width > 0):
         raise StudyError(f"width={base_width!r}: expected a number above 0")
-    chosen = study_fields(fields, config is None, base_width, widths)
+    chosen = study_fields(fields, config, base_width, widths)
     start = {**RunConfig().to_dict(), "data": ""} if config is None else config.to_dict()
-    return RunConfig.from_dict({**start, **chosen}, "arguments")
+    return RunConfig.from_dict({**start, **chosen}, "arguments", trust=True)
 
 
 def study_fields(
-    fields: Mapping[str, Any], usual: bool, base_width: float | None, widths: Sequence[float] | None
+    fields: Mapping[str, Any], start: RunConfig | None, base_width: float | None, widths: Sequence[float] | None
 ) -> dict[str, Any]:
     """Add what studies do unless they are told otherwise.
 
     Args:
         fields: The fields of the run that were given.
-        usual: Whether the run begins with the usual one, not with a config.
+        start: The config that the run begins with; None: the usual one.
         base_width: The width that settings are tuned at.
         widths: The widths of the study.
     """
-    chosen, model = dict(fields), str(fields.get("model") or "mlp")
+    chosen, model = dict(fields), fields.get("model") or "mlp"
+    if not isinstance(model, str):
+        raise StudyError(f'model: expected a name or "MODULE:FUNCTION", got {model!r:.80}')
     own = ":" in model
-    if usual:
+    if start is None:
         chosen = {"epochs": STUDY_EPOCHS, "batch": STUDY_BATCH if own else get_model(model).batch, **chosen}
     base_width = chosen.get("base_width") if base_width is None else base_width
-    if base_width is None and own:
+    if base_width is None and own and (start is None or start.base_width is None):
         base_width = default_width(import_function(model, "model")) or (min(widths) if widths else None)
         if base_width is None:
             raise StudyError(f"model={model!r}: its width has no default; give widths or base_width")

@@ -12,6 +12,7 @@ from mukron.exponents import student_quantile
 from mukron.study.curves import AXES, Curve, Measure, read_curves
 from mukron.study.optimum import CONFIDENCE, Interval, Optimum, drift, locate
 from mukron.study.points import PRUNED, Result
+from mukron.typed import MaybeInfinite
 
 TRANSFERS, MOVES, CANNOT_TELL = "transfers", "does not transfer", "cannot tell"
 REMEDY = {"lr": "lower learning rates", "damping": "higher damping"}
@@ -30,9 +31,9 @@ class Regret:
     width: float
     setting: float  # the narrowest width's best setting that was run
     own: float  # this width's best setting that was run
-    loss: float  # difference of the metric's means, positive is worse; infinite if training diverges
-    noise: float | None  # standard deviation over seeds
-    units: float | None  # loss / noise
+    loss: MaybeInfinite  # difference of the metric's means, positive is worse; infinite if training diverges
+    noise: MaybeInfinite | None  # standard deviation over seeds
+    units: MaybeInfinite | None  # loss / noise
     used: float | None = None  # the setting that was run nearest to ``setting``, where that was not run itself
     large: bool = False  # significant and relevant
 
@@ -43,7 +44,9 @@ class Wider:
 
     when: str  # "early" or "late"
     epoch: int
-    values: tuple[tuple[float, float, float | None], ...]  # width, mean (infinite: diverged), standard error (or None)
+    values: tuple[
+        tuple[float, MaybeInfinite, MaybeInfinite | None], ...
+    ]  # width, mean (infinite: diverged), standard error (or None)
     better: bool  # the widest is better than the narrowest, and no width is worse than one before it
     worse_at: tuple[float, ...]  # widths that are worse than the best narrower one by more than noise
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from mukron.exponents import student_quantile
 from mukron.study.curves import AXES, Array, Curve, Mask, lowest
+from mukron.typed import MaybeInfinite
 
 CONFIDENCE = 0.95
 DRAWS = 400  # of the bootstrap: its standard error is then known to 4%
@@ -27,9 +28,9 @@ EPSILON = 1e-9  # differences up to this size are rounding errors
 class Interval:
     """A number and its confidence interval; low or high is infinite where the data do not bound it."""
 
-    value: float
-    low: float
-    high: float
+    value: MaybeInfinite
+    low: MaybeInfinite
+    high: MaybeInfinite
 
     def __str__(self) -> str:
         return f"{self.value:+.2f} [{self.low:+.2f}, {self.high:+.2f}]"
@@ -42,12 +43,12 @@ class Optimum:
     width: float
     best: Interval  # log2 of the setting, from a local parabola, with its bootstrap interval over seeds
     measured: float  # the best setting that was run (not its logarithm)
-    value: float  # the metric's mean over seeds at ``measured``
-    noise: float | None  # the metric's standard deviation over seeds at ``measured``; None: one seed
+    value: MaybeInfinite  # the metric's mean over seeds at ``measured``
+    noise: MaybeInfinite | None  # the metric's standard deviation over seeds at ``measured``; None: one seed
     notes: tuple[str, ...] = ()  # remarks: at the edge of the grid, next to runs that diverged, flat, ...
     seeds: int = 1
-    error: float = 0.0  # standard error of best.value over seeds
-    grid: float = 0.0  # standard error of best.value from the coarseness of the grid
+    error: MaybeInfinite = 0.0  # standard error of best.value over seeds
+    grid: MaybeInfinite = 0.0  # standard error of best.value from the coarseness of the grid
 
     @property
     def open(self) -> bool:

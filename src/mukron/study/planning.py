@@ -204,7 +204,9 @@ def plan_for(
 
     Raises:
         StudyError: The run was tuned under SP, where settings do not transfer.
+        UntrustedError: A file names functions of the run.
     """
+    tuned.trusted(False)
     if tuned.scheme == SP.name:
         raise StudyError(
             "these settings were tuned under SP (scheme 'sp'), where the best learning rate and damping move with the "

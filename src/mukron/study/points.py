@@ -15,9 +15,12 @@ from mukron.damping import Rule
 from mukron.study.errors import StudyError
 from mukron.theory import get_scheme
 from mukron.train import RunConfig
-from mukron.train.records import LOW_IS_BEST, EpochRow
+from mukron.train.records import DIVERGED, FINISHED, LOW_IS_BEST
+from mukron.train.rows import EpochRow, check_rows
+from mukron.typed import fields_of, read_as
 
 PRUNED = "pruned"  # the status of a run that was given up
+ENDINGS = (FINISHED, DIVERGED, PRUNED)
 
 
 @dataclass(frozen=True)
@@ -114,8 +117,15 @@ class Result:
         Args:
             data: What ``to_dict`` returned.
         """
-        point = Point(*(data[name] for name in POINT_FIELDS))
-        return cls(point, data["status"], data["rows"], data["reason"], data["seconds"])
+        content = dict(fields_of(data, "result", *POINT_FIELDS))
+        point = {name: content.pop(name) for name in POINT_FIELDS}
+        result: Result = read_as(cls, {**content, "point": point}, "result")
+        check_rows(result.rows, "row")
+        if result.status not in ENDINGS:
+            raise ValueError(f"result: {result.status!r} is no status; known: {', '.join(ENDINGS)}")
+        if min(result.point.width, result.point.lr) <= 0 or (result.point.damping or 0) < 0:
+            raise ValueError(f"result: expected width and lr above 0 and damping from 0 on, found {result.point}")
+        return result
 
 
 def read_scheme(text: str, method: str) -> tuple[str, float | None]:

@@ -67,7 +67,8 @@ def _seconds_of_work_left(design: Design, ended: Sequence[Entry], running: Seque
         durations.setdefault(entry.point.width, []).append(entry.seconds)
     medians = {width: statistics.median(seconds) for width, seconds in durations.items()}
     low, high = min(medians), max(medians)
-    power = math.log(medians[high] / medians[low]) / math.log(high / low) if low < high and medians[low] else 1.0
+    timed = low < high and min(medians[low], medians[high]) > 0  # trials of earlier versions have no times
+    power = math.log(medians[high] / medians[low]) / math.log(high / low) if timed else 1.0
     power = min(max(power, 0.0), 2.0)
     runs_per_width = design.total / len(design.widths)
     seconds_left = 0.0

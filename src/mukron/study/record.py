@@ -8,7 +8,7 @@ import statistics
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mukron.notebook import Shown
 from mukron.params.storage import Data, check_stamp, damaged, read_json, stamp, write_json
@@ -18,6 +18,7 @@ from mukron.study.points import Point, Result, label, lowest_is_best
 from mukron.table import Table
 from mukron.train import RunConfig
 from mukron.train.records import FINISHED
+from mukron.typed import fields_of, read_as
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -179,14 +180,20 @@ class StudyRecord(Shown):
         content = check_stamp(data, KIND, VERSION, source)
         config = RunConfig.from_dict(content.get("config"), source)
         with damaged(source):
+            fields_of(content, "study", "name", "over", "metric", "results", "certificate", "made")
+            results = tuple(map(Result.from_dict, read_as(list[Any], content["results"], "results")))
+            _check_schemes(results, config)
+            over = read_as(tuple[str, ...], content["over"], "over")
+            if not over or not {*over} <= {"lr", "damping"}:
+                raise ValueError(f"over: expected lr, damping or both, found {list(over)}")
             return cls(
-                name=content["name"],
+                name=read_as(str, content["name"], "name"),
                 config=config,
-                over=tuple(content["over"]),
-                metric=content["metric"],
-                results=tuple(map(Result.from_dict, content["results"])),
+                over=over,
+                metric=read_as(str, content["metric"], "metric"),
+                results=results,
                 certificate=None if content["certificate"] is None else Certificate.from_dict(content["certificate"]),
-                made=content["made"],
+                made=read_as(dict[str, Any], content["made"], "made"),
             )
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -211,6 +218,15 @@ class StudyRecord(Shown):
             return cls.from_dict(read_json(path), str(path))
         except OSError as error:
             raise StudyError(f"{path}: cannot be read: {error.strerror}; expected a study's study.json") from error
+
+
+def _check_schemes(results: Sequence[Result], config: RunConfig) -> None:
+    """Every scheme is one that the config can be run in, with a damping if it has a rule."""
+    for point in {(result.point.scheme, result.point.damping is None): result.point for result in results}.values():
+        if "/" in point.scheme and point.damping is None:
+            raise ValueError(f"result: scheme {point.scheme!r} and damping {point.damping} do not fit")
+        if "/" in point.scheme or point.damping is None:  # a ridge of kernel regression has no rule
+            point.config(config)
 
 
 def _damping(point: Point) -> str:

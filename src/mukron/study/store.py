@@ -20,16 +20,21 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property, wraps
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
+from mukron.params.storage import sealed, unsealed
+from mukron.study.database import UnreachableError, checked_address, open_rdb, optuna_package, readable, storage_errors
 from mukron.study.errors import StudyError
 from mukron.study.points import POINT_FIELDS, Point, Result, lowest_is_best
+from mukron.study.presence import Presence
 from mukron.train import RunConfig
-from mukron.train.records import FINISHED, EpochRow
-from mukron.workers.locks import locked
+from mukron.train.records import FINISHED
+from mukron.train.rows import EpochRow
+from mukron.typed import read_as
+from mukron.workers.locks import locked, wait_for
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -38,6 +43,8 @@ BEAT, GRACE = 15, 60  # seconds between two heartbeats of a trial; seconds witho
 RUNNING, ENDED, LOST = "running", "ended", "lost"
 NOT_COMPARED = (*POINT_FIELDS, "device")  # fields that may differ between runs of one study; workers choose the device
 WORKER_DIED = "its worker died"
+QUESTION = "mukron"  # the attribute that holds what a study trains
+TOOK = "seconds"  # the attribute that holds how long a trial took; Optuna takes differences of local times
 
 
 @dataclass(frozen=True)
@@ -49,7 +56,7 @@ class Entry:
     state: str  # "running", "ended", or "lost": by its worker's death, an error or Ctrl-C
     result: Result | None = None
     reason: str = ""  # why it was lost
-    seconds: float = 0.0  # wall-clock time of the trial; of a stack, divided by its size
+    seconds: float = 0.0  # how long the trial took; of a stack, divided by its size
     together: int = 1  # the number of trials that were trained together in a stack
 
 
@@ -60,10 +67,7 @@ class ClaimedPoint:
     point: Point
     trial: Any  # Optuna's
     trial_id: int
-
-
-class _UnreachableError(StudyError):
-    """The storage cannot be reached."""
+    began: float = field(default_factory=time.monotonic)
 
 
 def _patient(act: Callable[P, T]) -> Callable[P, T]:
@@ -74,9 +78,9 @@ def _patient(act: Callable[P, T]) -> Callable[P, T]:
         url, end = args[0].url, time.monotonic() + RETRY_SECONDS  # type: ignore[attr-defined]
         while True:
             try:
-                with _storage_errors(url):
+                with storage_errors(url):
                     return act(*args, **kwargs)
-            except _UnreachableError:  # noqa: PERF203
+            except UnreachableError:  # noqa: PERF203
                 if time.monotonic() > end or url.startswith("sqlite"):
                     raise
                 time.sleep(1)
@@ -90,37 +94,50 @@ class Store:
     def __init__(
         self, url: str, name: str, config: RunConfig, metric: str, *, beat: int = BEAT, grace: int = GRACE
     ) -> None:
-        self.url, self.name, self.beat = _checked(url), name, beat
-        with _storage_errors(self.url):
-            with self.exclusive():  # one process creates the tables
-                self._rdb = _rdb(self.url, beat, grace)
+        self.url, self.name, self.beat, self.grace = checked_address(url), name, beat, grace
+        self.presence = Presence(self.url, name)
+        weakref.finalize(self, self.presence.leave)
+        self._ended: dict[int, Entry] = {}
+        with storage_errors(self.url), self.exclusive():  # one process creates the tables
+            with readable(self.url):
+                self._rdb = open_rdb(self.url, beat, grace)
                 weakref.finalize(self, self._rdb.engine.dispose)  # closes connections
                 self._open(config, metric)
-            self._storage = self.study._storage  # caches trials that have ended, as ``_rdb`` does not
-            self._id = self._rdb.get_study_id_from_name(name)
-        self._ended: dict[int, Entry] = {}
+                self._storage = self.study._storage  # caches trials that have ended, as ``_rdb`` does not
+                self._id = self._rdb.get_study_id_from_name(name)
+            self.presence.enter()
 
     def _open(self, config: RunConfig, metric: str) -> None:
-        """Store the config and metric, or compare them with the stored ones; replace these if nothing was trained."""
-        optuna = _optuna()
+        """Store the config and metric, or compare them with the stored ones.
+
+        A study of something else is replaced if nothing was trained and nobody has it open: a wrong request left it.
+        """
+        optuna = optuna_package()
         states = optuna.trial.TrialState
         direction = "minimize" if lowest_is_best(metric) else "maximize"
         wanted = {"study_name": self.name, "storage": self._rdb, "direction": direction, "load_if_exists": True}
         self.study = optuna.create_study(**wanted)
-        stored = self.study.user_attrs.get("mukron")
+        stored = self._question()
         different = {} if stored is None else self._differences(stored["config"], config)
         if stored is not None and (different or stored["metric"] != metric):
             trained = (states.COMPLETE, states.PRUNED, states.RUNNING)
-            if not self.study.get_trials(deepcopy=False, states=trained):  # left by an invalid request
+            if not self.study.get_trials(deepcopy=False, states=trained) and self.presence.alone():
                 optuna.delete_study(study_name=self.name, storage=self._rdb)
                 self.study, stored, different = optuna.create_study(**wanted), None, {}
         if different:
             listed = ", ".join(f"{field} {old!r} there and {new!r} here" for field, (old, new) in different.items())
             raise StudyError(f"{self._place} trains something else: {listed}. Choose another folder (folder=, --out)")
         if stored is None:
+            if any("point" in trial.user_attrs for trial in self.study.get_trials(deepcopy=False)):
+                raise ValueError("there are trials, but not what they train")
             stored = {"config": config.to_dict(), "metric": metric}
-            self.study.set_user_attr("mukron", stored)
-        self.metric = stored["metric"]
+            self.study.set_user_attr(QUESTION, sealed(stored))
+        if self.study.direction.name.lower() != wanted["direction"]:
+            raise ValueError(f"it is to {self.study.direction.name.lower()} {metric}")
+        self._stored, self.metric = self._question(), stored["metric"]
+
+    def _question(self) -> Any:
+        return unsealed(self.study.user_attrs.get(QUESTION), "the study's config")
 
     @property
     def _place(self) -> str:
@@ -135,6 +152,15 @@ class Store:
         fields = RunConfig.from_dict(stored, f"study {self.name}").differences(config)
         return {field: values for field, values in fields.items() if field not in NOT_COMPARED}
 
+    def _check_that_it_is_there(self) -> None:
+        """Refuse to go on if another command has replaced this study, which trained nothing, by its own."""
+        try:
+            stored = self._question()
+        except KeyError:  # no study has this number any more
+            stored = None
+        if stored != self._stored:
+            raise StudyError(f"study {self.name!r} was replaced by another command. Choose another folder (--out)")
+
     @contextmanager
     def exclusive(self) -> Iterator[None]:
         """Hold the study's lock, which one worker on any machine has at a time; it is released if its process dies."""
@@ -146,7 +172,8 @@ class Store:
             return
         with self._locks.begin() as connection:
             connection.execute(text("SET LOCAL idle_in_transaction_session_timeout = '60s'"))  # if a machine dies
-            connection.execute(text("SELECT pg_advisory_xact_lock(hashtext(:name))"), {"name": f"mukron {self.name}"})
+            ask, name = text("SELECT pg_try_advisory_xact_lock(hashtext(:name))"), {"name": f"mukron {self.name}"}
+            wait_for(lambda: bool(connection.execute(ask, name).scalar()), f"study {self.name!r}")
             yield
 
     @cached_property
@@ -160,7 +187,9 @@ class Store:
     @_patient
     def entries(self) -> list[Entry]:
         """All trials, in the order in which they began."""
-        return [entry for trial in self.study.get_trials(deepcopy=False) if (entry := self._entry(trial)) is not None]
+        with readable(self.url):
+            trials = self.study.get_trials(deepcopy=False)
+            return [entry for trial in trials if (entry := self._entry(trial)) is not None]
 
     def _entry(self, trial: Any) -> Entry | None:
         if trial.number in self._ended:
@@ -168,13 +197,14 @@ class Store:
         attributes = trial.user_attrs
         if "point" not in attributes:  # a trial that another program added to the study
             return None
-        point = Point(**attributes["point"])
-        together = attributes.get("together", 1)
+        place = f"trial {trial.number}"
+        point: Point = read_as(Point, unsealed(attributes["point"], place), place)
+        together = read_as(int, attributes.get("together", 1), f"{place}: together")
         if not trial.state.is_finished():
             return Entry(trial.number, point, RUNNING, together=together)
-        seconds = trial.duration.total_seconds() / together if trial.duration else 0.0
+        seconds = max(0.0, read_as(float, attributes.get(TOOK, 0.0), f"{place}: {TOOK}")) / max(1, together)
         if "result" in attributes and trial.state.name != "FAIL":
-            result = Result.from_dict({**attributes["point"], **attributes["result"]})
+            result = Result.from_dict({**asdict(point), **unsealed(attributes["result"], place)})
             entry = Entry(trial.number, point, ENDED, result, seconds=seconds, together=together)
         else:
             reason = attributes.get("reason", WORKER_DIED)
@@ -197,13 +227,15 @@ class Store:
     def claim_many(self, choose: Callable[[Sequence[Entry]], Sequence[Point]]) -> list[ClaimedPoint]:
         """Claim the points that ``choose`` returns, given all trials."""
         with self.exclusive():
+            self.presence.enter()
+            self._check_that_it_is_there()
             self._fail_dead_trials()
             points = choose(self.entries())
             return [self._claim(point, len(points)) for point in points]
 
     def _claim(self, point: Point, together: int) -> ClaimedPoint:
-        optuna = _optuna()
-        attributes = {"scheme": point.scheme, "point": asdict(point), "worker": f"{_host()}:{os.getpid()}"}
+        optuna = optuna_package()
+        attributes = {"scheme": point.scheme, "point": sealed(asdict(point)), "worker": f"{_host()}:{os.getpid()}"}
         template = optuna.trial.create_trial(
             state=optuna.trial.TrialState.WAITING,
             params=(params := _params(point)),
@@ -218,7 +250,7 @@ class Store:
 
     def _fail_dead_trials(self) -> None:
         """Fail the trials whose workers have died."""
-        optuna = _optuna()
+        optuna = optuna_package()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             optuna.storages.fail_stale_trials(self.study)
@@ -249,7 +281,8 @@ class Store:
     @_patient
     def report(self, claim: ClaimedPoint, value: float, epoch: int) -> None:
         """Report the metric after an epoch, for the dashboard and for pruners."""
-        claim.trial.report(value, epoch)
+        with self._unless_lost(claim):
+            claim.trial.report(value, epoch)
 
     @_patient
     def fell_behind(self, claim: ClaimedPoint) -> bool:
@@ -258,22 +291,22 @@ class Store:
 
     def end(self, claim: ClaimedPoint, status: str, rows: Sequence[EpochRow], reason: str, seconds: float) -> None:
         """Store a run's result. A run that diverged has no value and is marked as pruned in Optuna."""
-        states = _optuna().trial.TrialState
-        result = {"status": status, "reason": reason, "seconds": seconds, "rows": [dict(row) for row in rows]}
+        states = optuna_package().trial.TrialState
+        content = {"status": status, "reason": reason, "seconds": seconds, "rows": [dict(row) for row in rows]}
         value = rows[-1].get(self.metric) if rows and status == FINISHED else None
         if status == FINISHED and value is None:
             known = ", ".join(name for name in (rows[-1] if rows else {}) if name not in ("epoch", "step", "seconds"))
             raise StudyError(f"metric {self.metric!r}: runs of this study do not have it; they have {known}")
-        self._close(claim, states.COMPLETE if status == FINISHED else states.PRUNED, value, "result", result)
+        self._close(claim, states.COMPLETE if status == FINISHED else states.PRUNED, value, "result", sealed(content))
 
     def give_up(self, claim: ClaimedPoint, reason: str) -> None:
         """Fail the trial, so that its point can be claimed again."""
-        self._close(claim, _optuna().trial.TrialState.FAIL, None, "reason", reason)
+        self._close(claim, optuna_package().trial.TrialState.FAIL, None, "reason", reason)
 
     @_patient
     def give_up_of(self, worker: int, reason: str = WORKER_DIED) -> bool:
         """Give up all points of a process of this machine that has ended; return whether it had any."""
-        states = _optuna().trial.TrialState
+        states = optuna_package().trial.TrialState
         with self.exclusive():
             trials = [
                 trial
@@ -288,27 +321,23 @@ class Store:
     @_patient
     def _close(self, claim: ClaimedPoint, state: Any, value: float | None, attribute: str, content: Any) -> None:
         """End the trial, unless it was marked as lost meanwhile: another worker then trains the point."""
-        with suppress(_optuna().exceptions.UpdateFinishedTrialError):
+        with self._unless_lost(claim):
             self._storage.set_trial_user_attr(claim.trial_id, attribute, content)
+            self._storage.set_trial_user_attr(claim.trial_id, TOOK, time.monotonic() - claim.began)
             self._storage.set_trial_state_values(claim.trial_id, state, None if value is None else [value])
 
-
-def sqlite_at(path: Path) -> str:
-    """Return the database address of a file, with special characters in its path escaped."""
-    _optuna()  # reports what to install if Optuna, and with it SQLAlchemy, is missing
-    from sqlalchemy import URL, make_url
-
-    url = URL.create("sqlite", database=str(path)).render_as_string()
-    if make_url(url).database != str(path):  # SQLAlchemy before 2.1 takes what follows a ? for options
-        raise StudyError(f"{path}: a study cannot be kept in a folder of this name; choose one without a '?'")
-    return url
-
-
-def stored_at(url: str) -> str:
-    """Return the storage's address without its password, for messages and records."""
-    from sqlalchemy.engine import make_url
-
-    return make_url(url).render_as_string(hide_password=True)
+    @contextmanager
+    def _unless_lost(self, claim: ClaimedPoint) -> Iterator[None]:
+        """Drop what comes too late: others gave the trial up, since this worker did not run for a while."""
+        try:
+            yield
+        except optuna_package().exceptions.UpdateFinishedTrialError:
+            warnings.warn(
+                f"{claim.point.text()}: this worker gave no sign of life for more than {self.grace} s (it was paused, "
+                "or the clock was set), so its trial was given up; what it reports of the trial is dropped",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
 
 def _params(point: Point) -> dict[str, Any]:
@@ -321,67 +350,6 @@ def _distribution(optuna: Any, name: str, value: float) -> Any:
     if name == "seed":
         return optuna.distributions.IntDistribution(0, 2**31)
     return optuna.distributions.FloatDistribution(min(1e-12, value), max(1e12, value), log=True)
-
-
-def _optuna() -> Any:
-    try:
-        import optuna
-    except ImportError as error:
-        raise StudyError(f"studies are kept by Optuna: {error}; pip install 'mukron[studies]' brings it") from error
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    return optuna
-
-
-def _checked(url: str) -> str:
-    """Return the address with the driver that mukron installs: SQLAlchemy's default depends on its version."""
-    kind, _, rest = url.partition(":")
-    if kind == "postgresql":
-        return f"postgresql+psycopg:{rest}"
-    if kind.partition("+")[0] not in ("sqlite", "postgresql") or url.rstrip("/") == "sqlite:":
-        raise StudyError(f"storage {url!r}: expected sqlite:///FILE or postgresql://USER:PASSWORD@HOST/DATABASE")
-    return url
-
-
-def _rdb(url: str, beat: int, grace: int) -> Any:
-    optuna = _optuna()
-    kind = url.partition(":")[0].partition("+")[0]
-    engine = {"connect_args": {"timeout": 60}} if kind == "sqlite" else {"pool_pre_ping": True}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        rdb = optuna.storages.RDBStorage(url, engine_kwargs=engine, heartbeat_interval=beat, grace_period=grace)
-    if kind == "sqlite":
-        _quick_commits(rdb.engine)
-    return rdb
-
-
-def _quick_commits(engine: Any) -> None:
-    """Use a write-ahead log, which does not block readers, without waiting for the disk: a trial takes nine commits."""
-    from sqlalchemy import event
-
-    def pragmas(connection: Any, record: Any) -> None:
-        connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute("PRAGMA synchronous = NORMAL")
-
-    event.listen(engine, "connect", pragmas)
-    engine.dispose()  # of connections without these settings
-
-
-@contextmanager
-def _storage_errors(url: str) -> Iterator[None]:
-    """Turn errors of the storage into messages of one line that name it."""
-    from sqlalchemy.exc import SQLAlchemyError
-
-    optuna = _optuna()
-    try:
-        yield
-    except (SQLAlchemyError, optuna.exceptions.StorageInternalError) as error:
-        cause = error.__cause__ or error
-        message = str(getattr(cause, "orig", None) or cause).strip().partition("\n")[0]
-        raise _UnreachableError(f"storage {stored_at(url)}: {message}") from error
-    except ImportError as error:
-        raise StudyError(f"storage {stored_at(url)}: {error}; pip install 'mukron[postgresql]' brings it") from error
-    except OSError as error:
-        raise StudyError(f"storage {stored_at(url)}: {error.strerror}") from error
 
 
 def _host() -> str:

@@ -8,16 +8,18 @@ from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
 
+from mukron.arguments import check_type
 from mukron.bars import progress_of_function
 from mukron.data import Dataset
 from mukron.imports import path_of
 from mukron.study.certificate import Certificate, certify
+from mukron.study.database import sqlite_at, without_password
 from mukron.study.design import Design
 from mukron.study.errors import StudyError
 from mukron.study.points import Result
 from mukron.study.progress import StudyProgress, progress_of, standing_of_study
 from mukron.study.record import StudyRecord
-from mukron.study.store import ENDED, NOT_COMPARED, Store, sqlite_at, stored_at
+from mukron.study.store import ENDED, NOT_COMPARED, Store
 from mukron.study.work import POLL_INTERVAL, Job, StudyForeman, work, workers_for
 from mukron.train.records import FINISHED
 from mukron.train.trackers import TrackerFactory, read_trackers
@@ -41,7 +43,7 @@ class TransferStudy:
     Args:
         design: What is trained.
         folder: Where the study is kept.
-        storage: postgresql://USER:PASSWORD@HOST/DATABASE, to share the trials between machines.
+        storage: postgresql://USER@HOST/DATABASE, to share the trials between machines; password: ~/.pgpass.
         name: The study's name in ``storage``; derived from the folder's name and the config by default.
         keep_runs: Keep every run's records and checkpoints too, so that a stopped trial continues from its checkpoint.
         tracker: "wandb", "mlflow", "tensorboard", a class of your own in a module (or its "MODULE:CLASS"), or several:
@@ -78,6 +80,12 @@ class TransferStudy:
         beat: int | None = None,
         grace: int | None = None,
     ) -> None:
+        check_type("design", design, Design)
+        for argument, value in (("storage", storage), ("name", name)):
+            check_type(argument, value, (str, type(None)), "a text")
+        for argument, seconds in (("beat", beat), ("grace", grace)):
+            check_type(argument, seconds, (int, type(None)), "a whole number")
+        design.config.trusted(False)
         self.design = design
         self.folder = Path(folder)
         self.name = name or (STUDY_NAME if storage is None else self._shared_name())
@@ -152,15 +160,18 @@ class TransferStudy:
         read_trackers(self.tracker).check(self.folder)
         job = self.job()
         done = False
-        with progress_of_function(progress, self.folder.name, standing_of_study) as listener:
-            report = self._reporter(workers, listener)
-            report(now=True)
-            with interruptible(terminate=True) as stopped, suppress(KeyboardInterrupt):
-                if workers == 1:
-                    done = work(job, self.store, self.dataset, stopped, report)
-                else:
-                    done = StudyForeman(job, self.store, workers, self.folder / LOG).run(stopped, report)
-            report(now=True)
+        try:
+            with progress_of_function(progress, self.folder.name, standing_of_study) as listener:
+                report = self._reporter(workers, listener)
+                report(now=True)
+                with interruptible(terminate=True) as stopped, suppress(KeyboardInterrupt):
+                    if workers == 1:
+                        done = work(job, self.store, self.dataset, stopped, report)
+                    else:
+                        done = StudyForeman(job, self.store, workers, self.folder / LOG).run(stopped, report)
+                report(now=True)
+        finally:
+            self.store.presence.leave()
         record = self.record(command)
         if not done:
             raise KeyboardInterrupt
@@ -211,7 +222,7 @@ class TransferStudy:
         provenance = {
             "command": command,
             "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
-            "storage": DATABASE if self._in_folder else stored_at(self.url),
+            "storage": DATABASE if self._in_folder else without_password(self.url),
             **describe_machine(self.design.config.device),
         }
         record = StudyRecord(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +21,8 @@ from mukron.study.points import PRUNED, Point
 from mukron.study.search import pruner
 from mukron.study.store import ENDED, RUNNING, ClaimedPoint, Entry, Store
 from mukron.train import Progress, Run, StackProgress, dataset_of, stack_size, train, train_stack
-from mukron.train.records import INTERRUPTED, EpochRow
+from mukron.train.records import INTERRUPTED
+from mukron.train.rows import EpochRow
 from mukron.train.trackers import Trackers, read_trackers
 from mukron.train.tracking import tracked
 from mukron.workers.foreman import Foreman
@@ -60,7 +62,7 @@ class Job:
 
     @classmethod
     def from_dict(cls, data: WorkerTask) -> Job:
-        return cls(**{**data, "design": Design.from_dict(data["design"])})
+        return cls(**{**data, "design": Design.from_dict(data["design"], trust=True)})  # the foreman has checked it
 
 
 class _FellBehindError(Exception):
@@ -268,7 +270,7 @@ def workers_for(workers: int | str, device: str) -> int:
     """
     if workers == ONE_A_GPU:
         return max(1, len(_gpus_for(device)))
-    if isinstance(workers, bool) or not (isinstance(workers, int) or workers.isdecimal()) or int(workers) < 1:
+    if isinstance(workers, bool) or not str(workers).isdecimal() or int(workers) < 1:
         raise StudyError(
             f"workers={workers!r}: expected a number of processes, at least 1, or {ONE_A_GPU!r}, one a GPU"
         )
@@ -313,9 +315,9 @@ class StudyForeman(Foreman):
         return StudyError(text)
 
 
-def main(file: str) -> int:
+def main() -> int:
     """Run a worker process of a study and return its exit code."""
-    return serve(file, _work_on_task)
+    return serve(sys.stdin, _work_on_task)
 
 
 def _work_on_task(task: WorkerTask, stopped: Stopped, tick: Tick) -> bool:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
+from mukron.readers import exact_number, shown
 from mukron.theory.power import Number, Power
 from mukron.theory.roles import Role
 from mukron.theory.statistics import V_L, V_LR, V_R, A, B, EntrySquare, K, L, R, S, Statistic, V
@@ -164,10 +165,11 @@ def kronecker(e_A: Number = Fraction(1, 2), e_B: Number = Fraction(1, 2)) -> Met
         >>> kronecker(1, "1/2").name
         'kronecker:1,1/2'
     """
-    factors = ((A, Fraction(e_A)), (B, Fraction(e_B)))
-    usual = Fraction(e_A) == Fraction(e_B) == Fraction(1, 2)
-    name = "kronecker" if usual else f"kronecker:{Fraction(e_A)},{Fraction(e_B)}"
-    title = f"Kronecker ({Fraction(e_A)}, {Fraction(e_B)})"
+    on_A, on_B = exact_number(e_A), exact_number(e_B)
+    factors = ((A, on_A), (B, on_B))
+    usual = on_A == on_B == Fraction(1, 2)
+    name = "kronecker" if usual else f"kronecker:{on_A},{on_B}"
+    title = f"Kronecker ({on_A}, {on_B})"
     return Method(name, title, tuple((statistic, e) for statistic, e in factors if e))
 
 
@@ -194,7 +196,7 @@ def shampoo(e: Number = Fraction(1, 2), sides: str = "both") -> Method:
         >>> print(-solve(shampoo(sides="output"))[Role.HIDDEN].c)
         r_out^1/2 / r_in^1/2
     """
-    e = Fraction(e)
+    e = exact_number(e)
     if e < 0:
         raise ValueError(f"Shampoo's exponent e must not be negative, got {e}")
     factors = {"both": ((L, e / 2), (R, e / 2)), "input": ((R, e),), "output": ((L, e),)}
@@ -254,7 +256,7 @@ class Family:
     name: str
     settings: tuple[str, ...]
     make: Callable[..., Method]
-    parse: Callable[[str], Any] = Fraction
+    parse: Callable[[str], Any] = exact_number
     optional: tuple[str, ...] = ()
 
     @property
@@ -342,13 +344,13 @@ def get_method(method: Method | str) -> Method:
     if family is not None and exponents:
         try:
             return family.make(**family.read(exponents))
-        except (ValueError, ZeroDivisionError) as error:
+        except ValueError as error:
             raise ValueError(
-                f"method {method!r}: {error}; examples: 'shampoo:1/4', 'kronecker:1,1/2', 'soap:input'"
+                f"method {shown(method)}: {error}; examples: 'shampoo:1/4', 'kronecker:1,1/2', 'soap:input'"
             ) from error
     if exponents or name not in METHODS:
         patterns = [family.pattern for family in FAMILIES.values()]
-        raise ValueError(f"unknown method {method!r}; known: {_quoted([*METHODS, *ALIASES, *patterns])}")
+        raise ValueError(f"unknown method {shown(method)}; known: {_quoted([*METHODS, *ALIASES, *patterns])}")
     return METHODS[name]
 
 

@@ -64,11 +64,20 @@ class Power:
 
         Returns:
             ``r_in ** fan_in * r_out ** fan_out * L ** depth``.
+
+        Raises:
+            ValueError: No floating-point number is as large.
         """
-        # Equal sides are combined first, so that opposite exponents cancel exactly.
-        if r_in == r_out:
-            return math.pow(r_in, self.total) * math.pow(L, self.depth)
-        return math.pow(r_in, self.fan_in) * math.pow(r_out, self.fan_out) * math.pow(L, self.depth)
+        try:
+            # Equal sides are combined first, so that opposite exponents cancel exactly.
+            if r_in == r_out:
+                return math.pow(r_in, self.total) * math.pow(L, self.depth)
+            return math.pow(r_in, self.fan_in) * math.pow(r_out, self.fan_out) * math.pow(L, self.depth)
+        except OverflowError:
+            raise ValueError(
+                f"{self} is beyond all floating-point numbers where r_in = {float(r_in):g}, r_out = {float(r_out):g}, "
+                f"L = {float(L):g}; give smaller exponents"
+            ) from None
 
     def __add__(self, other: Power) -> Power:
         return Power(self.fan_in + other.fan_in, self.fan_out + other.fan_out, self.depth + other.depth)

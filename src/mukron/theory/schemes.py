@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 
+from mukron.readers import exact_number, shown
 from mukron.theory.power import Number
 
 HALF = Fraction(1, 2)
@@ -73,7 +74,7 @@ def uniform(r: Number) -> Scheme:
         >>> uniform("1/4").name
         'uniform:1/4'
     """
-    return Scheme(Fraction(r))
+    return Scheme(exact_number(r))
 
 
 def get_scheme(scheme: Scheme | str) -> Scheme:
@@ -88,6 +89,7 @@ def get_scheme(scheme: Scheme | str) -> Scheme:
 
     Raises:
         ValueError: There is no scheme of this name.
+        TypeError: It is no name.
 
     Example:
         >>> from mukron.theory import get_scheme
@@ -96,14 +98,15 @@ def get_scheme(scheme: Scheme | str) -> Scheme:
     """
     if isinstance(scheme, Scheme):
         return scheme
+    if not isinstance(scheme, str):
+        raise TypeError(f'scheme must be a name, such as "mup", or a Scheme, got {scheme!r:.80}')
     name, _, argument = scheme.strip().lower().partition(":")
     if name == "uniform" and argument:
         try:
-            r = Fraction(argument)
-        except (ValueError, ZeroDivisionError) as error:
-            raise ValueError(f"scheme {scheme!r}: r must be an exact number, as in 'uniform:1/4'") from error
-        return uniform(r)
+            return uniform(argument)
+        except ValueError as error:
+            raise ValueError(f"scheme {shown(scheme)}: {error}; r is an exact number, as in 'uniform:1/4'") from error
     if argument or name not in SCHEMES:
         known = ", ".join(map(repr, SCHEMES))
-        raise ValueError(f"unknown scheme {scheme!r}; known: {known}, 'uniform:R' with R from 0 to 1/2")
+        raise ValueError(f"unknown scheme {shown(scheme)}; known: {known}, 'uniform:R' with R from 0 to 1/2")
     return SCHEMES[name]

@@ -42,6 +42,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
+from mukron.readers import exact_number
 from mukron.theory.methods import Method, get_method
 from mukron.theory.power import Number, Power
 from mukron.theory.roles import Role
@@ -103,7 +104,7 @@ def solve(
     """
     method, scheme = get_method(method), get_scheme(scheme)
     multipliers = a if isinstance(a, Mapping) else dict.fromkeys(Role, a)
-    return {role: _solve_role(method, scheme, role, Fraction(multipliers.get(role, 0))) for role in Role}
+    return {role: _solve_role(method, scheme, role, exact_number(multipliers.get(role, 0))) for role in Role}
 
 
 def _solve_role(method: Method, scheme: Scheme, role: Role, a: Fraction) -> Exponents:

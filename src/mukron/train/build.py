@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from mukron.arguments import check_type, check_whole
 from mukron.data import Dataset, as_dataset, load
 from mukron.data.dataset import checked
 from mukron.imports import import_function
@@ -41,6 +42,16 @@ from mukron.train.surroundings import compiled_anew
 USUAL_WINDOWS = 32  # of a text in a batch
 _shapes: dict[tuple[Any, ...], BaseShapes] = {}  # of built-in networks: sizes and spreads, no weights
 NO_MEMORY = re.compile("memory|alloc|overflow", re.IGNORECASE)  # what torch says then, in one of many errors
+
+
+def check_request(config: RunConfig, dataset: Dataset | None, checkpoint_every: int) -> None:
+    """Refuse wrong arguments of ``train``, and functions that a file alone names."""
+    check_type("config", config, RunConfig)
+    check_type("dataset", dataset, (Dataset, type(None)), "a Dataset")
+    config.trusted(False)
+    check_whole("checkpoint_every", checkpoint_every)
+    if checkpoint_every < 1:
+        raise RunError(f"checkpoint_every counts epochs: at least 1, got {checkpoint_every}")
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ from mukron.train.errors import RunError
 from mukron.train.probes import Spectra
 from mukron.train.processes import Processes
 from mukron.train.randomness import own_random_numbers, random_states, restore_random_states
-from mukron.train.records import EpochRow, RunFolder
+from mukron.train.records import RunFolder
+from mukron.train.rows import EpochRow
 from mukron.train.sharding import load_network, load_optimizer, saved_network, saved_optimizer
 
 if TYPE_CHECKING:
@@ -67,8 +68,8 @@ def same_checkpoint(files: RunFolder, processes: Processes) -> Data | None:
     if len(set(steps)) > 1:
         seen = ", ".join(f"rank {rank} {'none' if step is None else f'step {step}'}" for rank, step in enumerate(steps))
         raise RunError(
-            f"{files.checkpoint}: processes see different checkpoints ({seen}); give a folder that all machines share "
-            "(--out)"
+            f"{files.checkpoints.last}: processes see different checkpoints ({seen}); give a folder that all machines "
+            "share (--out)"
         )
     return checkpoint
 

@@ -15,6 +15,7 @@ import torch
 
 from mukron import readers as read
 from mukron.damping import Heuristic, Rule
+from mukron.imports import NAMED_BY, FileFunction, UntrustedError
 from mukron.models import get_model
 from mukron.optim.docs import MOVED
 from mukron.optim.spec import MethodSpec, spec_of
@@ -169,6 +170,23 @@ class RunConfig:
         _check_names(changes, "RunConfig.replace")
         return dataclasses.replace(self, **changes)
 
+    def trusted(self, trust: bool = True) -> RunConfig:
+        """Return the same config, whose functions are imported although a file names them.
+
+        ``load`` and ``from_dict`` read data that anybody may have written. A "module:function" there is kept, but
+        whatever would import it raises an ``UntrustedError``.
+
+        Args:
+            trust: False: only check that no function is named by a file.
+
+        Raises:
+            UntrustedError: A file names functions, and ``trust`` is False.
+        """
+        functions = {name: path for name in NAMED_BY if isinstance(path := getattr(self, name), FileFunction)}
+        if functions and not trust:
+            raise UntrustedError(functions)
+        return self.replace(**{name: str(path) for name, path in functions.items()})
+
     def differences(self, other: RunConfig) -> dict[str, tuple[Any, Any]]:
         """By field, this config's value and the other's, as JSON has them.
 
@@ -199,12 +217,13 @@ class RunConfig:
         return stamp(KIND, VERSION, content)
 
     @classmethod
-    def from_dict(cls, data: object, source: str = "run config") -> RunConfig:
+    def from_dict(cls, data: object, source: str = "run config", *, trust: bool = False) -> RunConfig:
         """Read plain data. Fields that are missing take their defaults, so that a file written by hand may be short.
 
         Args:
             data: The fields by name.
             source: Names the data in errors.
+            trust: Whether "module:function" in the data may be imported; otherwise ``trusted`` allows it later.
         """
         if not isinstance(data, Mapping):
             raise RunError(f"{source}: expected the fields of a run by name, found {type(data).__name__}")
@@ -216,6 +235,10 @@ class RunConfig:
             )
         fields = {name: value for name, value in data.items() if name not in ("format", "version")}
         _check_names(fields, source)
+        for name in NAMED_BY if not trust else ():
+            path = fields.get(name)
+            if isinstance(path, str) and ":" in path and not isinstance(path, FileFunction):
+                fields[name] = FileFunction(path, source)
         return cls(**fields)
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -224,7 +247,7 @@ class RunConfig:
         Args:
             path: The path of the JSON file.
         """
-        write_json(path, self.to_dict())
+        write_json(path, self.to_dict(), seal=False)  # it may be edited
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> RunConfig:
@@ -250,7 +273,11 @@ class RunConfig:
         return hash(self.key())
 
     def __reduce__(self) -> Any:
-        return RunConfig.from_dict, (self.to_dict(),)
+        return _unpickled, (self.to_dict(),)
+
+
+def _unpickled(data: Data) -> RunConfig:
+    return RunConfig.from_dict(data, trust=True)  # a FileFunction stays one
 
 
 def _read_method_options(config: RunConfig) -> Iterator[str]:

@@ -12,7 +12,7 @@ from mukron.train.config import RunConfig
 from mukron.train.losses import counted
 from mukron.train.outputs import hits
 from mukron.train.processes import ONE_PROCESS, Processes
-from mukron.train.records import EpochRow
+from mukron.train.rows import EpochRow
 
 EVALUATED = 1024  # targets, such as 16 windows of 64 tokens, in one forward pass of an evaluation
 

@@ -44,9 +44,10 @@ def factory_of(config: RunConfig, dataset: Dataset) -> Factory:
             model: nn.Module = make(width, **{**options, **({} if depth is None else {"depth": depth})})
             return model
         except TypeError as error:
+            first = str(error).partition("\n")[0]
             if isinstance(width, float) and ":" not in config.model:
                 raise RunError(f"width={width:g}: the widths of {config.model} are whole numbers") from error
-            raise RunError(f"model={config.model!r}, model_options={dict(config.model_options)}: {error}") from error
+            raise RunError(f"model={config.model!r}, model_options={dict(config.model_options)}: {first}") from error
 
     return factory
 

@@ -6,7 +6,7 @@ Those that other records need too are in ``mukron.readers``.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from fractions import Fraction
+from keyword import iskeyword
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from mukron import readers as read
 from mukron.damping import Rule
 from mukron.data import AUGMENTATIONS
 from mukron.data.catalogue import usual_name
+from mukron.imports import is_function_path
 from mukron.models import get_model
 from mukron.optim.spec import method_names, spec_of
 from mukron.params import plain_width
@@ -40,16 +41,23 @@ def _width(value: Any) -> float:
     return plain_width(number)
 
 
+def _function(path: str) -> str:
+    if not is_function_path(path):
+        raise ValueError("expected MODULE:FUNCTION, a module's name, not a file's, as in mypackage.nets:make")
+    return path
+
+
 def _model(value: Any) -> str:
-    name = read.text(value)
-    if ":" not in name:
-        get_model(name)
+    name: str = read.text(value)
+    if ":" in name:
+        return _function(name)
+    get_model(name)
     return name
 
 
 def _method(value: Any) -> str:
     """The method in its one spelling: "adam" is "adamw" (the same without weight decay), "gn" is "gauss-newton"."""
-    name = read.exact(value)
+    name = read.text(value)
     try:
         spec, exact = spec_of(name), get_method(name).name
     except ValueError:
@@ -61,13 +69,13 @@ def _method(value: Any) -> str:
 
 
 def _scheme(value: Any) -> str:
-    return value.name if isinstance(value, Scheme) else get_scheme(read.exact(value)).name
+    return value.name if isinstance(value, Scheme) else get_scheme(read.text(value)).name
 
 
 def _exponent(value: Any) -> str:
     if value == "zero":
         return "zero"
-    exact = Fraction(read.exact(str(value)))
+    exact = read.exact_number(value)
     if not 0 <= exact <= LARGEST_EXPONENT:
         raise ValueError(f'expected a number from 0 to {LARGEST_EXPONENT}, or "zero"')
     return str(exact)
@@ -75,17 +83,18 @@ def _exponent(value: Any) -> str:
 
 def _decay(value: Any) -> str:
     """In its one spelling: the law's name if it has one."""
-    k = decay_exponent(read.exact(str(value)))
+    k = decay_exponent(value)
     return next((name for name, known in DECAYS.items() if known == k), str(k))
 
 
 def _data(value: Any) -> str:
-    return "" if value in ("", None) else usual_name(read.text(value))
+    name: str = "" if value in ("", None) else read.text(value)
+    return _function(name) if ":" in name else usual_name(name)
 
 
 def _loss(value: Any) -> str:
     if isinstance(value, str) and ":" in value:
-        return value
+        return _function(value)
     try:
         return str(read.one_of(LOSSES)(value))
     except ValueError as error:
@@ -116,14 +125,23 @@ def _device(value: Any) -> str:
     return str(device)
 
 
+def _arguments(values: Any) -> Any:
+    """Keyword arguments of a function: their names are written into scripts."""
+    arguments = read.options(values)
+    for name in arguments:
+        if not name.isidentifier() or iskeyword(name):
+            raise ValueError(f"{read.shown(name)} is no name of an argument")
+    return arguments
+
+
 READERS: dict[str, Reader] = {
     "model": _model,
     "width": _width,
     "base_width": read.optional(_width),
-    "model_options": read.options,
+    "model_options": _arguments,
     "roles": read.options,
     "data": _data,
-    "data_options": read.options,
+    "data_options": _arguments,
     "output": read.optional(read.text),
     "class_dim": read.optional(read.whole()),
     "samples": read.optional(read.whole(1)),
@@ -137,7 +155,7 @@ READERS: dict[str, Reader] = {
     "output_exponent": read.optional(_exponent),
     "decay": _decay,
     "base_depth": read.optional(read.whole(1)),
-    "embedding_lr": lambda value: str(exponent_of("embedding_lr", read.exact(str(value)))),
+    "embedding_lr": lambda value: str(exponent_of("embedding_lr", value)),
     "damping": read.optional(_damping),
     "lr": read.number(above=0),
     "schedule": lambda value: str(Schedule.parse(value)),

@@ -23,11 +23,10 @@ from torch import Tensor
 from mukron.bars import progress_of_function
 from mukron.data import Dataset, augmentation
 from mukron.optim.guards import PATIENCE
-from mukron.train.build import batch_of, dataset_of, device_of, warn_of_cut_batch
+from mukron.train.build import batch_of, check_request, dataset_of, device_of, warn_of_cut_batch
 from mukron.train.checkpoints import LoopState, checkpoint_of, restore, same_checkpoint
 from mukron.train.config import RunConfig
 from mukron.train.divergence import DivergedError, failed_factorization, trouble_with
-from mukron.train.errors import RunError
 from mukron.train.evaluation import columns, evaluate, total
 from mukron.train.losses import counted
 from mukron.train.observers import Moment, Observer, Progress, observed, standing_of
@@ -36,7 +35,8 @@ from mukron.train.outputs import hits
 from mukron.train.probes import PROBES, Probe, Spectra
 from mukron.train.processes import Processes, check_batch, joined_processes
 from mukron.train.randomness import AUGMENTATION, own_random_numbers, seed_for
-from mukron.train.records import DIVERGED, FINISHED, INTERRUPTED, EpochRow, Run, RunFolder, finite
+from mukron.train.records import DIVERGED, FINISHED, INTERRUPTED, Run, RunFolder
+from mukron.train.rows import EpochRow, finite
 from mukron.train.samples import written_sample
 from mukron.train.schedules import Schedule
 from mukron.train.sharding import build_in, joined
@@ -98,8 +98,7 @@ def train(
         >>> run.status, len(run.epochs)
         ('finished', 2)
     """
-    if checkpoint_every < 1:
-        raise RunError(f"checkpoint_every counts epochs: at least 1, got {checkpoint_every}")
+    check_request(config, dataset, checkpoint_every)
     files, trackers = None if folder is None else RunFolder(folder), read_trackers(tracker)
     with progress_of_function(progress, "train", standing_of) as report, joined_processes(config) as processes:
         run = _train(

@@ -10,7 +10,7 @@ from mukron.data import Dataset
 from mukron.train.build import Built
 from mukron.train.config import RunConfig
 from mukron.train.errors import RunError
-from mukron.train.records import EpochRow
+from mukron.train.rows import EpochRow
 
 EPOCH_COLUMNS = {"epoch", "step", "lr", "train_loss", "train_accuracy", "test_loss", "test_accuracy", "seconds"}
 

@@ -4,7 +4,7 @@ config.json     the run's configuration
 metrics.jsonl   one line per epoch, written when the epoch ends
 metrics.csv     the same as a table, rewritten at every checkpoint
 result.json     how the run ended; absent while it runs
-checkpoint.pt   everything needed to continue
+checkpoint.pt   everything needed to continue; checkpoint.before.pt is the one before it
 trackers.json   what trackers were told, if there are any (--tracker)
 tensorboard/    the same numbers for TensorBoard, if it is one of them
 
@@ -13,37 +13,38 @@ tensorboard/    the same numbers for TensorBoard, if it is one of them
 
 from __future__ import annotations
 
-import csv
-import io
-import json
-import math
 import os
 import shutil
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
-import torch
-
-from mukron import __version__
-from mukron.params.storage import Data, check_stamp, damaged, read_json, stamp, write_json
+from mukron.params.storage import Data, check_stamp, damaged, read_json, stamp, write_json, write_text
+from mukron.train.checkpoint_files import VERSIONS, CheckpointFiles
 from mukron.train.config import RunConfig
 from mukron.train.errors import RunError, writing
 from mukron.train.folder_lock import locked_folder
+from mukron.train.rows import EpochRow, check_rows, line_of, rows_of, table_of
 from mukron.train.schedules import Schedule
 from mukron.train.shown import ShownRun
+from mukron.typed import read_as
 
 RUN_KIND, RUN_VERSION = "run", 1
-CHECKPOINT_KIND, CHECKPOINT_VERSION = "checkpoint", 1
-VERSIONS = {"mukron": __version__, "torch": str(torch.__version__)}
 TRACKED_FILE = "trackers.json"
 FINISHED, DIVERGED, INTERRUPTED = "finished", "diverged", "interrupted"
 LOW_IS_BEST = ("loss", "bits_per_byte")  # endings of metrics
 RESTART_HINT = "begin it anew with --restart (resume=False)"
-EpochRow = dict[str, Any]  # the numbers of an epoch by name; None stands for one that is not finite
+
+
+class Ending(NamedTuple):
+    """How a run ended, as its files say it."""
+
+    status: str
+    reason: str
+    seconds: float = 0.0
+    sample: str = ""
 
 
 @dataclass(frozen=True, repr=False)
@@ -132,8 +133,9 @@ class Run(ShownRun):
         content = check_stamp(data, RUN_KIND, RUN_VERSION, source)
         config = RunConfig.from_dict(content.get("config"), source)
         with damaged(source):
-            ending = {name: content[name] for name in ("status", "epochs", "reason", "seconds")}
-            return cls(config, **ending, sample=content.get("sample", ""))
+            rows = check_rows(content["epochs"], "epochs")
+            ending: Ending = read_as(Ending, {name: content[name] for name in Ending._fields if name in content}, "run")
+            return cls(config, ending.status, rows, ending.reason, ending.seconds, sample=ending.sample)
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> Run:
@@ -176,7 +178,8 @@ class RunFolder:
         self.path = Path(path)
         self.config, self.result = self.path / "config.json", self.path / "result.json"
         self.metrics, self.table = self.path / "metrics.jsonl", self.path / "metrics.csv"
-        self.checkpoint, self.trackers = self.path / "checkpoint.pt", self.path / TRACKED_FILE
+        self.trackers = self.path / TRACKED_FILE
+        self.checkpoints = CheckpointFiles(self.path / "checkpoint.pt", self.path / "checkpoint.before.pt")
         self.tensorboard = self.path / "tensorboard"
 
     def locked(self) -> AbstractContextManager[None]:
@@ -195,12 +198,15 @@ class RunFolder:
         Raises:
             RunError: If the folder holds another run, or files without a configuration.
         """
-        if not any(file.exists() and file.stat().st_size for file in (self.metrics, self.checkpoint, self.result)):
+        if not any(
+            file.exists() and file.stat().st_size for file in (self.metrics, *self.checkpoints.files, self.result)
+        ):
             return None
         if not self.config.exists():
             raise RunError(f"{self.config}: missing, beside files of a run; {RESTART_HINT}, or choose another folder")
         run = self.run()
         _refuse_another(self.path, run.config, config)
+        run = replace(run, config=run.config.trusted())  # its functions are those of ``config``
         over = run.status == DIVERGED or (run.status == FINISHED and run.final["epoch"] == config.epochs)
         return run if over else None
 
@@ -210,22 +216,22 @@ class RunFolder:
             raise RunError(f"{self.path}: there is no run (no config.json)")
         with _readable(self.config):
             config = RunConfig.load(self.config)
-        status, reason, seconds, last, sample = INTERRUPTED, "it ended without a word", 0.0, None, ""
+        ending, last = Ending(INTERRUPTED, "it ended without a word"), None
         if self.result.exists():
             with _readable(self.result):
-                ending = check_stamp(read_json(self.result), RUN_KIND, RUN_VERSION, str(self.result))
-                status, reason, seconds = ending["status"], ending["reason"], ending["seconds"]
-                last, sample = ending["final"].get("epoch", 0), ending.get("sample", "")
-        with _readable(self.metrics):  # complete lines only: a run may be killed while it writes one
-            text = self.metrics.read_text() if self.metrics.exists() else ""
-            rows = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
-            epoch = rows[-1]["epoch"] if rows else 0
-            seconds = seconds or (rows[-1]["seconds"] if rows else 0.0)
+                content = check_stamp(read_json(self.result), RUN_KIND, RUN_VERSION, str(self.result))
+                ending = read_as(Ending, {name: content[name] for name in Ending._fields if name in content}, "run")
+                final = read_as(dict[str, float | None], content["final"], "final")
+                last = read_as(int, final.get("epoch", 0), "final.epoch")
+        with _readable(self.metrics):
+            text = self.metrics.read_text(encoding="utf-8") if self.metrics.exists() else ""
+            rows = rows_of(text, str(self.metrics))
+            epoch = len(rows)
+            seconds = ending.seconds or read_as(float, rows[-1]["seconds"] if rows else 0.0, "seconds")
         if last not in (None, epoch):
-            raise RunError(
-                f"{self.metrics}: damaged, it ends with epoch {epoch} and result.json with {last}; {RESTART_HINT}"
-            )
-        return Run(config, status, rows, reason, seconds, stored=True, sample=sample)
+            ends = f"it ends with epoch {epoch} and result.json with {last}"
+            raise RunError(f"{self.metrics}: damaged, {ends}; {RESTART_HINT}")
+        return Run(config, ending.status, rows, ending.reason, seconds, stored=True, sample=ending.sample)
 
     def begin(self, config: RunConfig, rows: Sequence[EpochRow], forget: bool = False) -> None:
         """Writes the configuration, and the metrics up to the checkpoint that the run continues from.
@@ -236,65 +242,42 @@ class RunFolder:
             forget: Delete the checkpoint first, so that the run starts from its beginning.
         """
         if forget:
-            with writing(self.checkpoint):
-                self.checkpoint.unlink(missing_ok=True)
+            self.checkpoints.forget()
+            with writing(self.trackers):
                 self.trackers.unlink(missing_ok=True)  # which then begin new runs
             shutil.rmtree(self.tensorboard, ignore_errors=True)
         with writing(self.result):
             self.result.unlink(missing_ok=True)
         with writing(self.config):
-            config.save(self.config)
-        _write_atomically(self.metrics, lambda file: file.write("".join(map(_line, rows)).encode()))
+            write_json(self.config, config.to_dict())
+        _write(self.metrics, "".join(map(line_of, rows)))
 
     def append(self, row: EpochRow) -> None:
         """Appends the numbers of an epoch to metrics.jsonl."""
         with writing(self.metrics), self.metrics.open("a") as file:
-            file.write(_line(row))
+            file.write(line_of(row))
 
     def save(self, checkpoint: Data, rows: Sequence[EpochRow]) -> None:
-        """Writes a checkpoint and metrics.csv.
+        """Writes a checkpoint and metrics.csv, and keeps the checkpoint before it.
 
         Args:
             checkpoint: The state of the run.
             rows: The epochs so far.
         """
-        content = stamp(CHECKPOINT_KIND, CHECKPOINT_VERSION, {**checkpoint, "versions": VERSIONS})
-        _write_atomically(self.table, lambda file: file.write(_csv(rows).encode()))
-        _write_atomically(self.checkpoint, lambda file: torch.save(content, file))
+        _write(self.table, table_of(rows))
+        self.checkpoints.save(checkpoint)
 
     def saved(self) -> Data | None:
-        """Returns the checkpoint, or None if there is none.
+        """Returns the last whole checkpoint, or None if there is none.
 
         Raises:
-            RunError: If it cannot be read.
+            RunError: If none can be read.
         """
-        if not self.checkpoint.exists():
-            return None
-        try:
-            data = torch.load(self.checkpoint, map_location="cpu", weights_only=True)
-        except Exception as error:  # torch raises various errors for a damaged file
-            raise RunError(
-                f"{self.checkpoint}: damaged, {type(error).__name__}; delete it to train this run from its beginning"
-            ) from error
-        checkpoint = check_stamp(data, CHECKPOINT_KIND, CHECKPOINT_VERSION, str(self.checkpoint))
-        self._warn_of_another_version(checkpoint.get("versions", {}))
-        return checkpoint
-
-    def _warn_of_another_version(self, stored: Mapping[str, str]) -> None:
-        changed = [
-            f"{name} {stored.get(name)}, here is {here}" for name, here in VERSIONS.items() if stored.get(name) != here
-        ]
-        if changed:
-            warnings.warn(
-                f"{self.checkpoint}: written by {'; '.join(changed)}. The run goes on, but its numbers may not be "
-                "those of a run that was never stopped",
-                UserWarning,
-                stacklevel=4,
-            )
+        return self.checkpoints.load()
 
     def end(self, run: Run) -> None:
         """Writes metrics.csv and result.json of a run that has ended."""
-        _write_atomically(self.table, lambda file: file.write(_csv(run.epochs).encode()))
+        _write(self.table, table_of(run.epochs))
         with writing(self.result):
             write_json(self.result, run.result())
 
@@ -304,9 +287,10 @@ def _readable(path: Path) -> Iterator[None]:
     """Reports a file that cannot be read as ``RunError`` with its name."""
     try:
         yield
-    except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
+    except (OSError, KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         message = str(error).removeprefix(f"{path}: ")
-        raise RunError(f"{path}: damaged, {type(error).__name__} {message}; {RESTART_HINT}") from error
+        kind = "" if isinstance(error, ValueError) else f"{type(error).__name__} "
+        raise RunError(f"{path}: damaged, {kind}{message}; {RESTART_HINT}") from error
 
 
 def _refuse_another(path: Path, stored: RunConfig, config: RunConfig) -> None:
@@ -326,47 +310,6 @@ def _refuse_another(path: Path, stored: RunConfig, config: RunConfig) -> None:
         raise RunError(f"{path}: holds another run: {fields}. Choose another folder (--out), or {RESTART_HINT}")
 
 
-def finite(row: Mapping[str, Any]) -> EpochRow:
-    """Returns the numbers as Python numbers that JSON can hold.
-
-    Args:
-        row: Numbers by name, of Python, numpy or torch.
-
-    Returns:
-        The same, with None for what is not finite.
-
-    Example:
-        >>> finite({"epoch": 1, "train_loss": torch.tensor(0.5), "test_loss": math.inf})
-        {'epoch': 1, 'train_loss': 0.5, 'test_loss': None}
-    """
-    plain = {name: value if isinstance(value, int) else float(value) for name, value in row.items()}
-    return {name: value if math.isfinite(value) else None for name, value in plain.items()}
-
-
-def _line(row: EpochRow) -> str:
-    return json.dumps(row, allow_nan=False) + "\n"
-
-
-def _csv(rows: Sequence[EpochRow]) -> str:
-    columns = list(dict.fromkeys(name for row in rows for name in row))
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
-
-
-def _write_atomically(path: Path, write: Callable[[Any], Any]) -> None:
-    """Writes to a temporary file and renames it, so that an existing file is always complete."""
-    temporary = path.with_name(f".{path.name}.part")
-    try:
-        with writing(path):
-            with temporary.open("wb") as file:
-                write(file)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-    except BaseException:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise
+def _write(path: Path, text: str) -> None:
+    with writing(path):
+        write_text(path, text, sole=True)  # the folder is locked

@@ -313,6 +313,8 @@ def read_trackers(choice: TrackerChoice) -> Trackers:
     """
     if isinstance(choice, Trackers):
         return choice
+    if not isinstance(choice, (str, Sequence)) and not callable(choice):
+        raise RunError(f"tracker={choice!r:.80}: expected a name, what makes a tracker, or a list of these")
     several = [choice] if isinstance(choice, str) or callable(choice) else list(choice)
     return Trackers(dict(map(_named, several)))
 

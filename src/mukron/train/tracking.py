@@ -25,7 +25,8 @@ import torch
 from mukron.params.storage import read_json, write_json
 from mukron.train.config import RunConfig
 from mukron.train.randomness import own_random_numbers
-from mukron.train.records import TRACKED_FILE, EpochRow, Run
+from mukron.train.records import TRACKED_FILE, Run
+from mukron.train.rows import EpochRow
 from mukron.train.trackers import TrackedRun, Tracker, TrackerFactory, Trackers
 
 FAILED_RUN = "failed"  # the status that trackers see after an error

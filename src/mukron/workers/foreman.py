@@ -2,8 +2,9 @@
 
     start workers -> look after them: replace who was killed, end all when one fails -> dismiss who is left
 
-A worker is ``python -m MODULE FILE``, and FILE holds the task (see ``worker.serve``). Which part of the task a worker
-takes is not the foreman's business: workers claim parts under a lock.
+A worker is ``python -m MODULE`` without the current folder in front of Python's modules, and reads its task from its
+standard input (see ``worker.serve``), so that no file keeps what the task holds. Which part of the task a worker takes
+is not the foreman's business: workers claim parts under a lock.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -28,6 +28,10 @@ from mukron.workers.worker import Tick
 
 POLL = 0.1  # seconds between two looks at the processes
 LOG_TAIL = 2000  # characters of the log that an error repeats
+START = (  # python -m MODULE, before which a statistics.py in the current folder cannot stand in for Python's
+    "import runpy, sys; sys.path[:] = filter(None, sys.path); "
+    "runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
+)
 Process = subprocess.Popen[bytes]
 
 
@@ -104,18 +108,16 @@ class Foreman(ABC):
             Exception: As ``refusal`` makes it of what a worker said.
         """
         log_size = self.log.stat().st_size if self.log.exists() else 0
-        with tempfile.TemporaryDirectory() as folder:
-            file = Path(folder) / "task.json"
-            file.write_text(json.dumps(self._order()))
-            try:
-                for place in range(self.workers):
-                    self._hire(file, place)
-                while self.processes and not self._failures and not stopped():
-                    self._look(file)
-                    tick()
-                    time.sleep(POLL)
-            finally:
-                codes = self._dismiss()
+        order = json.dumps(self._order()).encode()
+        try:
+            for place in range(self.workers):
+                self._hire(order, place)
+            while self.processes and not self._failures and not stopped():
+                self._look(order)
+                tick()
+                time.sleep(POLL)
+        finally:
+            codes = self._dismiss()
         if self._failures:
             raise self._failure(self._failures.union(codes), log_size)
         return not stopped()
@@ -124,12 +126,12 @@ class Foreman(ABC):
         threads = max(1, cores() // self.workers)
         return {"task": dict(self.task), "path": sys.path, "foreman": os.getpid(), "threads": threads}
 
-    def _hire(self, file: Path, place: int) -> None:
-        command = [sys.executable, "-m", self.module, str(file)]
+    def _hire(self, order: bytes, place: int) -> None:
+        command = [sys.executable, "-c", START, self.module]
         with self.log.open("ab") as log:  # a new session, so that the terminal sends Ctrl-C to the foreman alone
             process = subprocess.Popen(
                 command,
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
@@ -137,8 +139,11 @@ class Foreman(ABC):
             )
         self.processes.append(process)
         self._places[process.pid] = place
+        assert process.stdin is not None
+        with suppress(BrokenPipeError), process.stdin as pipe:  # it may have died already
+            pipe.write(order)
 
-    def _look(self, file: Path) -> None:
+    def _look(self, order: bytes) -> None:
         """Part with workers that have ended, and replace those that were killed."""
         for process in [process for process in self.processes if process.poll() is not None]:
             self.processes.remove(process)
@@ -146,7 +151,7 @@ class Foreman(ABC):
             if code in (WRONG_REQUEST, BROKEN):
                 self._failures.add(code)
             elif code != DONE and self.replaces(process.pid, code):
-                self._hire(file, place)
+                self._hire(order, place)
 
     def _dismiss(self) -> list[int]:
         """As Ctrl-C would: a worker ends its step and gives back what it has claimed. Returns their exit codes."""

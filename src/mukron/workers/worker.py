@@ -7,11 +7,11 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 
+from mukron.imports import current_folder_after_python
 from mukron.workers.exits import BROKEN, DONE, STOPPED, WRONG_REQUEST
 from mukron.workers.interrupts import Stopped, interruptible
 
@@ -19,11 +19,11 @@ Tick = Callable[[], None]  # called by the work now and then
 WorkerTask = dict[str, Any]  # JSON data
 
 
-def serve(file: str, work: Callable[[WorkerTask, Stopped, Tick], bool]) -> int:
-    """Do the work of a foreman's file, with modules from where he imports them.
+def serve(order: IO[str], work: Callable[[WorkerTask, Stopped, Tick], bool]) -> int:
+    """Do the work of a foreman's order, with modules from where it imports them.
 
     Args:
-        file: Holds the task and what the foreman says of himself, as JSON.
+        order: The task and what the foreman says of itself, as JSON: the standard input.
         work: Does the task; returns whether it is done, False if it was stopped. It must call its last argument now
             and then, which ends the work if the foreman is gone.
 
@@ -31,22 +31,22 @@ def serve(file: str, work: Callable[[WorkerTask, Stopped, Tick], bool]) -> int:
         The exit code of the process: see ``mukron.workers.exits``.
 
     Example:
+        >>> import io
         >>> order = {"path": [], "threads": torch.get_num_threads(), "foreman": os.getppid(), "task": {"name": "first"}}
-        >>> _ = Path("order.json").write_text(json.dumps(order))
-        >>> serve("order.json", lambda task, stopped, tick: task["name"] == "first")
+        >>> serve(io.StringIO(json.dumps(order)), lambda task, stopped, tick: task["name"] == "first")
         0
     """
-    order = json.loads(Path(file).read_text())
-    sys.path[:] = list(dict.fromkeys([*order["path"], *sys.path]))
-    torch.set_num_threads(order["threads"])
+    given = json.load(order)
+    sys.path[:] = current_folder_after_python([*given["path"], *sys.path])
+    torch.set_num_threads(given["threads"])
 
     def stop_if_orphaned() -> None:
-        if os.getppid() != order["foreman"]:
+        if os.getppid() != given["foreman"]:
             raise KeyboardInterrupt
 
     try:
         with interruptible(terminate=True) as stopped:
-            return DONE if work(order["task"], stopped, stop_if_orphaned) else STOPPED
+            return DONE if work(given["task"], stopped, stop_if_orphaned) else STOPPED
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return WRONG_REQUEST

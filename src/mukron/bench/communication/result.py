@@ -22,8 +22,9 @@ from mukron.bench.communication.ranks import (
 )
 from mukron.optim.communication import BY_TIME, WAYS
 from mukron.optim.ranked_run import DDP, PLAIN
-from mukron.params.storage import check_stamp, read_json, stamp, write_json
+from mukron.params.storage import check_stamp, damaged, read_json, stamp, write_json
 from mukron.table import Table, bytes_
+from mukron.typed import read_as
 
 KIND, VERSION = "communication", 1
 NAME = "communication"  # of its files
@@ -75,8 +76,12 @@ class CommunicationResult:
             path: The file.
         """
         data = check_stamp(read_json(path), KIND, VERSION, str(path))
-        steps = tuple(CountedStep(**step) for step in data["steps"])
-        return cls(data["command"], data["versions"], data["date"], steps)
+        fields = {name: value for name, value in data.items() if name not in ("format", "version")}
+        with damaged(str(path)):
+            result: CommunicationResult = read_as(cls, fields, "result")
+            if any(step.predicted <= 0 for step in result.steps):
+                raise ValueError("steps: expected predictions above 0")
+            return result
 
     def save(self, folder: Path) -> Path:
         """Store it.

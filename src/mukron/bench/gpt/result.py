@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
 from hashlib import sha256
-from math import inf, isfinite
+from math import isfinite
 from pathlib import Path
 from statistics import fmean
 from threading import Lock
@@ -26,8 +25,9 @@ from mukron.bench.result import machine_of
 from mukron.bench.stability.runs import CLASS_DEFAULTS, method_defaults, same_defaults
 from mukron.damping import Rule
 from mukron.optim.spec import spec_of
-from mukron.params.storage import write_json
+from mukron.params.storage import read_json, write_json
 from mukron.table import Table
+from mukron.typed import fields_of, read_as
 from mukron.workers.pool import WorkerPool
 from mukron.workers.progress import TimeLeft
 
@@ -173,13 +173,13 @@ class GPTResult:
             ValueError: The file cannot be read or holds something else.
         """
         try:
-            data = json.loads(Path(path).read_text(encoding="utf-8"))
-            entries = data.pop("runs")
-            result = GPTResult(**data)
-            for entry in entries:
-                outcome = {name: inf if number is None else number for name, number in entry["outcome"].items()}
-                result.runs[GPTRun(**entry["run"])] = GPTOutcome(**outcome)
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            data = fields_of(read_json(path), "result", "runs")
+            result: GPTResult = read_as(GPTResult, {**data, "runs": {}}, "result")
+            for number, entry in enumerate(read_as(list[Any], data["runs"], "runs")):
+                parts = fields_of(entry, f"runs[{number}]", "run", "outcome")
+                run = read_as(GPTRun, parts["run"], f"runs[{number}].run")
+                result.runs[run] = read_as(GPTOutcome, parts["outcome"], f"runs[{number}].outcome")
+        except (OSError, ValueError) as error:
             raise ValueError(f"{path}: no result of mukron bench gpt could be read ({error})") from None
         return result
 

@@ -30,6 +30,7 @@ from mukron.linalg import FactorizationError
 from mukron.optim.spec import SPECS, spec_of
 from mukron.params import base_shapes, parametrize
 from mukron.train.randomness import own_random_numbers
+from mukron.typed import NullIsInfinite
 
 WINDOW, LAYERS, HEAD_SIZE, BATCH = 128, 4, 64, 32
 WARMUP, LAST_RATE = 20, 0.1  # steps to the full learning rate; what is left of it at the end
@@ -90,10 +91,10 @@ class GPTOutcome:
         1.56
     """
 
-    validation: float
-    training: float
-    largest: float
-    seconds: float
+    validation: NullIsInfinite
+    training: NullIsInfinite
+    largest: NullIsInfinite
+    seconds: NullIsInfinite
 
 
 @lru_cache(maxsize=2)

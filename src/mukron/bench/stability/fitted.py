@@ -22,6 +22,7 @@ from mukron.bench.stability.runs import finite_or_none, make_optimizer, settings
 from mukron.data import Split, load
 from mukron.optim.spec import spec_of
 from mukron.train.randomness import own_random_numbers
+from mukron.typed import NullIsInfinite, read_as
 
 FIT_BELOW, LEFT_ABOVE = 0.05, 0.5  # losses of all data
 MEASURED_EVERY = 5  # steps from one measurement of that loss to the next
@@ -90,7 +91,7 @@ class FittedOutcome:
 
     fitted: int | None
     left: int | None
-    final: float
+    final: NullIsInfinite
 
     @staticmethod
     def of(losses: Mapping[int, float]) -> FittedOutcome:
@@ -116,7 +117,8 @@ class FittedOutcome:
         Args:
             data: The fields by name.
         """
-        return FittedOutcome(data["fitted"], data["left"], inf if data["final"] is None else data["final"])
+        outcome: FittedOutcome = read_as(FittedOutcome, data, "outcome")
+        return outcome
 
 
 def train_fitted(run: FittedRun, device: str) -> FittedOutcome:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 from collections.abc import Mapping, Sequence
@@ -29,8 +28,10 @@ from mukron.bench.stability.runs import (
 )
 from mukron.bench.stability.search import best_power, lowest_power
 from mukron.optim.spec import SPECS, spec_of
-from mukron.params.storage import write_json
+from mukron.params.storage import read_json, write_json
+from mukron.readers import shown
 from mukron.table import Table
+from mukron.typed import fields_of, read_as
 
 STABLE, INCOMPLETE = "stable", "incomplete"
 
@@ -195,18 +196,25 @@ class StabilityResult:
             ValueError: The file cannot be read or holds something else.
         """
         try:
-            data = json.loads(Path(path).read_text(encoding="utf-8"))
-            runs, fitted = data.pop("runs"), data.pop("fitted")
+            data = fields_of(read_json(path), "result", "runs", "fitted")
             measured = ("initial", "largest", "final", "failed")
-            result = StabilityResult(**data)
-            for entry in runs:
-                outcome = StabilityOutcome.from_dict({name: entry.pop(name) for name in measured})
-                result.runs[StabilityRun(**entry)] = outcome
-            for entry in fitted:
-                outcome_of_fit = FittedOutcome.from_dict(entry.pop("outcome"))
-                result.fitted[FittedRun(**entry)] = outcome_of_fit
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{path}: no result of mukron bench stability could be read ({error})") from None
+            result: StabilityResult = read_as(StabilityResult, {**data, "runs": {}, "fitted": {}}, "result")
+            for number, entry in enumerate(read_as(list[Any], data["runs"], "runs")):
+                run = dict(fields_of(entry, f"runs[{number}]", *measured))
+                outcome = StabilityOutcome.from_dict({name: run.pop(name) for name in measured})
+                known = read_as(StabilityRun, run, f"runs[{number}]")
+                if known.problem not in STABILITY_PROBLEMS:
+                    raise ValueError(f"runs[{number}]: unknown problem {shown(known.problem)}")
+                result.runs[known] = outcome
+            for number, entry in enumerate(read_as(list[Any], data["fitted"], "fitted")):
+                fit = dict(fields_of(entry, f"fitted[{number}]", "outcome"))
+                outcome_of_fit = FittedOutcome.from_dict(fit.pop("outcome"))
+                fitted = read_as(FittedRun, fit, f"fitted[{number}]")
+                if fitted.problem not in FITTED_PROBLEMS:
+                    raise ValueError(f"fitted[{number}]: unknown problem {shown(fitted.problem)}")
+                result.fitted[fitted] = outcome_of_fit
+        except (OSError, ValueError) as error:
+            raise ValueError(f"{path}: no result of mukron bench stability could be read ({error!s:.1000})") from None
         return result
 
     def drop_outdated(self, method: str, settings: str) -> int:

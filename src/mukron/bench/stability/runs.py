@@ -20,6 +20,7 @@ from mukron.memory import Memory
 from mukron.optim import SecondOrder, Trust
 from mukron.optim.spec import MethodSpec, spec_of
 from mukron.train.randomness import own_random_numbers
+from mukron.typed import NullIsInfinite, read_as
 
 CLASS_DEFAULTS, PLAIN_STEP = "defaults", "plain"
 # Arguments that methods were given later, with the value that means what they did before. Without it here benchmarks
@@ -187,9 +188,9 @@ class StabilityOutcome:
         inf
     """
 
-    initial: float
-    largest: float
-    final: float
+    initial: NullIsInfinite
+    largest: NullIsInfinite
+    final: NullIsInfinite
     failed: str = ""
 
     @property
@@ -222,10 +223,8 @@ class StabilityOutcome:
         Args:
             data: The fields by name.
         """
-        initial, largest, final = (
-            inf if data[name] is None else data[name] for name in ("initial", "largest", "final")
-        )
-        return StabilityOutcome(initial, largest, final, data["failed"])
+        outcome: StabilityOutcome = read_as(StabilityOutcome, data, "outcome")
+        return outcome
 
 
 def finite_or_none(value: Any) -> Any:

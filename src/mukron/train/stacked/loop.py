@@ -21,7 +21,8 @@ from mukron.train.loop import train
 from mukron.train.observers import Progress
 from mukron.train.order import batches
 from mukron.train.randomness import own_random_numbers
-from mukron.train.records import DIVERGED, FINISHED, INTERRUPTED, EpochRow, Run, finite
+from mukron.train.records import DIVERGED, FINISHED, INTERRUPTED, Run
+from mukron.train.rows import EpochRow, finite
 from mukron.train.schedules import Schedule
 from mukron.train.stacked.choice import stackable
 from mukron.train.stacked.network import Stack
