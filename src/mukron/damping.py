@@ -40,7 +40,7 @@ class Rule:
 
     Example:
         >>> Rule.parse("heuristic:0.01")
-        Heuristic(rho=0.01)
+        Heuristic(rho=0.01, eps=0.0)
     """
 
     kinds: ClassVar[dict[str, type[Rule]]] = {}

@@ -151,8 +151,24 @@ def judge_claims(
         claims,
         choices,
         dict(made),
-        minutes=round(seconds_of(evidence) / 60, 1),
+        minutes=minutes_of(seconds_of(evidence)),
     )
+
+
+def minutes_of(seconds: float) -> float:
+    """Returns a time as results store it, in tenths of a minute.
+
+    Args:
+        seconds: The time.
+
+    Returns:
+        The minutes.
+
+    Example:
+        >>> minutes_of(89)
+        1.5
+    """
+    return round(seconds / 60, 1)
 
 
 def seconds_of(evidence: Evidence) -> float:
