@@ -24,15 +24,17 @@ WRONG = (SILENT, TRACEBACK, HANG)
 MARKER = "<!-- faults -->"
 
 
-def number(usual: int, share: float = 1.0) -> int:
+def number(usual: int, slow: int | None = None) -> int:
     """How many faults of a kind to try.
 
     Args:
         usual: Without MUKRON_SOAK.
-        share: Of MUKRON_SOAK, for kinds whose faults take long.
+        slow: With it, for kinds whose faults take seconds each; by default as many as MUKRON_SOAK says.
     """
     soak = os.environ.get("MUKRON_SOAK")
-    return usual if soak is None else max(usual, int(int(soak) * share))
+    if soak is None:
+        return usual
+    return int(soak) if slow is None else slow
 
 
 @contextmanager

@@ -60,7 +60,7 @@ def test_an_edited_database_is_read_as_it_was_or_refused_by_its_name(study, tmp_
             gc.collect()  # closes connections
 
     copy = tmp_path / "copy"
-    soak.check("a study's database", soak.number(24, share=0.05), try_one)
+    soak.check("a study's database", soak.number(24, slow=105), try_one)
 
 
 def test_a_held_lock_is_said_and_given_up(study, tmp_path, monkeypatch):

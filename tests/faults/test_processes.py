@@ -114,7 +114,7 @@ def test_kills_at_random_moments(truth, tmp_path):
 
         return tried(use)
 
-    soak.check("kill -9 at a random moment", soak.number(2, share=0.01), kill)
+    soak.check("kill -9 at a random moment", soak.number(2, slow=30), kill)
 
 
 def test_full_disks(truth, tmp_path):
@@ -134,7 +134,7 @@ def test_full_disks(truth, tmp_path):
 
         return tried(use)
 
-    soak.check("a full disk", soak.number(2, share=0.005), fill)
+    soak.check("a full disk", soak.number(2, slow=12), fill)
 
 
 def test_two_questions_at_once_in_one_new_folder(truth, tmp_path):
@@ -158,7 +158,7 @@ def test_two_questions_at_once_in_one_new_folder(truth, tmp_path):
 
         return tried(use)
 
-    soak.check("two questions at once in a folder", soak.number(1, share=0.005), ask)
+    soak.check("two questions at once in a folder", soak.number(1, slow=6), ask)
 
 
 @pytest.mark.parametrize("fault", ["a pause longer than the lease", "a clock that jumps by two hours"])
@@ -185,7 +185,7 @@ def test_a_worker_that_comes_too_late(fault, truth, tmp_path):
 
         return tried(use)
 
-    soak.check(fault, soak.number(1, share=0.002), come_late)
+    soak.check(fault, soak.number(1, slow=3), come_late)
 
 
 def _stopped_in_a_trial(process, folder):

@@ -241,8 +241,8 @@ def test_ctrl_c_before_the_first_step(monkeypatch):
     [
         (("--lr", "-1"), "error: lr=-1.0: expected a number above 0"),
         (("--method", "kfca"), "no such optimizer (did you mean 'kfac'?); known: sgd, adamw, kfac, foof"),
-        (("--model", "mpl"), "unknown model 'mpl'; known: mlp"),
-        (("--data", "digit"), "unknown data set 'digit'; known: digits"),
+        (("--model", "mpl"), "unknown model 'mpl' (did you mean 'mlp'?); known: mlp"),
+        (("--data", "digit"), "unknown data set 'digit' (did you mean 'digits'?); known: digits"),
         (("--damping", "rescald"), "unknown damping rule 'rescald'"),
         (("--set", "epoch=3"), "a run has no field 'epoch' (did you mean 'epochs'?)"),
         (("--set", "epoch=3"), "its fields: model, width, base_width"),
