@@ -12,7 +12,7 @@ from mukron.exponents import Exponent
 from mukron.paper.claims import Value, difference
 from mukron.paper.effects import Effect, effect_of, worst_exponent
 from mukron.paper.evidence import Evidence
-from mukron.paper.outcome import Judged, load_evidence, seconds_of
+from mukron.paper.outcome import Judged, load_evidence
 from mukron.paper.recipe import HOLDS, Scale
 from mukron.paper.run import Request, reproduce
 from mukron.typed import read_as
@@ -60,6 +60,6 @@ def test_checks_record_their_time(tmp_path):
     outcome = reproduce(Request(("gauss-newton-coordinate",), Scale.SMOKE, str(tmp_path)))["gauss-newton-coordinate"]
     evidence = load_evidence(tmp_path / "gauss-newton-coordinate")
     assert all(isinstance(part, Check) and part.record.about["seconds"] >= 0 for part in evidence.values())
-    assert seconds_of(evidence) == pytest.approx(sum(part.record.about["seconds"] for part in evidence.values()))
+    assert evidence.seconds == pytest.approx(sum(part.record.about["seconds"] for part in evidence.values()))
     assert "of a check" in outcome.made["runs"]
-    assert seconds_of(Evidence()) == 0
+    assert Evidence().seconds == 0

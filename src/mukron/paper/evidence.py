@@ -21,6 +21,18 @@ class Evidence(dict[str, Any]):
         mukron.paper.errors.ReproductionError: evidence 'MLP': expected a StudyRecord, found NoneType
     """
 
+    @property
+    def seconds(self) -> float:
+        """The time that runs and checks took; checks of earlier versions did not record it."""
+        runs = sum(run.seconds for part in self.values() if isinstance(part, StudyRecord) for run in part.results)
+        checks = [part.record.about for part in self.values() if isinstance(part, Check)]
+        return float(runs + sum(about.get("seconds", 0.0) for about in checks))
+
+    @property
+    def minutes(self) -> float:
+        """The same as results store it, in tenths of a minute."""
+        return round(self.seconds / 60, 1)
+
     def study(self, part: str) -> StudyRecord:
         """Returns the record of a study.
 

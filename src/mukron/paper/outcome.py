@@ -151,42 +151,8 @@ def judge_claims(
         claims,
         choices,
         dict(made),
-        minutes=minutes_of(seconds_of(evidence)),
+        minutes=evidence.minutes,
     )
-
-
-def minutes_of(seconds: float) -> float:
-    """Returns a time as results store it, in tenths of a minute.
-
-    Args:
-        seconds: The time.
-
-    Returns:
-        The minutes.
-
-    Example:
-        >>> minutes_of(89)
-        1.5
-    """
-    return round(seconds / 60, 1)
-
-
-def seconds_of(evidence: Evidence) -> float:
-    """Returns the time that runs and checks took; checks of earlier versions did not record it.
-
-    Args:
-        evidence: The results of all parts.
-
-    Returns:
-        The seconds.
-
-    Example:
-        >>> seconds_of(Evidence())
-        0.0
-    """
-    runs = sum(run.seconds for part in evidence.values() if isinstance(part, StudyRecord) for run in part.results)
-    checks = [part.record.about for part in evidence.values() if isinstance(part, Check)]
-    return float(runs + sum(about.get("seconds", 0.0) for about in checks))
 
 
 def _judged(claim: Claim, finding: Finding) -> Judged:

@@ -18,7 +18,7 @@ from typing import Any
 from mukron.diagnose.check import Check
 from mukron.paper.errors import ReproductionError
 from mukron.paper.evidence import Evidence
-from mukron.paper.outcome import RESULT_FILE, Outcome, judge_claims, keep, minutes_of, provenance_here, seconds_of
+from mukron.paper.outcome import RESULT_FILE, Outcome, judge_claims, keep, provenance_here
 from mukron.paper.parts import Assigned, AssignedCheck, AssignedRegression, AssignedStudy
 from mukron.paper.recipe import RECIPES, Checking, Experiment, Less, Part, Regression, Scale, key_of
 from mukron.readers import nearest
@@ -285,9 +285,8 @@ def _runs(evidence: Evidence) -> str:
             continue
         for result in part_result.results:
             count[result.status] += 1
-    seconds = seconds_of(evidence)
     text = ", ".join(f"{number} {status}" for status, number in count.items()) or "none: theory alone"
-    return text + (f"; {seconds:.0f} s of training" if minutes_of(seconds) else "")
+    return text + (f"; {evidence.seconds:.0f} s of training" if evidence.minutes else "")
 
 
 # Workers.
