@@ -269,7 +269,7 @@ def check_outputs(*, files: Sequence[Path | None] = (), folders: Sequence[Path |
         except FileExistsError:
             raise ValueError(f"cannot write to {folder}: it is a file; name a folder") from None
         except OSError as error:
-            raise ValueError(f"cannot write {path}: {error.strerror}") from None
+            raise ValueError(f"cannot write to {path}: {error.strerror}") from None
 
 
 def trust_named(config: RunConfig, named: Mapping[str, str | None]) -> RunConfig:

@@ -132,8 +132,8 @@ class Store:
                 raise ValueError("there are trials, but not what they train")
             stored = {"config": config.to_dict(), "metric": metric}
             self.study.set_user_attr(QUESTION, sealed(stored))
-        if self.study.direction.name.lower() != wanted["direction"]:
-            raise ValueError(f"it is to {self.study.direction.name.lower()} {metric}")
+        if (self.study.direction.name == "MINIMIZE") != lowest_is_best(stored["metric"]):
+            raise ValueError(f"it is to {self.study.direction.name.lower()} {stored['metric']}")
         self._stored, self.metric = self._question(), stored["metric"]
 
     def _question(self) -> Any:
