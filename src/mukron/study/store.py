@@ -287,7 +287,9 @@ class Store:
     @_patient
     def fell_behind(self, claim: ClaimedPoint) -> bool:
         """Whether the study's pruner would prune the trial."""
-        return bool(claim.trial.should_prune())
+        with self._unless_lost(claim):  # some pruners store what they have seen
+            return bool(claim.trial.should_prune())
+        return False
 
     def end(self, claim: ClaimedPoint, status: str, rows: Sequence[EpochRow], reason: str, seconds: float) -> None:
         """Store a run's result. A run that diverged has no value and is marked as pruned in Optuna."""
