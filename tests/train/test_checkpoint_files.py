@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import random
 import shutil
 import warnings
+import zipfile
 
 import pytest
 import torch
@@ -140,3 +142,23 @@ def test_records_without_seals_are_read(whole, tmp_path):
     run = Run.load(folder)
     assert run.config.lr == 0.5
     assert run.epochs[0] == {"epoch": 1, "seconds": 1}
+
+
+@pytest.mark.parametrize(
+    ("module", "reads", "error", "said"),
+    [
+        (zipfile, "ZipFile", PermissionError(errno.EACCES, "Permission denied"), "cannot be read: Permission denied"),
+        (torch, "load", MemoryError(), "there is no memory to read it"),
+    ],
+)
+def test_a_checkpoint_that_cannot_be_read_now_is_not_taken_for_damaged(
+    module, reads, error, said, stopped, monkeypatch
+):
+    def refused(*_, **__):
+        raise error
+
+    with monkeypatch.context() as patched:
+        patched.setattr(module, reads, refused)
+        with pytest.raises(RunError, match=rf"checkpoint\.pt: {said}; nothing was changed"):
+            train(CONFIG, stopped, dataset=DIGITS)
+    assert RunFolder(stopped).saved()["state"]["step"] == 6

@@ -43,8 +43,8 @@ def without_password(text: str) -> str:
         >>> without_password("postgresql://user:secret@host/studies?sslmode=require&password=secret")
         'postgresql://user:***@host/studies?sslmode=require&password=***'
     """
-    text = re.sub(r"(://[^:/@\s]*):\S*@", r"\1:***@", text)
-    return re.sub(r"([?&][a-z]*(?:password|passwd|pwd)=)[^&#\s]*", r"\1***", text, flags=re.IGNORECASE)
+    text = re.sub(r"(://[^:/@\s]*):[^\n]*@", r"\1:***@", text)
+    return re.sub(r"([?&][a-z]*(?:password|passwd|pwd)=)[^&#\n]*", r"\1***", text, flags=re.IGNORECASE)
 
 
 def optuna_package() -> Any:
