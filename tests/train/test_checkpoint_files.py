@@ -162,3 +162,15 @@ def test_a_checkpoint_that_cannot_be_read_now_is_not_taken_for_damaged(
         with pytest.raises(RunError, match=rf"checkpoint\.pt: {said}; nothing was changed"):
             train(CONFIG, stopped, dataset=DIGITS)
     assert RunFolder(stopped).saved()["state"]["step"] == 6
+
+
+def test_the_checkpoint_brings_back_damaged_metrics(whole, tmp_path):
+    folder = shutil.copytree(whole[0], tmp_path / "run")
+    before = [dict(row) for row in Run.load(folder).epochs]
+    metrics = folder / "metrics.jsonl"
+    metrics.write_text(metrics.read_text().replace('"step": 4', '"step": 5'))
+    with pytest.raises(RunError, match=r"delete metrics\.jsonl and result\.json to go on from the checkpoint"):
+        train(CONFIG, folder, dataset=DIGITS)
+    metrics.unlink()
+    (folder / "result.json").unlink()
+    assert [dict(row) for row in train(CONFIG, folder, dataset=DIGITS).epochs] == before
