@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import gc
 import os
+import sqlite3
 import subprocess
 import sys
 import textwrap
 import time
 import warnings
 from collections import Counter
+from contextlib import closing
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -271,3 +273,15 @@ def test_no_pruner_ends_the_study_over_a_trial_that_others_gave_up(name, store):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
         assert not store.fell_behind(claim)
+
+
+@pytest.mark.filterwarnings("ignore:unclosed database:ResourceWarning")
+def test_the_tables_of_another_optuna_are_not_taken_for_damaged(tmp_path):
+    Store(url_of(tmp_path), "study", TINY, "train_loss")
+    gc.collect()
+    with closing(sqlite3.connect(tmp_path / "study.db")) as database, database:
+        database.execute("UPDATE alembic_version SET version_num = 'v3.0.0.a'")
+    with pytest.raises(StudyError, match="optuna storage upgrade") as raised:
+        Store(url_of(tmp_path), "study", TINY, "train_loss")
+    assert "damaged, or edited" not in str(raised.value)
+    gc.collect()
