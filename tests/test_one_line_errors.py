@@ -194,3 +194,11 @@ def test_a_full_disk_leaves_no_half_of_a_file(folder):
     assert (folder / "plan.json").read_text() == "{}"
     assert not (folder / "plan.py").exists()
     assert not [path for path in folder.iterdir() if path.name.startswith(".plan")]
+
+
+def test_the_traceback_of_a_wrong_request_is_shown_too():
+    """The user's own code may raise a ValueError anywhere."""
+    command = ("train", "--factory", "mine:nothing", "--base-width", "16", *QUICK)
+    result = CliRunner().invoke(app, ["--traceback", *command])
+    assert result.exit_code == 2
+    assert "Traceback (most recent call last):" in result.stderr

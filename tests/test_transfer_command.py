@@ -169,6 +169,8 @@ def test_passwords_are_not_written_down(monkeypatch):
         == "postgresql://host/db?user=u&password=***&x=1"
     )
     assert "PW" not in without_password("could not parse 'postgres://me:P@PW@host/db?sslpassword=PW'")
+    assert without_password("postgresql://me:my secret@host/db") == "postgresql://me:***@host/db"
+    assert without_password("postgresql://host/db?password=my secret&x=1") == "postgresql://host/db?password=***&x=1"
 
 
 def test_folders_with_brackets_are_said_as_they_are():

@@ -94,7 +94,7 @@ def tune(
         metric: What decides which setting is best.
         config: The run to begin with, in place of the usual one.
         folder: Where the study is kept, for ``plan``.
-        storage: postgresql://USER:PASSWORD@HOST/DATABASE, to share the study with other machines.
+        storage: postgresql://USER@HOST/DATABASE, to share the study with other machines; password: ~/.pgpass.
         name: The study's name in ``storage``; by default it is derived from the folder.
         workers: The number of processes; "auto": one on each GPU, or this one alone. See ``TransferStudy.run``.
         keep_runs: Also keep every run's records and checkpoints.
@@ -176,7 +176,7 @@ def transfer(
         metric: What decides which setting is best.
         config: The run to begin with, in place of the usual one.
         folder: Where the study is kept; by default in "studies".
-        storage: postgresql://USER:PASSWORD@HOST/DATABASE, to share the study with other machines.
+        storage: postgresql://USER@HOST/DATABASE, to share the study with other machines; password: ~/.pgpass.
         name: The study's name in ``storage``; by default it is derived from the folder.
         workers: The number of processes; "auto": one on each GPU, or this one alone. See ``TransferStudy.run``.
         keep_runs: Also keep every run's records and checkpoints.

@@ -248,7 +248,7 @@ def exact_number(value: Any) -> Fraction:
     number = None
     if isinstance(value, Rational) and not isinstance(value, bool):
         number = Fraction(value)
-    elif isinstance(value, (str, float)):
+    elif isinstance(value, (str, Real)):
         match = EXACT.fullmatch(str(value).strip())
         number = Fraction(match[0]) if match and not ZERO_DENOMINATOR.search(match[0]) else None
     if number is None or max(abs(number.numerator), number.denominator) >= LARGEST_EXACT:

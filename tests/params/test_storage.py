@@ -11,7 +11,7 @@ import pytest
 import mukron
 from mukron.models import MLP
 from mukron.params import ParametrizationError
-from mukron.params.storage import read_json, sealed, unsealed, write_json, write_whole
+from mukron.params.storage import read_json, sealed, unsealed, write_json, write_text, write_whole
 
 
 def test_a_changed_file_is_refused_and_the_way_out_is_named(tmp_path):
@@ -64,3 +64,13 @@ def test_a_failed_write_leaves_what_was_there(tmp_path):
     with pytest.raises(OSError, match=r"No space left on device.*/file"):
         write_whole(tmp_path / "file", fail)
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("file", "before")]
+
+
+def test_a_stream_is_written_to_and_not_replaced(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    write_text(pipe, "text")
+    assert os.read(reader, 100) == b"text"
+    assert pipe.is_fifo()
+    os.close(reader)

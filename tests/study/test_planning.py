@@ -329,3 +329,10 @@ def test_a_method_of_its_own_damping_says_it():
     plan = plan_for(tuned(method="shampoo"), 64, steps=0)
     assert plan.config.damping.text() == "max-eigenvalue:1e-06"
     assert "damping=mukron.MaxEigenvalue(1e-06)" in plan.code()
+
+
+def test_a_module_of_the_current_folder_does_not_run_where_a_step_is_measured(tmp_path, monkeypatch):
+    (tmp_path / "statistics.py").write_text("raise SystemExit(3)")
+    monkeypatch.chdir(tmp_path)
+    config = RunConfig(method="sgd", width=16, base_width=16, samples=64)
+    assert plan_for(config, 32, steps=1).not_measured == ""

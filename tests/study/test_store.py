@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import gc
 import os
+import sqlite3
 import subprocess
 import sys
 import textwrap
 import time
+import warnings
 from collections import Counter
+from contextlib import closing
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -17,6 +20,7 @@ import pytest
 from small_studies import TINY, lost, times_ended, tiny_study, wanted
 
 from mukron.study import Point, StudyError
+from mukron.study.search import pruner
 from mukron.study.store import ENDED, LOST, RUNNING, WORKER_DIED, Store
 from mukron.train.records import INTERRUPTED
 
@@ -256,3 +260,28 @@ def test_a_metric_that_runs_do_not_have_is_told(tmp_path):
     assert not times_ended(study)
     assert len(lost(study)) == 1
     assert len(wanted(study)) == 24
+
+
+@pytest.mark.parametrize("name", ["median", "halving"])
+def test_no_pruner_ends_the_study_over_a_trial_that_others_gave_up(name, store):
+    store.study.pruner = pruner(name, 8)
+    claim = store.claim(first_free)
+    store.report(claim, 1.0, 1)
+    store._storage.set_trial_state_values(claim.trial_id, optuna.trial.TrialState.FAIL)
+    with pytest.warns(RuntimeWarning, match="what it reports of the trial is dropped"):
+        store.report(claim, 1.0, 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        assert not store.fell_behind(claim)
+
+
+@pytest.mark.filterwarnings("ignore:unclosed database:ResourceWarning")
+def test_the_tables_of_another_optuna_are_not_taken_for_damaged(tmp_path):
+    Store(url_of(tmp_path), "study", TINY, "train_loss")
+    gc.collect()
+    with closing(sqlite3.connect(tmp_path / "study.db")) as database, database:
+        database.execute("UPDATE alembic_version SET version_num = 'v3.0.0.a'")
+    with pytest.raises(StudyError, match="optuna storage upgrade") as raised:
+        Store(url_of(tmp_path), "study", TINY, "train_loss")
+    assert "damaged, or edited" not in str(raised.value)
+    gc.collect()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import random
 import shutil
 import warnings
+import zipfile
 
 import pytest
 import torch
@@ -140,3 +142,35 @@ def test_records_without_seals_are_read(whole, tmp_path):
     run = Run.load(folder)
     assert run.config.lr == 0.5
     assert run.epochs[0] == {"epoch": 1, "seconds": 1}
+
+
+@pytest.mark.parametrize(
+    ("module", "reads", "error", "said"),
+    [
+        (zipfile, "ZipFile", PermissionError(errno.EACCES, "Permission denied"), "cannot be read: Permission denied"),
+        (torch, "load", MemoryError(), "there is no memory to read it"),
+    ],
+)
+def test_a_checkpoint_that_cannot_be_read_now_is_not_taken_for_damaged(
+    module, reads, error, said, stopped, monkeypatch
+):
+    def refused(*_, **__):
+        raise error
+
+    with monkeypatch.context() as patched:
+        patched.setattr(module, reads, refused)
+        with pytest.raises(RunError, match=rf"checkpoint\.pt: {said}; nothing was changed"):
+            train(CONFIG, stopped, dataset=DIGITS)
+    assert RunFolder(stopped).saved()["state"]["step"] == 6
+
+
+def test_the_checkpoint_brings_back_damaged_metrics(whole, tmp_path):
+    folder = shutil.copytree(whole[0], tmp_path / "run")
+    before = [dict(row) for row in Run.load(folder).epochs]
+    metrics = folder / "metrics.jsonl"
+    metrics.write_text(metrics.read_text().replace('"step": 4', '"step": 5'))
+    with pytest.raises(RunError, match=r"delete metrics\.jsonl and result\.json to go on from the checkpoint"):
+        train(CONFIG, folder, dataset=DIGITS)
+    metrics.unlink()
+    (folder / "result.json").unlink()
+    assert [dict(row) for row in train(CONFIG, folder, dataset=DIGITS).epochs] == before

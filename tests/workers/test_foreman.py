@@ -148,7 +148,7 @@ def test_a_failure_dismisses_the_others(folder):
 def test_a_module_of_the_current_folder_does_not_stand_in_for_pythons(folder, monkeypatch):
     ask(folder, 0)
     (folder / "here").mkdir()
-    for name in ("statistics", "json"):
+    for name in ("statistics", "json", "runpy"):
         (folder / "here" / f"{name}.py").write_text("raise SystemExit(3)")
     monkeypatch.chdir(folder / "here")
     assert Recorded(folder).run(never, nothing)

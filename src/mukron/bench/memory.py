@@ -10,6 +10,9 @@ from pathlib import Path
 
 import torch
 
+from mukron.imports import current_folder_after_python
+from mukron.workers.foreman import START
+
 
 def reset_peak(device: str) -> float:
     """Resets the peak to the memory in use.
@@ -72,7 +75,7 @@ def peak_in_subprocess(bench: str, method: str, width: int, batch: int) -> float
     Returns:
         MiB above what torch itself takes, or None if the process failed.
     """
-    command = [sys.executable, "-m", "mukron.bench.peak_process", bench, method, str(width), str(batch)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", START, "mukron.bench.peak_process", bench, method, str(width), str(batch)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(current_folder_after_python(sys.path))}
     process = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     return float(process.stdout.split()[-1]) if process.returncode == 0 else None

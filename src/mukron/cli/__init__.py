@@ -49,7 +49,7 @@ def main(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
     traceback: Annotated[
-        bool, typer.Option("--traceback", help="After an unexpected error, print how the code came to it.")
+        bool, typer.Option("--traceback", help="After an error, print how the code came to it.")
     ] = False,
 ) -> None:
     traceback_wanted.set(traceback)

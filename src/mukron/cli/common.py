@@ -144,6 +144,8 @@ def errors(*, continues: bool = False, shown: bool = True) -> Iterator[None]:
         said = error.for_command_line() if isinstance(error, UntrustedError) else str(error)
         for in_python, here in IN_PYTHON.items():
             said = re.sub(in_python, here, said)
+        if traceback_wanted.get():
+            traceback.print_exc()
         if shown:
             _print_error(said)
         raise typer.Exit(WRONG_REQUEST) from None
@@ -257,10 +259,14 @@ def check_outputs(*, files: Sequence[Path | None] = (), folders: Sequence[Path |
     Raises:
         ValueError: A place cannot be written to.
     """
+    from mukron.params.storage import is_stream
+
     for path in filter(None, files):
         if path.is_dir():
             raise ValueError(f"cannot write {path}: it is a folder; name a file")
     for path in filter(None, [*files, *folders]):
+        if is_stream(path) and path in files:
+            continue
         folder = path.parent if path in files else path
         try:
             folder.mkdir(parents=True, exist_ok=True)

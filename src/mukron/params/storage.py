@@ -88,6 +88,8 @@ def write_whole(
 ) -> None:
     """Write a file that lasts: it is on the disk before it takes its name, so that a file of that name is whole.
 
+    A stream, such as /dev/stdout, is written to as it is.
+
     Args:
         path: The file.
         write: Writes the content.
@@ -95,6 +97,10 @@ def write_whole(
         before: A second name for the file of now, which is replaced without it.
     """
     path = Path(path)
+    if is_stream(path):
+        with path.open("wb") as file:
+            write(file)
+        return
     part = path.with_name(f".{path.name}.part" if sole else f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
     try:
         with part.open("wb") as file:
@@ -112,6 +118,11 @@ def write_whole(
         raise
     with suppress(OSError):  # not every file system can
         _sync(path.parent)
+
+
+def is_stream(path: Path) -> bool:
+    """Whether it is there and neither a file nor a folder: /dev/stdout, a pipe. No file may take its place."""
+    return path.exists() and not path.is_file() and not path.is_dir()
 
 
 def _keep(path: Path, before: Path) -> None:

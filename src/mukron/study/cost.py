@@ -27,6 +27,7 @@ from torch.optim import Optimizer
 
 from mukron.bench.memory import peak, reset_peak
 from mukron.data import Dataset, Split
+from mukron.imports import current_folder_after_python
 from mukron.layers import MatrixLayer, layer_of
 from mukron.optim import SecondOrder
 from mukron.optim.options import StepOptions, Trust
@@ -46,7 +47,9 @@ WARM_UP = 2  # steps at the start that refresh: the first is slower than others,
 LEAST_SECONDS, MOST_STEPS = 2.0, 30  # more steps are measured up to this time or number: a median of few is noisy
 ENOUGH_SECONDS = 20.0  # no further steps are measured after this time
 TIME_LIMIT = 300.0  # seconds for the process that measures one method
-MEASURE = "from mukron.study.cost import measure_here; measure_here()"
+MEASURE = (  # without the current folder in front of Python's modules
+    "import sys; sys.path[:] = filter(None, sys.path); from mukron.study.cost import measure_here; measure_here()"
+)
 
 
 @dataclass(frozen=True)
@@ -190,7 +193,7 @@ def timed_config(config: RunConfig) -> RunConfig:
 
 def _measure_in_process(config: RunConfig, dataset: Dataset, steps: int) -> StepCost:
     """Measure in a separate process, with the same module search path."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(current_folder_after_python(sys.path))}
     command, work = [sys.executable, "-c", MEASURE], pickle.dumps((config, dataset, steps))
     what = f"a step of {method_title(config.method)} at width {config.width:g}"
     try:

@@ -43,8 +43,8 @@ def without_password(text: str) -> str:
         >>> without_password("postgresql://user:secret@host/studies?sslmode=require&password=secret")
         'postgresql://user:***@host/studies?sslmode=require&password=***'
     """
-    text = re.sub(r"(://[^:/@\s]*):\S*@", r"\1:***@", text)
-    return re.sub(r"([?&][a-z]*(?:password|passwd|pwd)=)[^&#\s]*", r"\1***", text, flags=re.IGNORECASE)
+    text = re.sub(r"(://[^:/@\s]*):[^\n]*@", r"\1:***@", text)
+    return re.sub(r"([?&][a-z]*(?:password|passwd|pwd)=)[^&#\n]*", r"\1***", text, flags=re.IGNORECASE)
 
 
 def optuna_package() -> Any:
@@ -121,6 +121,8 @@ def readable(url: str) -> Iterator[None]:
         except Exception as error:
             if isinstance(error, (StudyError, ImportError, OSError, HeldLockError, *_errors_of_storages())):
                 raise
+            if "optuna version" in str(error):  # Optuna says what to do
+                raise _damaged(url, str(error).rstrip("."), or_else="If it is damaged instead, bring") from error
             raise _damaged(url, f"{type(error).__name__} {error}".partition("\n")[0][:300]) from error
 
 
@@ -130,14 +132,13 @@ def _errors_of_storages() -> tuple[type[Exception], ...]:
     return SQLAlchemyError, optuna_package().exceptions.StorageInternalError
 
 
-def _damaged(url: str, what: str) -> StudyError:
+def _damaged(url: str, what: str, or_else: str = "") -> StudyError:
     if url.startswith("sqlite"):
         way_out = "move it away, with the files study.db-*: the same command then trains the study anew"
     else:
         way_out = "choose another --name: the same command then trains the study anew"
-    return StudyError(
-        f"storage {without_password(url)}: damaged, or edited: {what}. Bring back a copy of it, or {way_out}"
-    )
+    said = f"{what}. {or_else}" if or_else else f"damaged, or edited: {what}. Bring"
+    return StudyError(f"storage {without_password(url)}: {said} back a copy of it, or {way_out}")
 
 
 @contextmanager

@@ -281,13 +281,15 @@ class Store:
     @_patient
     def report(self, claim: ClaimedPoint, value: float, epoch: int) -> None:
         """Report the metric after an epoch, for the dashboard and for pruners."""
-        with self._unless_lost(claim):
+        with _unless_lost(claim, self.grace):
             claim.trial.report(value, epoch)
 
     @_patient
     def fell_behind(self, claim: ClaimedPoint) -> bool:
         """Whether the study's pruner would prune the trial."""
-        return bool(claim.trial.should_prune())
+        with _unless_lost(claim, self.grace):  # some pruners store what they have seen
+            return bool(claim.trial.should_prune())
+        return False
 
     def end(self, claim: ClaimedPoint, status: str, rows: Sequence[EpochRow], reason: str, seconds: float) -> None:
         """Store a run's result. A run that diverged has no value and is marked as pruned in Optuna."""
@@ -321,23 +323,24 @@ class Store:
     @_patient
     def _close(self, claim: ClaimedPoint, state: Any, value: float | None, attribute: str, content: Any) -> None:
         """End the trial, unless it was marked as lost meanwhile: another worker then trains the point."""
-        with self._unless_lost(claim):
+        with _unless_lost(claim, self.grace):
             self._storage.set_trial_user_attr(claim.trial_id, attribute, content)
             self._storage.set_trial_user_attr(claim.trial_id, TOOK, time.monotonic() - claim.began)
             self._storage.set_trial_state_values(claim.trial_id, state, None if value is None else [value])
 
-    @contextmanager
-    def _unless_lost(self, claim: ClaimedPoint) -> Iterator[None]:
-        """Drop what comes too late: others gave the trial up, since this worker did not run for a while."""
-        try:
-            yield
-        except optuna_package().exceptions.UpdateFinishedTrialError:
-            warnings.warn(
-                f"{claim.point.text()}: this worker gave no sign of life for more than {self.grace} s (it was paused, "
-                "or the clock was set), so its trial was given up; what it reports of the trial is dropped",
-                RuntimeWarning,
-                stacklevel=2,
-            )
+
+@contextmanager
+def _unless_lost(claim: ClaimedPoint, grace: int) -> Iterator[None]:
+    """Drop what comes too late: others gave the trial up, since this worker did not run for a while."""
+    try:
+        yield
+    except optuna_package().exceptions.UpdateFinishedTrialError:
+        warnings.warn(
+            f"{claim.point.text()}: this worker gave no sign of life for more than {grace} s (it was paused, "
+            "or the clock was set), so its trial was given up; what it reports of the trial is dropped",
+            RuntimeWarning,
+            stacklevel=2,
+        )
 
 
 def _params(point: Point) -> dict[str, Any]:

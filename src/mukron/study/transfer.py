@@ -156,11 +156,11 @@ class TransferStudy:
         workers = workers_for(workers, self.design.config.device)
         if workers > 1 and self.dataset is not None:
             raise StudyError("workers: other processes do not have this data set; give it as data='module:function'")
-        self._check_metric()
-        read_trackers(self.tracker).check(self.folder)
-        job = self.job()
         done = False
         try:
+            self._check_metric()
+            read_trackers(self.tracker).check(self.folder)
+            job = self.job()
             with progress_of_function(progress, self.folder.name, standing_of_study) as listener:
                 report = self._reporter(workers, listener)
                 report(now=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import warnings
 import zipfile
 from collections.abc import Mapping
@@ -15,6 +16,10 @@ from mukron.train.errors import RunError, writing
 
 CHECKPOINT_KIND, CHECKPOINT_VERSION = "checkpoint", 1
 VERSIONS = {"mukron": __version__, "torch": str(torch.__version__)}
+
+
+# Troubles of a machine, which say nothing of the file.
+NOT_READ_NOW = (errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE)
 
 
 class _DamagedError(Exception):
@@ -50,7 +55,7 @@ class CheckpointFiles:
         """Return the last checkpoint that is whole, or None if there is no file of any.
 
         Raises:
-            RunError: There are files and all are damaged.
+            RunError: There are files and all are damaged, or one cannot be read now.
         """
         damages: list[str] = []
         for path in self.files:
@@ -85,14 +90,20 @@ class CheckpointFiles:
 
 def _read(path: Path) -> Data:
     """Verify the checksum of every part, which torch writes and does not look at, and load."""
+    whole = False
     try:
         with zipfile.ZipFile(path) as archive:
             if (part := archive.testzip()) is not None:
                 raise _DamagedError(f"the checksum of its part {part} is wrong")
+        whole = True
         data = torch.load(path, map_location="cpu", weights_only=True)
     except (FileNotFoundError, _DamagedError):
         raise
     except Exception as error:  # zipfile and torch raise various errors for a damaged file
+        if isinstance(error, OSError) and error.errno in NOT_READ_NOW:
+            raise RunError(f"{path}: cannot be read: {error.strerror}; nothing was changed") from error
+        if whole and (isinstance(error, MemoryError) or "allocate memory" in str(error)):
+            raise RunError(f"{path}: there is no memory to read it; nothing was changed") from error
         said = str(error).strip().partition("\n")[0].partition(". ")[0]
         raise _DamagedError(f"{type(error).__name__} {said[:100]}".strip()) from error
     return check_stamp(data, CHECKPOINT_KIND, CHECKPOINT_VERSION, str(path))

@@ -95,5 +95,5 @@ def restore(loop: Loop, checkpoint: Mapping[str, Any]) -> None:
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise RunError(
             f"the checkpoint does not fit what {loop.config.model!r} builds now: {' '.join(str(error).split())}; "
-            "delete it to train this run from its beginning"
+            "begin the run anew with --restart (resume=False)"
         ) from error

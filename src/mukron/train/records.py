@@ -218,20 +218,28 @@ class RunFolder:
             config = RunConfig.load(self.config)
         ending, last = Ending(INTERRUPTED, "it ended without a word"), None
         if self.result.exists():
-            with _readable(self.result):
+            with _readable(self.result, self._way_out):
                 content = check_stamp(read_json(self.result), RUN_KIND, RUN_VERSION, str(self.result))
                 ending = read_as(Ending, {name: content[name] for name in Ending._fields if name in content}, "run")
                 final = read_as(dict[str, float | None], content["final"], "final")
                 last = read_as(int, final.get("epoch", 0), "final.epoch")
-        with _readable(self.metrics):
+        with _readable(self.metrics, self._way_out):
             text = self.metrics.read_text(encoding="utf-8") if self.metrics.exists() else ""
             rows = rows_of(text, str(self.metrics))
             epoch = len(rows)
             seconds = ending.seconds or read_as(float, rows[-1]["seconds"] if rows else 0.0, "seconds")
         if last not in (None, epoch):
             ends = f"it ends with epoch {epoch} and result.json with {last}"
-            raise RunError(f"{self.metrics}: damaged, {ends}; {RESTART_HINT}")
+            raise RunError(f"{self.metrics}: damaged, {ends}; {self._way_out}")
         return Run(config, ending.status, rows, ending.reason, seconds, stored=True, sample=ending.sample)
+
+    @property
+    def _way_out(self) -> str:
+        """What to do about damaged numbers: a checkpoint has them too."""
+        if not any(file.exists() for file in self.checkpoints.files):
+            return RESTART_HINT
+        files = f"{self.metrics.name} and {self.result.name}"
+        return f"delete {files} to go on from the checkpoint, which has the numbers too, or {RESTART_HINT}"
 
     def begin(self, config: RunConfig, rows: Sequence[EpochRow], forget: bool = False) -> None:
         """Writes the configuration, and the metrics up to the checkpoint that the run continues from.
@@ -283,14 +291,14 @@ class RunFolder:
 
 
 @contextmanager
-def _readable(path: Path) -> Iterator[None]:
+def _readable(path: Path, way_out: str = RESTART_HINT) -> Iterator[None]:
     """Reports a file that cannot be read as ``RunError`` with its name."""
     try:
         yield
     except (OSError, KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         message = str(error).removeprefix(f"{path}: ")
         kind = "" if isinstance(error, ValueError) else f"{type(error).__name__} "
-        raise RunError(f"{path}: damaged, {kind}{message}; {RESTART_HINT}") from error
+        raise RunError(f"{path}: damaged, {kind}{message}; {way_out}") from error
 
 
 def _refuse_another(path: Path, stored: RunConfig, config: RunConfig) -> None:

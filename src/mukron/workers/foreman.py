@@ -29,7 +29,7 @@ from mukron.workers.worker import Tick
 POLL = 0.1  # seconds between two looks at the processes
 LOG_TAIL = 2000  # characters of the log that an error repeats
 START = (  # python -m MODULE, before which a statistics.py in the current folder cannot stand in for Python's
-    "import runpy, sys; sys.path[:] = filter(None, sys.path); "
+    "import sys; sys.path[:] = filter(None, sys.path); import runpy; "
     "runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
 )
 Process = subprocess.Popen[bytes]

@@ -11,6 +11,7 @@ from pathlib import Path
 
 SAID_AFTER, GIVEN_UP_AFTER = 5.0, 300.0  # seconds of waiting for a lock
 LONGEST_PAUSE = 0.1  # seconds between two attempts
+LONGEST_COUNTED = 1.0  # seconds of waiting between two attempts: a process that was paused itself did not wait
 
 
 class HeldLockError(Exception):
@@ -31,9 +32,10 @@ def wait_for(taken: Callable[[], bool], lock: str) -> None:
         >>> attempts = iter([False, True])
         >>> wait_for(lambda: next(attempts), "study.db.lock")
     """
-    began, pause, said = time.monotonic(), 0.001, False
+    waited, last, pause, said = 0.0, time.monotonic(), 0.001, False
     while not taken():
-        waited = time.monotonic() - began
+        now = time.monotonic()
+        waited, last = waited + min(now - last, LONGEST_COUNTED), now
         if waited > GIVEN_UP_AFTER:
             raise HeldLockError(
                 f"{lock}: another process has held this lock for {waited:.0f} s; is one stopped or stuck? End it, and "

@@ -22,6 +22,7 @@ from torch import Tensor, distributed, nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
+from mukron.imports import current_folder_after_python
 from mukron.models import MLP
 from mukron.optim import KFAC
 from mukron.optim.communication import BY_TIME, WAYS, Communication
@@ -29,6 +30,7 @@ from mukron.optim.counting import CollectiveCount
 from mukron.optim.prediction import predict
 from mukron.optim.ranked_run import DDP, PLAIN, RankedRun
 from mukron.optim.shapes import shapes_of
+from mukron.workers.foreman import START
 
 INPUTS, OUTPUTS, LR = 784, 10, 1e-4
 UNCOUNTED = 2  # steps at the start, which look at their passes more closely
@@ -109,9 +111,10 @@ def count_in_ranks(sizes: CountedSizes, ranks: int) -> list[CountedStep]:
     Raises:
         RuntimeError: A process failed; the error has its last line.
     """
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
+    places = os.pathsep.join(current_folder_after_python(sys.path))
+    environment = {**os.environ, "PYTHONPATH": places, "OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", __spec__.name]
+        command = [sys.executable, "-c", START, __spec__.name]
         given = [str(ranks), str(Path(folder) / "store"), json.dumps(asdict(sizes))]
         processes = [
             subprocess.Popen(
