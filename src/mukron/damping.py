@@ -40,7 +40,7 @@ class Rule:
 
     Example:
         >>> Rule.parse("heuristic:0.01")
-        Heuristic(rho=0.01, eps=0.0)
+        Heuristic(rho=0.01)
     """
 
     kinds: ClassVar[dict[str, type[Rule]]] = {}
@@ -56,6 +56,11 @@ class Rule:
             check_number(f"damping: {type(self).__name__}'s {name}", value)
             if not value >= 0:
                 raise ValueError(f"damping must not be negative: {type(self).__name__}({name}={value})")
+
+    def __repr__(self) -> str:
+        # Without an eps of 0, which is no part of the rule: stored benchmarks know a rule by this text.
+        numbers = {name: value for name, value in vars(self).items() if name != "eps" or value}
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in numbers.items())})"
 
     def __call__(self, factors: Mapping[str, Factor], sides: Sides) -> dict[str, Tensor]:
         """The damping of every factor, one number a group."""
@@ -125,7 +130,7 @@ class Rule:
             raise ValueError(f"damping {text!r}: {error}; expected {name}:NUMBER, as in heuristic:1e-3") from error
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Rescaled(Rule):
     """rho times the factor's trace over its base size, plus eps. Consistent with muP; K-FAC's and FOOF's own.
 
@@ -139,7 +144,7 @@ class Rescaled(Rule):
 
     Example:
         >>> Rescaled(1.0)
-        Rescaled(rho=1.0, floor=0.01, eps=0.0)
+        Rescaled(rho=1.0, floor=0.01)
     """
 
     usual = (1.0,)
@@ -171,7 +176,7 @@ class Rescaled(Rule):
         return d / (self.rho * growth) if self.rho > 0 else math.inf
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class MeanEigenvalue(Rescaled):
     """rho times the factor's trace over its actual size. Right where a factor has more rows than features.
 
@@ -201,7 +206,7 @@ class MeanEigenvalue(Rescaled):
         return super().condition(d, 1.0)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Heuristic(Rule):
     """K-FAC's usual damping, which balances the two factors. It breaks muP.
 
@@ -213,7 +218,7 @@ class Heuristic(Rule):
 
     Example:
         >>> Heuristic(1e-3)
-        Heuristic(rho=0.001, eps=0.0)
+        Heuristic(rho=0.001)
     """
 
     usual = (1e-3,)
@@ -230,7 +235,7 @@ class Heuristic(Rule):
         return _raised({"A": self.rho**0.5 * pi, "B": self.rho**0.5 / pi}, self.eps, sides)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Fixed(Rule):
     """Numbers of your own for the two sides, scaled with the width as the theory says.
 
@@ -264,7 +269,7 @@ class Fixed(Rule):
         return damping
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class MaxEigenvalue(Rule):
     """rho times the factor's largest eigenvalue, plus eps. Consistent with muP; Shampoo's own.
 
@@ -279,7 +284,7 @@ class MaxEigenvalue(Rule):
 
     Example:
         >>> MaxEigenvalue(1e-6)
-        MaxEigenvalue(rho=1e-06, floor=1.0, eps=0.0)
+        MaxEigenvalue(rho=1e-06, floor=1.0)
     """
 
     usual = (1e-6,)
@@ -302,7 +307,7 @@ class MaxEigenvalue(Rule):
         return self.eps == 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Constant(Rule):
     """The same damping at every layer and every width. It breaks muP.
 
@@ -339,7 +344,7 @@ class Adaptive:
 
     Example:
         >>> Adaptive(Rescaled(1.0), every=10)
-        Adaptive(rule=Rescaled(rho=1.0, floor=0.01, eps=0.0), every=10, decay=0.95, lowest=0.0001, highest=10000.0)
+        Adaptive(rule=Rescaled(rho=1.0, floor=0.01), every=10, decay=0.95, lowest=0.0001, highest=10000.0)
     """
 
     rule: Rule | float

@@ -84,7 +84,7 @@ class MethodSpec:
         >>> from mukron.optim.spec import spec_of
         >>> spec = spec_of("kfac")
         >>> spec.optimizer.__name__, spec.damping, spec.lr_range
-        ('KFAC', Rescaled(rho=1.0, floor=0.01, eps=0.0), (-7, 1))
+        ('KFAC', Rescaled(rho=1.0, floor=0.01), (-7, 1))
         >>> [option.name for option in spec_of("adamw").options]
         ['beta2', 'eps']
     """
