@@ -58,9 +58,12 @@ class Rule:
                 raise ValueError(f"damping must not be negative: {type(self).__name__}({name}={value})")
 
     def __repr__(self) -> str:
-        # Without an eps of 0, which is no part of the rule: stored benchmarks know a rule by this text.
-        numbers = {name: value for name, value in vars(self).items() if name != "eps" or value}
-        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in numbers.items())})"
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self._numbers.items())})"
+
+    @property
+    def _numbers(self) -> dict[str, float]:
+        # Without an eps of 0, which rules did not have at first: stored benchmarks know a rule by its numbers.
+        return {name: value for name, value in vars(self).items() if name != "eps" or value}
 
     def __call__(self, factors: Mapping[str, Factor], sides: Sides) -> dict[str, Tensor]:
         """The damping of every factor, one number a group."""
@@ -82,7 +85,7 @@ class Rule:
 
     def plain(self) -> dict[str, Any]:
         """As plain data, for a parameter group and its ``state_dict``."""
-        return {"rule": type(self).__name__, **asdict(self)}  # type: ignore[call-overload]
+        return {"rule": type(self).__name__, **self._numbers}
 
     @staticmethod
     def from_plain(data: Mapping[str, Any]) -> Rule:

@@ -40,6 +40,7 @@ from mukron.table import Table, bytes_
 from mukron.theory import method_title
 from mukron.train import RunConfig, base_width_of, build, device_of
 from mukron.train.randomness import own_random_numbers
+from mukron.workers.foreman import SAFE_PATH
 
 SMALL_LR = 1e-6  # the weights must stay finite; their values do not matter
 TRIED = 8  # samples of a test run through the network
@@ -47,9 +48,7 @@ WARM_UP = 2  # steps at the start that refresh: the first is slower than others,
 LEAST_SECONDS, MOST_STEPS = 2.0, 30  # more steps are measured up to this time or number: a median of few is noisy
 ENOUGH_SECONDS = 20.0  # no further steps are measured after this time
 TIME_LIMIT = 300.0  # seconds for the process that measures one method
-MEASURE = (  # without the current folder in front of Python's modules
-    "import sys; sys.path[:] = filter(None, sys.path); from mukron.study.cost import measure_here; measure_here()"
-)
+MEASURE = SAFE_PATH + "from mukron.study.cost import measure_here; measure_here()"
 
 
 @dataclass(frozen=True)

@@ -28,9 +28,10 @@ from mukron.workers.worker import Tick
 
 POLL = 0.1  # seconds between two looks at the processes
 LOG_TAIL = 2000  # characters of the log that an error repeats
-START = (  # python -m MODULE, before which a statistics.py in the current folder cannot stand in for Python's
-    "import sys; sys.path[:] = filter(None, sys.path); import runpy; "
-    "runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
+# The current folder comes last, wherever PYTHONPATH has it: its statistics.py cannot stand in for Python's.
+SAFE_PATH = "import os, sys; sys.path.sort(key=('', os.getcwd()).__contains__); "
+START = (  # python -m MODULE
+    SAFE_PATH + "import runpy; runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
 )
 Process = subprocess.Popen[bytes]
 
