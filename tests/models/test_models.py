@@ -146,5 +146,5 @@ def test_wrong_requests():
         MLP(4, depth=1)
     with pytest.raises(ValueError, match="unknown stem 'small'; known: cifar, imagenet"):
         ResNet18(1, stem="small")
-    with pytest.raises(ValueError, match="unknown model 'mpl'; known: mlp"):
+    with pytest.raises(ValueError, match=r"unknown model 'mpl' \(did you mean 'mlp'\?\); known: mlp"):
         get_model("mpl")

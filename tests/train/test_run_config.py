@@ -180,7 +180,7 @@ def test_nobody_can_change_a_config():
         ({"width": 10**5000}, r"width=.*: expected a number above 0"),
         ({"model_options": {"n": 10**5000}}, "model_options=.*: expected a whole number"),
         ({"loss": ["mse"]}, r"loss=\['mse'\]: known: cross-entropy, mse"),
-        ({"model": "mpl"}, "model='mpl': unknown model 'mpl'; known: mlp"),
+        ({"model": "mpl"}, r"model='mpl': unknown model 'mpl' \(did you mean 'mlp'\?\); known: mlp"),
         ({"device": "meta"}, "device='meta': holds no numbers"),
         ({"damping": "rescald:1"}, "damping='rescald:1': unknown damping rule 'rescald'; known: rescaled"),
         ({"damping": []}, r"damping=\[\]: expected a number or a damping rule"),
