@@ -361,7 +361,7 @@ def test_wandb_keeps_it_offline(tmp_path, monkeypatch):
                 }
                 history[record.history.step.num or row["_step"]] = row
     assert (len(ids), projects) == (1, {"ours"})
-    assert list(history) == [4, 8, 12]
+    assert sorted(history) == [4, 8, 12]  # the service of wandb ends the two files in any order
     for step, row in rows_of(run).items():
         assert {**history[step], "seconds": 0} == {**history[step], **row, "seconds": 0}
         assert set(row) <= set(history[step])
