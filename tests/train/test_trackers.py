@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 import threading
+import time
 import warnings
 
 import numpy as np
@@ -347,21 +348,27 @@ def test_wandb_keeps_it_offline(tmp_path, monkeypatch):
         train(CONFIG, tmp_path, dataset=DIGITS, progress=stop_at(10), tracker="wandb")
     run = train(CONFIG, tmp_path, dataset=DIGITS, tracker="wandb")
     assert wandb.run is None
+    deadline = time.monotonic() + 30
     ids, projects, history = set(), set(), {}
-    for file in sorted((tmp_path / "wandb").glob("offline-run-*/run-*.wandb"), key=lambda path: path.stat().st_mtime):
-        for data in records_in(file.read_bytes()):
-            record = messages.Record()
-            record.ParseFromString(data)
-            if record.WhichOneof("record_type") == "run":
-                ids.add(record.run.run_id)
-                projects.add(record.run.project)
-            if record.WhichOneof("record_type") == "history":
-                row = {
-                    item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item
-                }
-                history[record.history.step.num or row["_step"]] = row
+    while len(history) < 3 and time.monotonic() < deadline:  # the service of wandb may still be writing
+        for file in sorted(
+            (tmp_path / "wandb").glob("offline-run-*/run-*.wandb"), key=lambda path: path.stat().st_mtime
+        ):
+            for data in records_in(file.read_bytes()):
+                record = messages.Record()
+                record.ParseFromString(data)
+                if record.WhichOneof("record_type") == "run":
+                    ids.add(record.run.run_id)
+                    projects.add(record.run.project)
+                if record.WhichOneof("record_type") == "history":
+                    row = {
+                        item.key or "/".join(item.nested_key): json.loads(item.value_json)
+                        for item in record.history.item
+                    }
+                    history[record.history.step.num or row["_step"]] = row
+        time.sleep(0.1)
     assert (len(ids), projects) == (1, {"ours"})
-    assert sorted(history) == [4, 8, 12]  # the service of wandb ends the two files in any order
+    assert sorted(history) == [4, 8, 12]
     for step, row in rows_of(run).items():
         assert {**history[step], "seconds": 0} == {**history[step], **row, "seconds": 0}
         assert set(row) <= set(history[step])
